@@ -1,0 +1,1 @@
+"""Gateway: OpenAI-compatible HTTP in front, the bus behind. Stateless; any number may run."""

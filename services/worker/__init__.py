@@ -1,0 +1,1 @@
+"""Worker: runs the model over a paged KV pool, executing numbered plans."""

@@ -1,0 +1,129 @@
+"""What every process may ask of the bus. ``shared.bus.nats_bus`` and ``shared.bus.memory_bus`` provide it.
+
+Guarantees that the conformance suite checks for both:
+
+* ``publish`` is at most once and never waits for a receiver; per publisher and subject, order is kept.
+* ``append`` is acknowledged storage: when it returns, the message has that sequence number in its stream.
+  The same ``message_id`` within two minutes is stored once and answers the first sequence.
+* ``follow`` yields a stream's messages in order from a sequence on, without a gap or a repeat, across
+  reconnects, and goes on with new ones until cancelled.
+* every wait is bounded: calls time out, subscriptions have a pending limit; a message beyond it is dropped
+  and counted in ``Subscription.dropped``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A core message as received."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMessage:
+    """A stored message. ``time_ns`` is the server's timestamp (wall clock, ns), monotonic within a stream."""
+
+    seq: int
+    time_ns: int
+    subject: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """First and last stored sequence; an empty stream has ``first_seq == last_seq + 1``."""
+
+    first_seq: int
+    last_seq: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of the two streams."""
+
+    max_bytes: int = 2 * 1024**3
+    max_age_s: float = 24 * 3600.0
+    replicas: int = 1
+
+
+class Subscription(Protocol):
+    """A running subscription."""
+
+    dropped: int
+
+    async def close(self) -> None:
+        """Stop; handlers that run already finish first."""
+
+
+Handler = Callable[[Delivery], Awaitable[None]]
+CallHandler = Callable[[bytes], Awaitable[bytes]]
+
+
+class Bus(Protocol):
+    """See the module docstring for the guarantees. All errors are ``shared.errors``."""
+
+    max_payload: int
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back (on the event loop) whenever the connection is lost."""
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back (on the event loop) whenever the connection is back."""
+
+    async def ensure_streams(self, limits: StreamLimits) -> None:
+        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the snapshot bucket where they do not exist."""
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Core publish. Raises PayloadTooLarge beyond ``max_payload``, Unavailable when disconnected."""
+
+    async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
+        """Store in the stream that captures ``subject``; returns its sequence.
+
+        Raises PayloadTooLarge, or Unavailable when no acknowledgement came in time (the message may or may
+        not be stored; retry with the same ``message_id``).
+        """
+
+    async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
+        """Run ``handler`` for each message, one at a time in order of arrival."""
+
+    async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
+        """Request/reply. Raises Unavailable when nobody answers in time or nobody listens."""
+
+    async def serve(self, subject: str, handler: CallHandler) -> Subscription:
+        """Answer calls. A handler's ThermoclineError travels back and is raised at the caller."""
+
+    def follow(
+        self, stream: str, *, from_seq: int = 1, subject: str = ">", live: bool = True
+    ) -> AsyncIterator[StreamMessage]:
+        """Messages from ``from_seq`` on that match ``subject``; ends at the current end if not ``live``."""
+
+    async def stream_info(self, stream: str) -> StreamInfo: ...
+
+    async def put_object(self, name: str, data: bytes) -> None:
+        """Store in the snapshot bucket, replacing an older one of that name atomically."""
+
+    async def get_object(self, name: str) -> bytes | None: ...
+
+    async def delete_object(self, name: str) -> None:
+        """Delete; a missing name is fine."""
+
+    async def list_objects(self) -> list[str]:
+        """Names in the bucket, sorted."""
+
+    async def flush(self) -> None:
+        """Return when the server has everything published so far."""
+
+    async def close(self) -> None:
+        """Drain and disconnect; idempotent."""

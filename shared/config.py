@@ -1,0 +1,134 @@
+"""Settings: a TOML file, environment variables and flags, in that order of rising precedence.
+
+A service describes its settings as one frozen msgspec struct; names carry their unit (``_bytes``, ``_ms``,
+``_tokens``). ``load`` reads all three sources and reports every fault at once. Sizes may be written ``64MiB``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from shared.errors import ConfigError
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+ENVIRONMENT_PREFIX = "THERMOCLINE_"
+
+_UNITS = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """``64MiB`` to 67108864. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size such as 64MiB, 1GB or 4096")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _convert(name: str, kind: Any, value: Any) -> Any:
+    """One raw value (text from flags and environment, TOML values from files) as ``kind``."""
+    if isinstance(value, str):
+        if name.endswith("_bytes"):
+            value = parse_bytes(value)
+        elif typing.get_origin(kind) is tuple:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        elif kind is bool:
+            lowered = value.lower()
+            if lowered not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+                raise ValueError(f"{value!r} is not a boolean")
+            value = lowered in ("1", "true", "yes", "on")
+    return msgspec.convert(value, kind, strict=False)
+
+
+def load(
+    kind: type[C],
+    section: str,
+    *,
+    file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> C:
+    """Build ``kind`` from ``[section]`` (and top-level keys that it knows) of ``file``, then
+    ``THERMOCLINE_<FIELD>``, then ``flags`` (None values are absent). Raises ConfigError with every fault.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    raw: dict[str, tuple[str, Any]] = {}
+    faults: list[str] = []
+    if file is not None:
+        try:
+            table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {file}: {error}") from error
+        # Top-level scalars are common to all services, so one that this service lacks is not a fault.
+        raw |= {key: (f"{file}: {key}", value) for key, value in table.items() if key in fields}
+        own = table.get(section, {})
+        if not isinstance(own, dict):
+            faults.append(f"{file}: [{section}] is not a table")
+            own = {}
+        for key, value in own.items():
+            if key in fields:
+                raw[key] = (f"{file}: {section}.{key}", value)
+            else:
+                faults.append(f"{file}: {section}.{key} is not a setting; known are {', '.join(sorted(fields))}")
+    for name in fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environ is not None and variable in environ:
+            raw[name] = (variable, environ[variable])
+    for name, value in (flags or {}).items():
+        if value is not None:
+            raw[name] = ("--" + name.replace("_", "-"), value)
+    values: dict[str, Any] = {}
+    for name, (source, value) in raw.items():
+        try:
+            values[name] = _convert(name, fields[name].type, value)
+        except (ValueError, msgspec.ValidationError) as error:
+            faults.append(f"{source}: {error}")
+    faults += [
+        f"--{name.replace('_', '-')} is required (or {ENVIRONMENT_PREFIX}{name.upper()}, or [{section}] {name})"
+        for name, field in fields.items()
+        if field.required and name not in raw
+    ]
+    if faults:
+        raise ConfigError("; ".join(faults))
+    try:
+        return kind(**values)  # __post_init__ may check combinations
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
+    """Add one optional flag per field of ``kind``, and ``--config``. Values stay text; ``load`` converts them."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    for field in msgspec.structs.fields(kind):
+        description = ""
+        if typing.get_origin(field.type) is typing.Annotated:
+            description = next(
+                (m.description or "" for m in field.type.__metadata__ if isinstance(m, msgspec.Meta)), ""
+            )
+        default = "" if field.required else f" (default {field.default!r})"
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            dest=field.name,
+            help=(description + default).replace("%", "%%"),
+        )
+
+
+def from_command_line(
+    kind: type[C], section: str, argv: Sequence[str], *, environ: Mapping[str, str], description: str = ""
+) -> C:
+    """Parse ``argv`` against ``kind`` and load. ``--help`` prints every setting."""
+    parser = argparse.ArgumentParser(prog=f"thermocline {section}", description=description, allow_abbrev=False)
+    add_flags(parser, kind)
+    flags = vars(parser.parse_args(list(argv)))
+    return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags)

@@ -1,0 +1,163 @@
+"""The hierarchy of errors. Library errors are translated at the boundary, with the cause chained.
+
+::
+
+    ThermoclineError
+    ├── CallerError          the caller's fault; retrying the same thing fails again
+    │   ├── InvalidRequest       400  malformed or out of range
+    │   ├── ContextTooLong       400  prompt and answer do not fit the model's context or the pools
+    │   ├── PayloadTooLarge      413
+    │   ├── NotAuthenticated     401
+    │   ├── NotFound             404  unknown model, route or request
+    │   └── DuplicateRequest     409
+    ├── CapacityError        nobody's fault; retry later (Retry-After)
+    │   ├── QueueFull            429
+    │   ├── TooManyConnections   429
+    │   └── Unavailable          503  no worker, no broker, shutting down
+    ├── DeadlineExceeded     504  the request's own deadline passed
+    ├── RequestCancelled     499  the client went away
+    ├── OperatorError        the operator's fault: a process refuses to start
+    │   ├── ConfigError          every fault reported at once
+    │   └── UnsupportedModel     this model cannot be served exactly; says why
+    └── InternalError        500  our fault
+        ├── CodecError           bytes that are no message
+        ├── InvariantViolated    a core found itself in a state that cannot be
+        ├── IllegalTransition    a lifecycle table lacks this entry
+        ├── IntegrityError       checksum or identity of cached state is wrong
+        ├── TransportError       the broker or a pool of another process failed
+        ├── RecordingError       truncated or corrupt recording, or one that does not replay
+        └── AttemptsExhausted    its workers died too often
+"""
+
+from __future__ import annotations
+
+
+class ThermoclineError(Exception):
+    """Base of all. ``code`` is stable and appears in the API; ``status`` is the HTTP status."""
+
+    code = "internal_error"
+    status = 500
+    kind = "server_error"  # OpenAI's ``error.type``
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_ms = retry_after_ms
+        if code is not None:
+            self.code = code
+
+
+class CallerError(ThermoclineError):
+    code, status, kind = "invalid_request", 400, "invalid_request_error"
+
+
+class InvalidRequest(CallerError):
+    code = "invalid_request"
+
+
+class ContextTooLong(CallerError):
+    code = "context_length_exceeded"
+
+
+class PayloadTooLarge(CallerError):
+    code, status = "payload_too_large", 413
+
+
+class NotAuthenticated(CallerError):
+    code, status, kind = "invalid_api_key", 401, "authentication_error"
+
+
+class NotFound(CallerError):
+    code, status, kind = "not_found", 404, "not_found_error"
+
+
+class DuplicateRequest(CallerError):
+    code, status = "duplicate_request", 409
+
+
+class CapacityError(ThermoclineError):
+    code, status, kind = "unavailable", 503, "server_error"
+
+
+class QueueFull(CapacityError):
+    code, status, kind = "queue_full", 429, "rate_limit_error"
+
+
+class TooManyConnections(CapacityError):
+    code, status, kind = "too_many_requests", 429, "rate_limit_error"
+
+
+class Unavailable(CapacityError):
+    code = "service_unavailable"
+
+
+class DeadlineExceeded(ThermoclineError):
+    code, status, kind = "deadline_exceeded", 504, "timeout_error"
+
+
+class RequestCancelled(ThermoclineError):
+    code, status, kind = "cancelled", 499, "cancelled_error"
+
+
+class OperatorError(ThermoclineError):
+    code = "operator_error"
+
+
+class ConfigError(OperatorError):
+    code = "config_error"
+
+
+class UnsupportedModel(OperatorError):
+    code = "unsupported_model"
+
+
+class InternalError(ThermoclineError):
+    pass
+
+
+class CodecError(InternalError):
+    code = "codec_error"
+
+
+class InvariantViolated(InternalError):
+    code = "invariant_violated"
+
+
+class IllegalTransition(InternalError):
+    code = "illegal_transition"
+
+
+class IntegrityError(InternalError):
+    code = "integrity_error"
+
+
+class TransportError(InternalError):
+    code = "transport_error"
+
+
+class RecordingError(InternalError):
+    code = "recording_error"
+
+
+class AttemptsExhausted(InternalError):
+    """A request's workers died too often."""
+
+    code = "attempts_exhausted"
+
+
+def _subclasses(root: type[ThermoclineError]) -> list[type[ThermoclineError]]:
+    found = []
+    for child in root.__subclasses__():
+        found += [child, *_subclasses(child)]
+    return found
+
+
+def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> ThermoclineError:
+    """The typed error that a notice's code stands for; an unknown code is an InternalError."""
+    for kind in _subclasses(ThermoclineError):
+        if kind.code == code:
+            return kind(message, retry_after_ms=retry_after_ms)
+    return InternalError(message, code=code)

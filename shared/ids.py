@@ -1,0 +1,52 @@
+"""Identities: namespaces, chain hashes of cached pages, and names of processes.
+
+A cached page is identified by 16 bytes: the digest of its namespace and of every token from the root to
+its end. Two pages with equal identities hold the same KV (DESIGN: identity and integrity of cached state).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import socket
+
+DIGEST_BYTES = 16
+
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+def namespace_digest(model: str, *, adapter: str = "", salt: str = "", fidelity: str = "exact") -> str:
+    """The namespace (32 hex digits) under which KV of this kind is kept and found, and no other."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in ("thermocline-namespace-1", model, adapter, salt, fidelity):
+        encoded = part.encode()
+        # The length goes first so that no two different tuples feed the same bytes.
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def chain_root(namespace: str) -> bytes:
+    """The identity above the first page of a namespace."""
+    return bytes.fromhex(namespace)
+
+
+def chain_page(previous: bytes, page_tokens: bytes) -> bytes:
+    """The identity of a page from that of the page before it and its own tokens (packed int32)."""
+    return hashlib.blake2b(page_tokens, key=previous, digest_size=DIGEST_BYTES).digest()
+
+
+def new_id(prefix: str) -> str:
+    """A fresh random identity such as ``req-3f…`` for edges; never called in a core."""
+    return f"{prefix}-{secrets.token_hex(8)}"
+
+
+def node_name() -> str:
+    """This host's name, safe in a subject."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "node"
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether a name may be a token of a NATS subject."""
+    return bool(_NAME.match(name))

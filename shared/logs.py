@@ -1,0 +1,41 @@
+"""Structured logs: one JSON object (or, on a terminal, one coloured line) per event, on stderr.
+
+Prompts and answers never go into a log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def configure(service: str, process_id: str, *, level: str = "info", as_json: bool | None = None) -> None:
+    """Set up logging for this process. Every event carries ``service`` and ``id``."""
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    number = logging.getLevelNamesMapping()[level.upper()]
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(service=service, id=process_id)
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def get_logger(name: str) -> Any:
+    """A logger; call as ``log.info("event_in_snake_case", key=value)``."""
+    return structlog.get_logger(logger=name)

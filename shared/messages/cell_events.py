@@ -1,0 +1,72 @@
+"""Inputs from the scheduler's own shell and from operators. Subject family ``in.cell``."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+
+
+class CellConfig(Message, frozen=True):
+    """Everything that shapes decisions. It is itself an input, so a recording carries it."""
+
+    policy: str = "lru"  # Eviction policy.
+    max_batch_tokens: int = 2048  # Prefill tokens of one batch (chunked prefill budget).
+    max_running: int = 64  # Requests that a worker decodes or prefills at once.
+    max_queued: int = 4096  # Waiting requests of the cell; one more is refused.
+    max_queued_tokens: int = 16_777_216
+    batches_ahead: int = 2  # RunBatch plans sent before the first is answered.
+    lease_tokens: int = 64  # Decode room granted at a time.
+    reserve_fraction: float = 0.05  # Device pages that eviction tries to keep free ahead of need.
+    host_tier: bool = True  # Back up to host memory on eviction, and load on a hit.
+    min_host_load_tokens: int = 1  # A shorter host hit is recomputed.
+    backup_deadline_ms: int = 10_000  # Past it a backup counts as failed.
+    max_attempts: int = 4  # After so many starts of one request it fails.
+
+
+class CellConfigured(Message, frozen=True):
+    """The first input of a stream, and each later change."""
+
+    config: CellConfig
+
+
+class SchedulerStarted(Message, frozen=True):
+    """A scheduler took over with this fencing epoch; outputs from now on carry it."""
+
+    scheduler_id: str
+    epoch: int
+
+
+class TimerFired(Message, frozen=True):
+    """A timer that the core had set came due."""
+
+    timer_id: str
+
+
+class WorkerLost(Message, frozen=True):
+    """Heartbeats of this incarnation stopped."""
+
+    worker_id: str
+    incarnation: str
+    reason: str = "heartbeat_lost"
+
+
+class StorageLost(Message, frozen=True):
+    """Heartbeats of this incarnation stopped."""
+
+    storage_id: str
+    incarnation: str
+    reason: str = "heartbeat_lost"
+
+
+class GatewayLost(Message, frozen=True):
+    """A gateway died; its requests are cancelled."""
+
+    gateway_id: str
+    reason: str = "heartbeat_lost"
+
+
+class FlushCache(Message, frozen=True):
+    """Drop every cached node that nothing uses. ``tiers`` names ``device``, ``host`` or both."""
+
+    call_id: str
+    tiers: tuple[str, ...] = ("device", "host")
+    namespace: str = ""  # "" is all

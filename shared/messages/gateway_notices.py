@@ -1,0 +1,38 @@
+"""What the scheduler tells one gateway. Subject family ``out.gateway.<id>``."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+
+
+class RequestFailed(Message, frozen=True):
+    """The request ended without a worker finishing it: refused, timed out in the queue, or out of attempts.
+
+    ``code`` is a stable code of ``shared.errors`` (queue_full, deadline_exceeded, context_too_long,
+    cancelled, no_capacity, attempts_exhausted, duplicate_request).
+    """
+
+    request_id: str
+    code: str
+    message: str
+    retry_after_ms: int = 0
+
+
+class ResumeNeeded(Message, frozen=True):
+    """The worker of this request died. Answer with ``ResumeRequest`` for ``attempt``."""
+
+    request_id: str
+    attempt: int
+
+
+GatewayWord = RequestFailed | ResumeNeeded
+
+
+class GatewayNotice(Message, frozen=True):
+    """Envelope. ``number`` counts from 1 for each gateway_id."""
+
+    gateway_id: str
+    number: int
+    epoch: int
+    cause: int
+    word: GatewayWord

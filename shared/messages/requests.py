@@ -1,0 +1,74 @@
+"""What gateways ask of the scheduler. Subject family ``in.request``."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message, count_int32
+
+
+class SamplingParams(Message, frozen=True):
+    """How to choose tokens. Values are already validated by the gateway; defaults mean "off"."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # The gateway draws one where the caller gave none, so a resumed request goes on alike.
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # Keep the matched stop string in the text.
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None: none. k: the chosen token's logprob and the k most likely.
+    prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
+
+
+class CacheHints(Message, frozen=True):
+    """Per-request use of the prefix cache; the ``cache`` extension field of the HTTP API."""
+
+    read: bool = True
+    write: bool = True
+
+
+class SubmitRequest(Message, frozen=True):
+    """A validated, tokenised request. ``prompt`` is packed int32, at least one token."""
+
+    request_id: str
+    gateway_id: str
+    namespace: str  # hex digest of (model fingerprint, adapter, tenant salt, fidelity)
+    prompt: bytes
+    sampling: SamplingParams
+    tenant: str = ""
+    priority: int = 0
+    deadline_ms: int = 0  # After acceptance; 0 is none.
+    cache: CacheHints = CacheHints()
+    received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
+
+    @property
+    def prompt_tokens(self) -> int:
+        return count_int32(self.prompt)
+
+
+class CancelRequest(Message, frozen=True):
+    """The client went away or asked to stop."""
+
+    request_id: str
+    gateway_id: str
+    reason: str = "client_disconnected"
+
+
+class ResumeRequest(Message, frozen=True):
+    """Answer to ``ResumeNeeded``: the tokens that the gateway has already received for this request.
+
+    ``attempt`` is the attempt that is to start; tokens of earlier attempts that arrive later are dropped.
+    """
+
+    request_id: str
+    gateway_id: str
+    attempt: int
+    output: bytes = b""

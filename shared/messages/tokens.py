@@ -1,0 +1,64 @@
+"""Tokens from a worker to one gateway: one message per gateway and step. Subject ``tokens.<gateway_id>``."""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+from shared.messages.worker_events import FinishReason
+
+
+class TokenLogprob(Message, frozen=True):
+    """The logprob of one token and of the most likely ones at its place, most likely first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Timing(Message, frozen=True):
+    """Wall-clock nanoseconds along a request's way to its first token. 0 is unknown."""
+
+    received_ns: int = 0  # HTTP request complete at the gateway.
+    accepted_ns: int = 0  # Stored in the stream.
+    admitted_ns: int = 0  # AdmitRequest arrived at the worker.
+    started_ns: int = 0  # The step of its first chunk began.
+    loaded_ns: int = 0  # Its last page load ended; 0 without loads.
+    first_token_ns: int = 0  # Its first token was sampled.
+
+
+class Usage(Message, frozen=True):
+    """Where the caller's prompt tokens came from."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
+
+
+class TokenItem(Message, frozen=True):
+    """New tokens of one request. ``index`` is the output position of the first; a gateway drops what it has
+    and asks the worker again (``rpc.worker.<id>.outputs``) for what it misses.
+
+    ``text`` is the text that these tokens complete; it never ends inside a character, and it is withheld
+    while it could be the beginning of a stop string, so it may be empty while tokens are not.
+    """
+
+    request_id: str
+    attempt: int
+    index: int
+    tokens: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # With the first item only.
+    finish: FinishReason | None = None
+    stop_match: str | int | None = None  # The stop string or token id that ended it.
+    error: str = ""
+    usage: Usage | None = None  # With the first and the last item.
+    timing: Timing | None = None  # With the first item.
+
+
+class TokenBatch(Message, frozen=True):
+    """Everything that one step has for one gateway."""
+
+    worker_id: str
+    incarnation: str
+    step: int
+    items: tuple[TokenItem, ...]

@@ -1,0 +1,87 @@
+"""What workers tell the scheduler. Subject family ``in.worker.<id>``; events are in the past tense."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shared.messages.base import Message
+from shared.messages.pools import PoolHandle
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+
+
+class WorkerJoined(Message, frozen=True):
+    """A worker is ready. Sent once per incarnation; all its device pages are free."""
+
+    worker_id: str
+    incarnation: str
+    node: str
+    model: str  # Fingerprint of weights, config and tokenizer.
+    pool: PoolHandle
+    max_context: int  # tokens
+
+
+class WorkerLeft(Message, frozen=True):
+    """Graceful end: nothing of this incarnation runs any more."""
+
+    worker_id: str
+    incarnation: str
+
+
+class LoadFailure(Message, frozen=True):
+    """Host pages (packed int32) whose identity or checksum was wrong when they were loaded."""
+
+    storage_id: str
+    host_pages: bytes
+    reason: str
+
+
+class BatchDone(Message, frozen=True):
+    """A ``RunBatch`` was executed. Chunks of requests in ``failed`` were not computed; all others were.
+
+    Requests in ``failed`` had a load that failed verification or a chunk that raised; the scheduler
+    plans them again. ``first_token_ns`` of the step is for metrics only.
+    """
+
+    worker_id: str
+    incarnation: str
+    plan: int
+    failed: tuple[str, ...] = ()  # request ids
+    load_failures: tuple[LoadFailure, ...] = ()
+    compute_us: int = 0  # Wall time of the step.
+    load_us: int = 0  # Wall time from the first page load to the last, 0 without loads.
+
+
+class LeaseRequested(Message, frozen=True):
+    """A decoding request will run out of page room soon. ``generated`` counts its output tokens so far."""
+
+    worker_id: str
+    incarnation: str
+    request_id: str
+    attempt: int
+    generated: int
+
+
+class RequestFinished(Message, frozen=True):
+    """A request is over at the worker. ``output`` holds all its output tokens of all attempts (packed int32).
+
+    KV exists for the prompt and for all output tokens but the last.
+    """
+
+    worker_id: str
+    incarnation: str
+    request_id: str
+    attempt: int
+    reason: FinishReason
+    output: bytes
+    error: str = ""
+
+
+class RequestPreempted(Message, frozen=True):
+    """Answer to ``PreemptRequest``: the request is forgotten; ``output`` as in RequestFinished."""
+
+    worker_id: str
+    incarnation: str
+    request_id: str
+    attempt: int
+    output: bytes

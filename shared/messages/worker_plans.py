@@ -1,0 +1,130 @@
+"""Numbered, idempotent orders from the scheduler to one worker. Subject family ``out.worker.<id>``.
+
+A worker executes plans of its own incarnation in order of number, each once; it drops numbers it has already
+executed and fetches missing ones from ``TC_OUTPUTS``.
+"""
+
+from __future__ import annotations
+
+from shared.messages.base import Message
+from shared.messages.pools import PoolHandle
+from shared.messages.requests import SamplingParams
+
+
+class AdmitRequest(Message, frozen=True):
+    """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
+
+    ``tokens`` (packed int32) is the prompt followed by output tokens of earlier attempts; the first
+    ``prompt_tokens`` of them are the caller's prompt. ``pages`` (packed int32) is the page table: entry i
+    holds tokens [i * page_size, (i + 1) * page_size). It covers ``tokens`` and some decode room (the lease).
+    The KV of the first ``cached_tokens`` tokens is in those pages already, or will be put there by loads of
+    the first ``RunBatch`` that names this request. The worker samples output token number
+    ``len(tokens) - prompt_tokens`` first.
+    """
+
+    request_id: str
+    attempt: int
+    gateway_id: str
+    tokens: bytes
+    prompt_tokens: int
+    sampling: SamplingParams
+    pages: bytes
+    cached_tokens: int = 0  # Prefix whose KV is not recomputed now, on whatever tier.
+    device_tokens: int = 0  # Of the caller's prompt, for usage: found in this worker's device pool.
+    host_tokens: int = 0  # Of the caller's prompt, for usage: loaded from the host pool.
+    received_ns: int = 0
+    accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
+
+
+class PrefillChunk(Message, frozen=True):
+    """Compute the KV of tokens [start, end) of a request. If end is its last token, sample its next token."""
+
+    request_id: str
+    attempt: int
+    start: int
+    end: int
+
+
+class PageLoad(Message, frozen=True):
+    """Copy host pages to device pages before attention reads them, checking identity and checksum.
+
+    ``host_pages`` and ``device_pages`` are packed int32 of equal length; ``identities`` is 16 bytes a page.
+    """
+
+    request_id: str
+    attempt: int
+    storage_id: str
+    host_pages: bytes
+    device_pages: bytes
+    identities: bytes
+
+
+class RunBatch(Message, frozen=True):
+    """One forward step: these loads, then these chunks together with one token of every decoding request.
+
+    Answered by ``BatchDone`` with this plan's number.
+    """
+
+    chunks: tuple[PrefillChunk, ...]
+    loads: tuple[PageLoad, ...] = ()
+
+
+class ExtendLease(Message, frozen=True):
+    """Append pages (packed int32) to a running request's page table."""
+
+    request_id: str
+    attempt: int
+    pages: bytes
+
+
+class PreemptRequest(Message, frozen=True):
+    """Stop this request and forget it; its pages are reused after the answer, ``RequestPreempted``."""
+
+    request_id: str
+    attempt: int
+
+
+class AbortRequest(Message, frozen=True):
+    """End this request for the caller with finish reason ``reason``; answered by ``RequestFinished``.
+
+    A request that the worker has finished already needs no answer: its RequestFinished is on the way.
+    """
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class AttachHostPool(Message, frozen=True):
+    """Map the host pool of this node's storage; loads may name it from now on."""
+
+    storage_id: str
+    handle: PoolHandle
+
+
+class DetachHostPool(Message, frozen=True):
+    """Unmap a host pool; no later load names it."""
+
+    storage_id: str
+
+
+class Dismiss(Message, frozen=True):
+    """The worker cannot serve in this cell (other model, geometry or page size); it exits with this reason."""
+
+    reason: str
+
+
+WorkerOrder = (
+    AdmitRequest | RunBatch | ExtendLease | PreemptRequest | AbortRequest | AttachHostPool | DetachHostPool | Dismiss
+)
+
+
+class WorkerPlan(Message, frozen=True):
+    """Envelope of an order. ``number`` counts from 1 for each (worker_id, incarnation)."""
+
+    worker_id: str
+    incarnation: str
+    number: int
+    epoch: int  # Fencing epoch of the scheduler that spoke.
+    cause: int  # Stream sequence of the input that led to it.
+    order: WorkerOrder

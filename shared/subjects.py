@@ -1,0 +1,69 @@
+"""NATS subjects and streams, in one place.
+
+========================  ==============  ==========================================
+subject                   stream          carries
+========================  ==============  ==========================================
+``tc.in.>``               ``TC_INPUTS``   everything that can influence a decision
+``tc.out.>``              ``TC_OUTPUTS``  numbered plans and notices (captured copies)
+``tc.tokens.<gateway>``   none            tokens, one message per gateway and step
+``tc.heartbeat.>``        none            liveness
+``tc.status``             none            CellStatus, twice a second
+``tc.rpc.>``              none            request/reply calls
+========================  ==============  ==========================================
+"""
+
+from __future__ import annotations
+
+INPUTS_STREAM = "TC_INPUTS"
+OUTPUTS_STREAM = "TC_OUTPUTS"
+SNAPSHOT_BUCKET = "TC_SNAPSHOTS"  # JetStream object store
+
+INPUTS = "tc.in.>"
+OUTPUTS = "tc.out.>"
+STATUS = "tc.status"
+HEARTBEATS = "tc.heartbeat.>"
+
+# Header of a published plan: wall-clock ns when the scheduler sent it. Not in the body, which must replay
+# byte for byte.
+SENT_NS_HEADER = "tc-sent-ns"
+
+
+def request_input(gateway_id: str) -> str:
+    return f"tc.in.request.{gateway_id}"
+
+
+def worker_input(worker_id: str) -> str:
+    return f"tc.in.worker.{worker_id}"
+
+
+def storage_input(storage_id: str) -> str:
+    return f"tc.in.storage.{storage_id}"
+
+
+def cell_input() -> str:
+    return "tc.in.cell"
+
+
+def worker_output(worker_id: str) -> str:
+    return f"tc.out.worker.{worker_id}"
+
+
+def storage_output(storage_id: str) -> str:
+    return f"tc.out.storage.{storage_id}"
+
+
+def gateway_output(gateway_id: str) -> str:
+    return f"tc.out.gateway.{gateway_id}"
+
+
+def tokens(gateway_id: str) -> str:
+    return f"tc.tokens.{gateway_id}"
+
+
+def heartbeat(kind: str, process_id: str) -> str:
+    return f"tc.heartbeat.{kind}.{process_id}"
+
+
+def rpc(kind: str, verb: str, process_id: str = "") -> str:
+    """Call subject: ``tc.rpc.scheduler.status``, ``tc.rpc.worker.<id>.outputs``."""
+    return f"tc.rpc.{kind}.{process_id}.{verb}" if process_id else f"tc.rpc.{kind}.{verb}"

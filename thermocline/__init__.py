@@ -1,0 +1,1 @@
+"""The thermocline command: starts processes, records, replays, measures."""
