@@ -38,12 +38,14 @@ def parse_bytes(text: str) -> int:
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
     """One raw value (text from flags and environment, TOML values from files) as ``kind``."""
+    # A description rides on the type as ``Annotated[tuple[str, ...], Meta(...)]``.
+    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if isinstance(value, str):
         if name.endswith("_bytes"):
             value = parse_bytes(value)
-        elif typing.get_origin(kind) is tuple:
+        elif typing.get_origin(bare) is tuple:
             value = [part.strip() for part in value.split(",") if part.strip()]
-        elif kind is bool:
+        elif bare is bool:
             lowered = value.lower()
             if lowered not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
                 raise ValueError(f"{value!r} is not a boolean")

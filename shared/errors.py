@@ -157,7 +157,8 @@ def _subclasses(root: type[ThermoclineError]) -> list[type[ThermoclineError]]:
 
 def error_for_code(code: str, message: str, *, retry_after_ms: int = 0) -> ThermoclineError:
     """The typed error that a notice's code stands for; an unknown code is an InternalError."""
-    for kind in _subclasses(ThermoclineError):
+    # From the leaves up: a group may share its code with one of its members.
+    for kind in reversed(_subclasses(ThermoclineError)):
         if kind.code == code:
             return kind(message, retry_after_ms=retry_after_ms)
     return InternalError(message, code=code)

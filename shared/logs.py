@@ -38,4 +38,5 @@ def configure(service: str, process_id: str, *, level: str = "info", as_json: bo
 
 def get_logger(name: str) -> Any:
     """A logger; call as ``log.info("event_in_snake_case", key=value)``."""
-    return structlog.get_logger(logger=name)
+    # The key cannot be "logger": that is the name of a parameter of structlog's own.
+    return structlog.get_logger(component=name)

@@ -1,0 +1,44 @@
+"""How the error of a call's handler travels back to its caller, typed as it was raised."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.errors import InternalError, ThermoclineError, TransportError, error_for_code
+
+ERROR_HEADER = "tc-error"
+"""Present on a reply whose body is an error and not an answer."""
+
+
+class CallError(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of such a reply."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_ms: int = 0
+
+
+def encode_error(error: ThermoclineError) -> bytes:
+    """The reply body for ``error``."""
+    return msgspec.msgpack.encode(
+        CallError(code=error.code, message=error.message, param=error.param, retry_after_ms=error.retry_after_ms)
+    )
+
+
+def decode_error(body: bytes) -> ThermoclineError:
+    """The error to raise at the caller; a body that is none is a TransportError."""
+    try:
+        told = msgspec.msgpack.decode(body, type=CallError)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return TransportError("a call failed and its error cannot be decoded")
+    error = error_for_code(told.code, told.message, retry_after_ms=told.retry_after_ms)
+    error.param = told.param
+    return error
+
+
+def as_call_error(error: Exception) -> ThermoclineError:
+    """What a caller is told of ``error``: our own errors as they are, others without their details."""
+    if isinstance(error, ThermoclineError):
+        return error
+    return InternalError(f"the call's handler failed with {type(error).__name__}")

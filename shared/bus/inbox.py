@@ -1,0 +1,103 @@
+"""The bounded inbox of one subscription: items in order of arrival, one handler call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from shared import logs
+
+T = TypeVar("T")
+
+_log = logs.get_logger("bus")
+
+# A handler that never suspends would otherwise keep the loop from everything else while its queue is full.
+_YIELD_EVERY = 64
+
+
+async def _nothing() -> None:
+    return None
+
+
+class Inbox(Generic[T]):
+    """Implements ``shared.bus.protocol.Subscription`` over any source that calls :meth:`put`.
+
+    An exception of the handler is logged and the next item is handled; it never ends the subscription.
+    """
+
+    def __init__(
+        self,
+        subject: str,
+        handler: Callable[[T], Awaitable[None]],
+        *,
+        limit: int,
+        on_close: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        self.subject = subject
+        self.dropped = 0
+        self._handler = handler
+        self._on_close = on_close
+        self._queue: asyncio.Queue[T] = asyncio.Queue(maxsize=limit)
+        self._closed = False
+        self._running = False
+        self._task = asyncio.create_task(self._run(), name=f"inbox {subject}")
+
+    def put(self, item: T) -> None:
+        """Queue an item; beyond the limit it is dropped and counted."""
+        if self._closed:
+            return
+        try:
+            self._queue.put_nowait(item)
+        except asyncio.QueueFull:
+            self.drop()
+
+    def drop(self) -> None:
+        """Count an item that could not be queued."""
+        self.dropped += 1
+        # Powers of two keep a flood from flooding the log as well.
+        if self.dropped & (self.dropped - 1) == 0:
+            _log.warning("messages_dropped", subject=self.subject, dropped=self.dropped)
+
+    async def drain(self) -> None:
+        """Return when everything queued so far has been handled."""
+        if asyncio.current_task() is not self._task:
+            await self._queue.join()
+
+    async def close(self) -> None:
+        """Stop; a handler that runs finishes first, what is queued behind it is forgotten. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._on_close()
+        if asyncio.current_task() is self._task:
+            return  # Called by our own handler: the loop ends after it.
+        if not self._running:
+            self._task.cancel()
+        await asyncio.wait({self._task})
+
+    def cancel(self) -> None:
+        """Stop at once, cancelling a handler that runs; for a shutdown whose patience is over."""
+        self._closed = True
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        handled = 0
+        while not self._closed:
+            item = await self._queue.get()
+            self._running = True
+            try:
+                await self._handler(item)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # The handler awaited something that somebody else cancelled.
+                _log.warning("handler_cancelled", subject=self.subject)
+            except Exception:
+                _log.exception("handler_failed", subject=self.subject)
+            finally:
+                self._running = False
+                self._queue.task_done()
+            handled += 1
+            if handled % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)

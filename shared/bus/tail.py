@@ -1,0 +1,232 @@
+"""Following a stream: an ordered push consumer that is made anew whenever it may have missed something.
+
+Theory of operation. JetStream pushes stored messages to a subject of ours; each carries its stream sequence and
+a consumer sequence that counts 1, 2, 3. A hole in the latter, a heartbeat that names a later number than we
+have, silence, or a lost connection all mean the same: this consumer is no good any more. Then
+:func:`follow` makes a new one that starts behind the last message it yielded, which is why there is neither a
+gap nor a repeat. Flow control keeps what is in flight bounded: its requests are answered in their place in
+the queue, that is, when everything before them has been consumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+
+from shared import logs
+from shared.bus import jetstream
+from shared.bus.protocol import StreamMessage
+from shared.errors import TransportError, Unavailable
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.5 * HEARTBEAT_S
+INACTIVE_NS = 10 * 10**9
+RETRY_S = 0.1
+GIVE_UP_S = 10.0
+"""How long a bounded read (``live=False``) may fail to make progress before it raises Unavailable."""
+
+_log = logs.get_logger("bus")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    message: StreamMessage
+    pending: int  # Matching messages stored behind it when it was delivered.
+
+
+@dataclass(frozen=True, slots=True)
+class _FlowControl:
+    reply: str
+
+
+class Tail:
+    """One ephemeral ordered consumer. Ends (``next`` returns None) as soon as it is broken."""
+
+    def __init__(self, client: Any, stream: str, from_seq: int, subject: str, *, live: bool) -> None:
+        self._client = client
+        self._stream = stream
+        self._from_seq = from_seq
+        self._subject = subject
+        self._live = live
+        self._queue: deque[_Stored | _FlowControl] = deque()
+        self._wakened = asyncio.Event()
+        self._broken = ""
+        self._delivered = 0
+        self._heard = 0.0
+        self._name = ""
+        self._subscription: Any = None
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    async def start(self) -> int:
+        """Create the consumer; returns how many stored messages it is going to deliver first."""
+        inbox = self._client.new_inbox()
+        self._subscription = await self._client.subscribe(inbox, cb=self._received)
+        config: dict[str, Any] = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._from_seq,
+            "deliver_subject": inbox,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": int(HEARTBEAT_S * 1e9),
+            "inactive_threshold": INACTIVE_NS,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        if self._subject != ">":
+            config["filter_subject"] = self._subject
+        answer = await jetstream.checked_request(
+            self._client, f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config}
+        )
+        self._name = answer["name"]
+        self._watch(asyncio.get_running_loop().time())
+        return int(answer["num_pending"])
+
+    async def next(self) -> _Stored | None:
+        """The next stored message, or None when a new consumer is needed."""
+        while True:
+            while self._queue:
+                item = self._queue.popleft()
+                if isinstance(item, _Stored):
+                    return item
+                await self._answer(item.reply)
+            if self._broken:
+                return None
+            self._wakened.clear()
+            await self._wakened.wait()
+
+    def break_off(self, reason: str) -> None:
+        """Yield what is queued, then end."""
+        if not self._broken:
+            self._broken = reason
+            self._wakened.set()
+
+    async def stop(self) -> None:
+        """Unsubscribe and, where the server can be reached, delete the consumer."""
+        self.break_off("stopped")
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        try:
+            if self._subscription is not None:
+                await self._subscription.unsubscribe()
+            if self._name and self._client.is_connected:
+                # Without a reply: the server forgets an inactive consumer anyway.
+                await self._client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
+        except (nats.errors.Error, OSError):
+            pass  # The connection went meanwhile, and everything that we wanted undone with it.
+
+    async def _answer(self, reply: str) -> None:
+        try:
+            await self._client.publish(reply, b"")
+        except (nats.errors.Error, OSError):
+            self.break_off("disconnected")
+
+    def _watch(self, now: float) -> None:
+        self._heard = now
+        self._watchdog = asyncio.get_running_loop().call_later(SILENCE_S, self._check_silence)
+
+    def _check_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - self._heard
+        if silent_s >= SILENCE_S:
+            self.break_off("silence")
+        else:
+            self._watchdog = loop.call_later(SILENCE_S - silent_s, self._check_silence)
+
+    async def _received(self, message: Any) -> None:
+        """A message, a heartbeat or a flow-control request came in."""
+        if self._broken:
+            return
+        self._heard = asyncio.get_running_loop().time()
+        headers = message.headers
+        if headers and "Status" in headers and not message.data:
+            self._controlled(message, headers)
+            return
+        fields = message.reply.split(".")
+        if len(fields) < 9:
+            self.break_off("not a delivery")
+            return
+        # $JS.ACK.[domain.account.]stream.consumer.deliveries.stream_seq.consumer_seq.time.pending[.random]
+        first = 2 if len(fields) == 9 else 4
+        seq, consumer_seq, time_ns, pending = (int(text) for text in fields[first + 3 : first + 7])
+        if consumer_seq != self._delivered + 1:
+            self.break_off("gap")
+            return
+        self._delivered = consumer_seq
+        self._queue.append(_Stored(StreamMessage(seq, time_ns, message.subject, message.data), pending))
+        self._wakened.set()
+
+    def _controlled(self, message: Any, headers: dict[str, str]) -> None:
+        if headers["Status"] != "100":
+            self.break_off(headers.get("Description", headers["Status"]))
+        elif message.reply:
+            self._queue.append(_FlowControl(message.reply))
+            self._wakened.set()
+        else:
+            if int(headers.get("Nats-Last-Consumer", "0")) > self._delivered:
+                self.break_off("missed")
+            stalled = headers.get("Nats-Consumer-Stalled")
+            if stalled:
+                self._queue.append(_FlowControl(stalled))
+                self._wakened.set()
+            elif not self._live and not self._queue:
+                # Idle, though messages were still to come: they expired. Count again with a new consumer.
+                self.break_off("idle")
+
+
+class Tails:
+    """All tails of one connection; a lost connection ends them so that each is made anew."""
+
+    def __init__(self) -> None:
+        self._tails: dict[int, Tail] = {}
+
+    def break_all(self, reason: str) -> None:
+        for tail in list(self._tails.values()):
+            tail.break_off(reason)
+
+    async def follow(
+        self, connection: Any, stream: str, from_seq: int, subject: str, *, live: bool
+    ) -> AsyncIterator[StreamMessage]:
+        """See ``shared.bus.protocol.Bus.follow``. ``connection()`` gives the current client, or None when closed."""
+        loop = asyncio.get_running_loop()
+        next_seq = max(1, from_seq)
+        remaining: int | None = None
+        progressed_s = loop.time()
+        while True:
+            client = connection()
+            if client is None:
+                raise Unavailable("the bus is closed")
+            tail = Tail(client, stream, next_seq, subject, live=live)
+            self._tails[id(tail)] = tail
+            try:
+                if client.is_connected:
+                    pending = await tail.start()
+                    if not live and pending == 0:
+                        return
+                    remaining = pending if remaining is None else remaining
+                    while (stored := await tail.next()) is not None:
+                        next_seq = stored.message.seq + 1
+                        remaining -= 1
+                        progressed_s = loop.time()
+                        yield stored.message
+                        if not live and (stored.pending == 0 or remaining <= 0):
+                            return
+            except (nats.errors.Error, OSError, Unavailable) as error:
+                _log.info("follow_interrupted", stream=stream, next_seq=next_seq, reason=str(error))
+            except TransportError as error:
+                # A restarted server may know its streams only after a moment; before our first message it is final.
+                if remaining is None:
+                    raise
+                _log.warning("follow_interrupted", stream=stream, next_seq=next_seq, reason=str(error))
+            finally:
+                del self._tails[id(tail)]
+                await tail.stop()
+            if not live and loop.time() - progressed_s > GIVE_UP_S:
+                raise Unavailable(f"{stream} cannot be read: no progress in {GIVE_UP_S} s")
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,17 @@
+"""Pools in POSIX shared memory: segments, the page-first host pool, and views of layer-first device pools.
+
+Who maps what (DESIGN: pools and layouts):
+
+* the owner of a pool creates a :class:`~shared.memory.segment.SharedSegment` and sends a ``PoolHandle``;
+* others attach by the handle. Unlinking removes only the name: a mapping made before stays readable until its
+  last array is gone. That a pool is no longer to be used is told by a Detach plan, never by the memory itself;
+* whoever starts calls :func:`reap` first, which removes what killed processes left behind.
+
+Nothing here imports torch. ``torch.from_numpy(view.pages)`` keeps a mapping alive, because it holds the array.
+"""
+
+from shared.memory.device_pool_view import DevicePoolView
+from shared.memory.host_pool import HostPoolView, pages_for
+from shared.memory.segment import SharedSegment, reap, unlink_all
+
+__all__ = ["DevicePoolView", "HostPoolView", "SharedSegment", "pages_for", "reap", "unlink_all"]

@@ -1,0 +1,99 @@
+"""A worker's layer-first device pool, as other processes on its node see it.
+
+Two kinds of handle exist. ``shm``: the pool lies in a shared segment (machines without a GPU) and
+:class:`DevicePoolView` maps it. ``cuda_ipc``: the pool is CUDA memory; ``PoolHandle.ipc`` is the pickle of
+``torch.multiprocessing.reductions.reduce_tensor(pool)``, that is a ``(rebuild, arguments)`` pair of plain values,
+where ``pool`` is one contiguous uint8 tensor ``[layers, 2, pages, half_bytes]``. The worker makes it once per
+consumer, keeps the tensor alive for as long as anybody maps it, and sends ``name=""``. Only processes that
+import torch can map that; the storage does so in its GPU bridge. Both kinds satisfy :class:`DevicePages`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import ConfigError, TransportError
+from shared.memory.host_pool import check_geometry
+from shared.memory.segment import SharedSegment
+from shared.messages.pools import KvGeometry, PoolHandle
+
+DeviceRun = tuple[int, int, int]
+"""(first device page, first host page, how many): consecutive pages on both sides."""
+
+
+class DevicePages(Protocol):
+    """What a copier of device pages needs, whichever memory they are in."""
+
+    @property
+    def handle(self) -> PoolHandle: ...
+
+    def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
+        """Copy the pages of ``run`` into ``into``, the page-first uint8 [pages, layers, 2 * half_bytes] of a host
+        pool; when it returns, the bytes are there. Raises TransportError when the device pool cannot be read.
+        """
+
+    def close(self) -> bool:
+        """Unmap; see ``SharedSegment.close``."""
+
+
+def device_nbytes(geometry: KvGeometry, pages: int) -> int:
+    """Bytes of a device pool of ``pages`` pages."""
+    return pages * geometry.page_bytes
+
+
+class DevicePoolView:
+    """A device pool in a shared segment. ``halves`` is uint8 [layers, 2, pages, half_bytes], 0 is K and 1 is V.
+
+    Read-only unless asked otherwise: nobody but its worker may write KV.
+    """
+
+    def __init__(self, segment: SharedSegment, handle: PoolHandle) -> None:
+        geometry = handle.geometry
+        self.handle = handle
+        self._segment = segment
+        shape = (geometry.layers, 2, handle.pages, geometry.half_bytes)
+        self.halves = segment.array[: device_nbytes(geometry, handle.pages)].reshape(shape)
+
+    @classmethod
+    def attach(cls, handle: PoolHandle, *, writable: bool = False) -> DevicePoolView:
+        """Map the pool of ``handle``. Raises TransportError if the handle is none of a device pool in shared
+        memory, contradicts itself, or its segment is missing or of another size.
+        """
+        if handle.kind != "shm":
+            raise TransportError(f"device pool {handle.name!r} is {handle.kind} memory, which needs the GPU bridge")
+        check_device_handle(handle)
+        return cls(SharedSegment.attach(handle.name, handle.nbytes, writable=writable), handle)
+
+    @property
+    def geometry(self) -> KvGeometry:
+        return self.handle.geometry
+
+    def copy_run(self, run: DeviceRun, into: npt.NDArray[np.uint8]) -> None:
+        """See :class:`DevicePages`. One strided copy, in which every row is one half of one page in one layer."""
+        geometry = self.handle.geometry
+        device, host, count = run
+        target = into[host : host + count].reshape(count, geometry.layers, 2, geometry.half_bytes)
+        target[...] = self.halves[:, :, device : device + count].transpose(2, 0, 1, 3)
+
+    def close(self) -> bool:
+        """Drop the view and unmap; the view is of no use afterwards."""
+        self.halves = np.empty((0,), np.uint8)
+        return self._segment.close()
+
+
+def check_device_handle(handle: PoolHandle) -> None:
+    """Raise TransportError unless ``handle`` describes a layer-first pool and its sizes agree."""
+    if handle.layout != "layer_first":
+        raise TransportError(f"pool {handle.name!r} has layout {handle.layout}, which no device pool has")
+    try:
+        check_geometry(handle.geometry)
+    except ConfigError as error:
+        raise TransportError(f"pool {handle.name!r}: {error.message}") from error
+    if handle.pages < 1 or handle.nbytes < device_nbytes(handle.geometry, handle.pages):
+        raise TransportError(
+            f"the handle of pool {handle.name!r} contradicts itself: {handle.pages} pages of "
+            f"{handle.geometry.page_bytes} bytes in {handle.nbytes} bytes"
+        )

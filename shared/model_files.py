@@ -1,0 +1,220 @@
+"""The files of a model directory: its served name, its configuration and its fingerprint.
+
+The fingerprint is the ``model`` part of every namespace, so it covers all that can change KV or text: the
+configuration, the tokenizer with its chat template, and every byte of the weights. Two directories with
+equal files have equal fingerprints wherever they lie. Weights are large, so their digests can be remembered
+in a small JSON file, keyed by path, size and modification time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from shared.errors import OperatorError
+
+FINGERPRINT_VERSION = "thermocline-fingerprint-1"
+
+CACHE_FILE = "weight-digests.json"
+
+CONFIG_FILE = "config.json"
+
+SMALL_FILES = (
+    CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Everything but weights that shapes tokens, KV or text; missing ones are simply not there."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.bin")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+
+_READ_BYTES = 4 * 1024**2
+
+# A file written so recently could change once more within one tick of its file system's clock, and keep its
+# size and time; such a digest is used but not remembered.
+_SETTLED_NS = 2_000_000_000
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """One remembered digest."""
+
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class _Cache(msgspec.Struct):
+    """The whole cache file: entries by absolute path."""
+
+    version: str = FINGERPRINT_VERSION
+    files: dict[str, _Entry] = {}
+
+
+def model_name(model_dir: Path) -> str:
+    """The name under which this model is served: its directory's own name."""
+    return Path(os.path.abspath(model_dir)).name or "model"
+
+
+def load_config(model_dir: Path) -> dict[str, Any]:
+    """``config.json`` as a dictionary. Raises OperatorError when it is missing or no JSON object."""
+    return _read_object(_directory(model_dir) / CONFIG_FILE)
+
+
+def load_generation_config(model_dir: Path) -> dict[str, Any]:
+    """``generation_config.json``, or an empty dictionary where the model has none."""
+    path = _directory(model_dir) / "generation_config.json"
+    return _read_object(path) if path.is_file() else {}
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """The weight files in order of name: safetensors, or else PyTorch ``.bin``.
+
+    Raises OperatorError when there are none, or when an index names a shard that is not there.
+    """
+    directory = _directory(model_dir)
+    for pattern in _WEIGHT_PATTERNS:
+        found = sorted(path for path in directory.glob(pattern) if path.is_file() and path.name not in _NOT_WEIGHTS)
+        if found:
+            break
+    else:
+        raise OperatorError(f"{directory} holds no weights (*.safetensors or *.bin)")
+    suffix = found[0].suffix
+    for index in sorted(directory.glob(f"*{suffix}.index.json")):
+        shards = _read_object(index).get("weight_map", {})
+        names = sorted(set(shards.values())) if isinstance(shards, dict) else []
+        missing = [name for name in names if not (directory / str(name)).is_file()]
+        if missing:
+            raise OperatorError(f"{directory} is incomplete: {index.name} names {', '.join(missing)}")
+    return found
+
+
+def fingerprint(model_dir: Path, cache_dir: Path | None = None) -> str:
+    """The hex digest (32 characters) over configuration, tokenizer and all weight bytes.
+
+    ``cache_dir`` keeps digests of weight files between starts. Raises OperatorError when the directory is
+    missing or incomplete, or when a file cannot be read or changes while it is read.
+    """
+    directory = _directory(model_dir)
+    load_config(directory)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise OperatorError(f"{directory} holds no tokenizer ({', '.join(TOKENIZER_FILES)})")
+    weights = weight_files(directory)
+    cache = _load_cache(cache_dir)
+    before = dict(cache.files)
+    digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)
+    for path in _small_files(directory):
+        _feed(digest, path.name, _file_digest(path))
+    for path in weights:
+        _feed(digest, path.name, _weight_digest(path, cache))
+    if cache_dir is not None and cache.files != before:
+        _save_cache(cache_dir, cache)
+    return digest.hexdigest()
+
+
+def _directory(model_dir: Path) -> Path:
+    path = Path(model_dir)
+    if not path.is_dir():
+        raise OperatorError(f"{path} is not a model directory: it does not exist or is no directory")
+    if not (path / CONFIG_FILE).is_file():
+        raise OperatorError(f"{path} is not a model directory: it has no {CONFIG_FILE}")
+    return path
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise OperatorError(f"{path} is not a JSON object")
+    return value
+
+
+def _small_files(directory: Path) -> Iterator[Path]:
+    for name in SMALL_FILES:
+        path = directory / name
+        if path.is_file():
+            yield path
+
+
+def _feed(digest: hashlib.blake2b, name: str, part: str) -> None:
+    # Lengths go first so that no two different lists of files feed the same bytes.
+    for piece in (name.encode(), part.encode()):
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
+
+
+def _file_digest(path: Path) -> str:
+    """xxh3_128 over the file's bytes. Raises OperatorError when it cannot be read or changes meanwhile."""
+    hasher = xxhash.xxh3_128()
+    try:
+        with path.open("rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            while block := file.read(_READ_BYTES):
+                hasher.update(block)
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        raise OperatorError(f"cannot read {path}: {error}") from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise OperatorError(f"{path} changed while it was read; is it still being written?")
+    return str(hasher.hexdigest())
+
+
+def _weight_digest(path: Path, cache: _Cache) -> str:
+    """The digest of a weight file, from ``cache`` where size and time still agree; ``cache`` is updated."""
+    key = os.path.realpath(path)
+    try:
+        status = os.stat(key)
+    except OSError as error:
+        raise OperatorError(f"cannot read {path}: {error}") from error
+    known = cache.files.get(key)
+    if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
+        return known.digest
+    fresh = _file_digest(path)
+    if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
+        cache.files[key] = _Entry(size=status.st_size, mtime_ns=status.st_mtime_ns, digest=fresh)
+    return fresh
+
+
+def _load_cache(cache_dir: Path | None) -> _Cache:
+    """The remembered digests; a missing, torn or foreign file is an empty cache."""
+    if cache_dir is None:
+        return _Cache()
+    try:
+        cache = msgspec.json.decode((cache_dir / CACHE_FILE).read_bytes(), type=_Cache)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return _Cache()
+    return cache if cache.version == FINGERPRINT_VERSION else _Cache()
+
+
+def _save_cache(cache_dir: Path, cache: _Cache) -> None:
+    """Replace the cache file atomically. A directory that cannot be written costs time, not correctness."""
+    temporary = cache_dir / f".{CACHE_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(cache)))
+        os.replace(temporary, cache_dir / CACHE_FILE)
+    except OSError:
+        temporary.unlink(missing_ok=True)
