@@ -1,0 +1,61 @@
+"""Settings of the scheduler process. Those that shape decisions travel to the core as ``CellConfig``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.bus.protocol import StreamLimits
+from shared.messages.cell_events import CellConfig
+
+_CELL = CellConfig()
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags, environment and file of ``thermocline scheduler``."""
+
+    nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = ("nats://127.0.0.1:4222",)
+    id: Annotated[str, Meta(description="name of this process")] = "scheduler"
+    metrics_port: Annotated[int, Meta(description="serve /metrics on this loopback port; 0 is off", ge=0)] = 0
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+
+    policy: Annotated[str, Meta(description="eviction policy")] = _CELL.policy
+    max_batch_tokens: Annotated[int, Meta(description="prefill tokens of one batch", ge=1)] = _CELL.max_batch_tokens
+    max_running: Annotated[int, Meta(description="requests that a worker runs at once", ge=1)] = _CELL.max_running
+    max_queued: Annotated[int, Meta(description="waiting requests; one more is refused", ge=1)] = _CELL.max_queued
+    max_queued_tokens: Annotated[int, Meta(description="prompt tokens of waiting requests", ge=1)] = (
+        _CELL.max_queued_tokens
+    )
+    batches_ahead: Annotated[int, Meta(description="batches sent before the first is answered", ge=1)] = (
+        _CELL.batches_ahead
+    )
+    lease_tokens: Annotated[int, Meta(description="decode room granted at a time", ge=1)] = _CELL.lease_tokens
+    reserve_fraction: Annotated[float, Meta(description="device pages kept free", ge=0, lt=1)] = _CELL.reserve_fraction
+    host_tier: Annotated[bool, Meta(description="keep evicted KV in host memory")] = _CELL.host_tier
+    min_host_load_tokens: Annotated[int, Meta(description="a shorter host hit is recomputed", ge=1)] = (
+        _CELL.min_host_load_tokens
+    )
+    backup_deadline_ms: Annotated[int, Meta(description="past it a backup counts as failed", ge=1)] = (
+        _CELL.backup_deadline_ms
+    )
+    max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
+
+    heartbeat_lost_ms: Annotated[int, Meta(description="silence after which a process counts as dead", ge=1000)] = 5000
+    snapshot_every_inputs: Annotated[int, Meta(description="inputs between snapshots", ge=1)] = 20_000
+    snapshot_every_ms: Annotated[int, Meta(description="time between snapshots while inputs come", ge=100)] = 30_000
+    check_invariants_every: Annotated[int, Meta(description="inputs between checks; 0 is off", ge=0)] = 0
+    stream_max_bytes: Annotated[int, Meta(description="size of each stream when it is created", ge=2**20)] = 2 * 1024**3
+    stream_max_age_s: Annotated[float, Meta(description="age of the oldest stream message", gt=0)] = 24 * 3600.0
+    stream_replicas: Annotated[int, Meta(description="copies of each stream in a NATS cluster", ge=1, le=5)] = 1
+
+    def cell_config(self) -> CellConfig:
+        """The part that the core folds."""
+        return CellConfig(**{name: getattr(self, name) for name in CellConfig.__struct_fields__})
+
+    def stream_limits(self) -> StreamLimits:
+        """Bounds of the streams, used where they do not exist yet."""
+        return StreamLimits(
+            max_bytes=self.stream_max_bytes, max_age_s=self.stream_max_age_s, replicas=self.stream_replicas
+        )

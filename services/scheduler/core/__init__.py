@@ -1,0 +1,35 @@
+"""The scheduler's core: a pure fold over the cell's inputs.
+
+::
+
+    step(state, stamped_input) -> outputs
+
+It owns the prefix tree and the page tables of every pool, and decides everything: order, placement, batches,
+leases, loads, backups, evictions. It does no I/O, reads no clock, draws no chance, and iterates over no set, so
+that a recording replays to the byte. Read it in this order: ``machine`` (which input goes where), ``state``,
+``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``batching`` and ``admission`` (who runs
+next), ``completion`` and ``insertion`` (what comes back), ``tiers``, ``backups`` and ``loads`` (what moves).
+"""
+
+from services.scheduler.core.inputs import Stamped
+from services.scheduler.core.invariants import check_invariants
+from services.scheduler.core.machine import pending_timers, step
+from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
+from services.scheduler.core.snapshot import decode_state, encode_state
+from services.scheduler.core.state import CellState, new_state
+from services.scheduler.core.status import status
+
+__all__ = [
+    "CancelTimer",
+    "CellState",
+    "Output",
+    "SetTimer",
+    "Stamped",
+    "check_invariants",
+    "decode_state",
+    "encode_state",
+    "new_state",
+    "pending_timers",
+    "status",
+    "step",
+]

@@ -1,0 +1,150 @@
+"""Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from services.scheduler.core.identities import page_identities
+from services.scheduler.core.lifecycle import RequestEvent, next_state
+from services.scheduler.core.page_pool import allocate
+from services.scheduler.core.queueing import dequeue
+from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
+from services.scheduler.core.residency import begin_loading, lock_host, lock_path, touch, unlock_host, unlock_path
+from services.scheduler.core.state import CellState, Load, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.tiers import can_make_room, make_room
+from services.scheduler.core.turn import Turn
+from shared.messages.worker_plans import AdmitRequest, PageLoad
+
+
+class Verdict(Enum):
+    """What became of an attempt to admit."""
+
+    ADMITTED = "admitted"
+    DEFERRED = "deferred"  # A load under way is about to bring its prefix; others may go first meanwhile.
+    NO_ROOM = "no_room"  # Nobody may overtake it.
+
+
+def try_admit(turn: Turn, request: Request, worker: Worker) -> tuple[Verdict, tuple[PageLoad, Load] | None]:
+    """Admit a WAITING request if its pages can be had now; also returns the load for its first batch, if any."""
+    state = turn.state
+    path = matched_path(state, request)
+    found = reach(state, path, worker)
+    if found.is_loading:
+        count(state, "delay_hits_deferred")
+        return Verdict.DEFERRED, None
+    total_pages = pages_for(state, request, request.token_count + lease_room(state, request))
+    fresh = total_pages - found.device_pages
+    matched = path[: len(found.device)]
+    locked_anew = sum(pages for node, pages in matched if worker.worker_id not in node.locks)
+    if not can_make_room(worker, fresh + locked_anew):
+        return Verdict.NO_ROOM, None
+    cut_to_fit(state, path, found)
+    storage = storage_of(state, worker)
+    _hold(state, found, worker, storage)
+    pages = allocate(worker.pool, fresh) if make_room(turn, worker, fresh) else None
+    if pages is None:
+        _let_go(state, found, worker, storage)
+        return Verdict.NO_ROOM, None
+    dequeue(state, request)
+    _take_over(turn, request, worker, found, pages)
+    load = _begin_load(turn, request, worker, storage, found, pages) if storage is not None and found.host else None
+    _send(turn, request, worker, found)
+    return Verdict.ADMITTED, load
+
+
+def pages_for(state: CellState, request: Request, tokens: int) -> int:
+    """Pages for so many tokens, never more than the longest possible answer needs."""
+    return -(-min(tokens, request.max_tokens_total) // state.tree.page_size)
+
+
+def lease_room(state: CellState, request: Request) -> int:
+    """Decode tokens that a request gets pages for at once."""
+    return min(state.config.lease_tokens, request.max_tokens_total - request.token_count)
+
+
+def _hold(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
+    """Keep what was matched from being evicted to make room for the rest."""
+    if found.device:
+        lock_path(state, found.device[-1], worker)
+    if storage is not None:
+        for node in found.host:
+            lock_host(node, storage.storage_id)
+
+
+def _let_go(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
+    if found.device:
+        unlock_path(state, found.device[-1], worker)
+    if storage is not None:
+        for node in reversed(found.host):
+            unlock_host(state, node, storage)
+
+
+def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes) -> None:
+    """Write down where the request runs and what it owns."""
+    state = turn.state
+    request.state = next_state(request.state, RequestEvent.ADMIT)
+    request.worker_id = worker.worker_id
+    request.pages = b"".join(node.device[worker.worker_id] for node in found.device) + fresh
+    request.shared = found.device_pages + found.host_pages
+    request.node = found.device[-1].id if found.device else 0
+    request.planned = request.computed = request.shared * state.tree.page_size
+    request.is_poisoned = False
+    request.lease_generated = -1
+    worker.running.append(request.request_id)
+    for node in (*found.device, *found.host):
+        node.hits += 1
+        touch(state, node, turn.seq)
+
+
+def _begin_load(
+    turn: Turn, request: Request, worker: Worker, storage: Storage, found: Reach, fresh: bytes
+) -> tuple[PageLoad, Load]:
+    """Give the matched host nodes the first of the fresh pages, and say what is to be copied where."""
+    state = turn.state
+    offset = 0
+    for node in found.host:
+        size = len(node.host[storage.storage_id])
+        begin_loading(state, node, worker, fresh[offset : offset + size])
+        offset += size
+    deepest = found.host[-1]
+    if found.device:
+        unlock_path(state, found.device[-1], worker)
+    lock_path(state, deepest, worker)
+    request.node = deepest.id
+    count(state, "loads_started")
+    order = PageLoad(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        storage_id=storage.storage_id,
+        host_pages=b"".join(node.host[storage.storage_id] for node in found.host),
+        device_pages=fresh[:offset],
+        identities=b"".join(page_identities(state.tree, node) for node in found.host),
+    )
+    return order, Load(request.request_id, request.attempt, deepest.id, storage.storage_id)
+
+
+def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
+    state, submit = turn.state, request.submit
+    page_size = state.tree.page_size
+    device_hit, host_hit = found.device_pages * page_size, found.host_pages * page_size
+    count(state, "hit_tokens_device", device_hit)
+    count(state, "hit_tokens_host", host_hit)
+    # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
+    device_tokens = min(device_hit, submit.prompt_tokens)
+    turn.to_worker(
+        worker,
+        AdmitRequest(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            gateway_id=submit.gateway_id,
+            tokens=request.tokens,
+            prompt_tokens=submit.prompt_tokens,
+            sampling=submit.sampling,
+            pages=request.pages,
+            cached_tokens=device_hit + host_hit,
+            device_tokens=device_tokens,
+            host_tokens=min(device_hit + host_hit, submit.prompt_tokens) - device_tokens,
+            received_ns=submit.received_ns,
+            accepted_ns=request.accepted_ns,
+        ),
+    )

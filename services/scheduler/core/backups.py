@@ -1,0 +1,171 @@
+"""Backups, device to host: planned with an eviction, answered by the storage, bounded by a deadline."""
+
+from __future__ import annotations
+
+from services.scheduler.core.identities import page_identities
+from services.scheduler.core.page_pool import allocate, release
+from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, page_count
+from services.scheduler.core.residency import (
+    drop_device,
+    drop_host,
+    give_host,
+    host_pool,
+    is_device_evictable,
+    offer,
+    split_node,
+    take_host_victim,
+)
+from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
+from services.scheduler.core.turn import Turn
+from shared.messages.storage_plans import BackupPages
+
+
+def backup_target(state: CellState, worker: Worker) -> Storage | None:
+    """The storage that takes this worker's backups now; one that let a deadline pass takes none until it answers."""
+    storage = storage_of(state, worker)
+    if storage is None:
+        return None
+    for transfer in state.transfers.values():
+        if transfer.is_timed_out and transfer.storage_id == storage.storage_id:
+            return None
+    return storage
+
+
+def open_transfer(turn: Turn, worker: Worker, storage: Storage) -> Transfer:
+    """Start a backup without nodes."""
+    state = turn.state
+    transfer_id = state.next_transfer
+    state.next_transfer += 1
+    timer_id = turn.set_timer(f"backup.{transfer_id}", "backup", str(transfer_id), state.config.backup_deadline_ms)
+    transfer = Transfer(transfer_id, storage.storage_id, worker.worker_id, [], timer_id)
+    state.transfers[transfer_id] = transfer
+    count(state, "backups_started")
+    return transfer
+
+
+def join_transfer(state: CellState, transfer: Transfer, node: Node, host_pages: bytes) -> None:
+    """Let a backup copy this node too, into these leased host pages."""
+    node.transfer = transfer.transfer_id
+    node.backup_pages = host_pages
+    transfer.nodes.append(node.id)
+
+
+def send_transfer(turn: Turn, transfer: Transfer) -> None:
+    """Order the backup."""
+    state = turn.state
+    storage, worker = state.storages[transfer.storage_id], state.workers[transfer.worker_id]
+    nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    order = BackupPages(
+        transfer_id=transfer.transfer_id,
+        worker_id=worker.worker_id,
+        worker_incarnation=worker.incarnation,
+        device_pages=b"".join(node.device[worker.worker_id] for node in nodes),
+        host_pages=b"".join(node.backup_pages for node in nodes),
+        identities=b"".join(page_identities(state.tree, node) for node in nodes),
+    )
+    turn.to_storage(storage, order)
+
+
+def take_host_pages(state: CellState, storage: Storage, pages: int) -> bytes | None:
+    """Host pages for a backup, evicting older host copies; None when the pool cannot give so many."""
+    pool = host_pool(storage)
+    if pages > pool.free + pool.cached:
+        return None
+    while pool.free < pages:
+        victim = take_host_victim(state, storage.storage_id)
+        if victim is None:
+            return None
+        excess = page_count(state.tree, victim) - (pages - pool.free)
+        if excess > 0:
+            split_node(state, victim, excess)
+        count(state, "evicted_pages_host", drop_host(state, victim, storage))
+    return allocate(pool, pages)
+
+
+def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
+    """The storage answered. Nodes that were being evicted and are still unused leave the device."""
+    state = turn.state
+    turn.cancel_timer(transfer.timer_id)
+    storage = state.storages[transfer.storage_id]
+    release(host_pool(storage), transfer.held)
+    is_ok = is_ok and not transfer.is_timed_out
+    count(state, "backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
+    close_transfer(state, transfer)
+    nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    for node in nodes:
+        pages, node.backup_pages = node.backup_pages, b""
+        if is_ok:
+            give_host(state, node, storage, pages)
+        else:
+            release(host_pool(storage), pages)
+    # A timed-out backup frees nothing on the device: what it held has been cached all along, and may be evicted
+    # like anything else from now on.
+    worker = state.workers.get(transfer.worker_id)
+    for node in reversed(nodes):  # A split puts the upper part first, and the lower part must leave before it.
+        offer(state, node)
+        if worker is not None and not transfer.is_timed_out:
+            _leave_device(state, node, worker)
+
+
+def _leave_device(state: CellState, node: Node, worker: Worker) -> None:
+    """Finish the eviction for which a node was backed up, unless it was used since."""
+    if node.id in state.tree.nodes and is_device_evictable(state, node, worker.worker_id):
+        count(state, "evicted_pages_device", drop_device(state, node, worker))
+
+
+def expire_backup(turn: Turn, transfer: Transfer) -> None:
+    """The deadline passed: nobody waits for this backup any more, but its pages stay untouched until the answer."""
+    state = turn.state
+    count(state, "backups_failed")
+    transfer.is_timed_out = True
+    for node_id in transfer.nodes:
+        node = state.tree.nodes[node_id]
+        transfer.held += node.backup_pages
+        node.backup_pages = b""
+
+
+def close_transfer(state: CellState, transfer: Transfer) -> None:
+    """Forget a transfer; its nodes are read by nobody."""
+    del state.transfers[transfer.transfer_id]
+    for node_id in transfer.nodes:
+        state.tree.nodes[node_id].transfer = 0
+
+
+def abandon_backups_of_worker(turn: Turn, worker: Worker) -> None:
+    """The worker is gone; what its backups were to fill is free after the storage's answer."""
+    for transfer in turn.state.transfers.values():
+        if transfer.worker_id != worker.worker_id:
+            continue
+        for node_id in transfer.nodes:
+            node = turn.state.tree.nodes[node_id]
+            transfer.held += node.backup_pages
+            node.backup_pages, node.transfer = b"", 0
+        transfer.worker_id, transfer.nodes = "", []
+
+
+def abandon_backups_of_storage(turn: Turn, storage: Storage) -> None:
+    """The storage is gone with its pool; nothing is to be given back to it."""
+    state = turn.state
+    for transfer in list(state.transfers.values()):
+        if transfer.storage_id != storage.storage_id:
+            continue
+        turn.cancel_timer(transfer.timer_id)
+        count(state, "backups_failed", 0 if transfer.is_timed_out else 1)
+        close_transfer(state, transfer)
+        for node_id in transfer.nodes:
+            node = state.tree.nodes[node_id]
+            node.backup_pages = b""
+            offer(state, node)
+
+
+def pages_leaving(state: CellState, worker: Worker) -> int:
+    """Device pages that running backups of this worker will free, as far as is known. Does not mutate."""
+    pages = 0
+    for transfer in state.transfers.values():
+        if transfer.worker_id != worker.worker_id or transfer.is_timed_out:
+            continue
+        for node_id in transfer.nodes:
+            node = state.tree.nodes[node_id]
+            if not node.locks.get(worker.worker_id):
+                pages += len(node.device[worker.worker_id]) // PAGE_BYTES
+    return pages

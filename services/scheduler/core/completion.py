@@ -1,0 +1,112 @@
+"""What a worker reports about requests: executed batches, ends and preemptions."""
+
+from __future__ import annotations
+
+from services.scheduler.core.insertion import publish_computed, publish_final
+from services.scheduler.core.leases import drop_lease_wait, preempt
+from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
+from services.scheduler.core.loads import settle_load, settle_loads_of
+from services.scheduler.core.queueing import enqueue, fail, forget
+from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
+from services.scheduler.core.turn import Turn
+from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
+from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
+
+FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
+"""Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
+
+
+def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> None:
+    """Take over loaded and computed pages; restart what failed."""
+    state = turn.state
+    worker.batches.remove(batch)
+    for load in batch.loads:
+        settle_load(turn, worker, load, message)
+    for chunk in batch.chunks:
+        request = state.requests.get(chunk.request_id)
+        if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
+            continue
+        if chunk.request_id in message.failed:
+            _chunk_failed(turn, worker, request)
+        elif not request.is_poisoned:
+            _chunk_computed(turn, worker, request, chunk)
+
+
+def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) -> None:
+    if chunk.start != request.computed:
+        return
+    request.computed = chunk.end
+    publish_computed(turn, request, worker)
+    if request.computed == request.token_count and request.state is RequestState.PREFILLING:
+        request.state = next_state(request.state, RequestEvent.PREFILLED)
+
+
+def _chunk_failed(turn: Turn, worker: Worker, request: Request) -> None:
+    """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them."""
+    if request.is_poisoned:
+        return
+    request.is_poisoned = True
+    request.failures += 1
+    count(turn.state, "chunks_failed")
+    if request.state in (RequestState.PREFILLING, RequestState.DECODING):
+        preempt(turn, worker, request)
+
+
+def request_finished(turn: Turn, worker: Worker, request: Request, message: RequestFinished) -> None:
+    """The worker ended a request for its caller."""
+    count(turn.state, f"finished_{message.reason}")
+    valid = -1 if message.reason != "error" else 0
+    _leave_worker(turn, worker, request, _whole_tokens(message.output), valid)
+    forget(turn, request, RequestEvent.FINISHED)
+
+
+def request_preempted(turn: Turn, worker: Worker, request: Request, message: RequestPreempted) -> None:
+    """The worker forgot a request; it waits again, in its old place, unless it was to end meanwhile."""
+    state = turn.state
+    output = _whole_tokens(message.output)
+    _leave_worker(turn, worker, request, output, -1)
+    if request.failures >= state.config.max_attempts:
+        fail(turn, request, AttemptsExhausted.code, "the request failed too often")
+        return
+    if request.ending:
+        fail(turn, request, FAILURE_CODES[request.ending])
+        return
+    request.state = next_state(request.state, RequestEvent.PREEMPTED)
+    request.attempt += 1
+    keep_output(request, output)
+    enqueue(turn, request)
+
+
+def keep_output(request: Request, output: bytes) -> None:
+    """Start the next attempt after these tokens.
+
+    One token at least is left to sample: it repeats if need be, which the gateway drops, but it brings the end.
+    """
+    most = (request.submit.sampling.max_tokens - 1) * 4
+    if len(output) >= len(request.output):
+        request.output = output[:most]
+
+
+def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, valid: int) -> None:
+    """Take an admitted request off its worker: its pages go to the tree or back to the pool.
+
+    ``valid`` is how many tokens' KV may be kept at most; -1 is all there are.
+    """
+    state = turn.state
+    has_new_tokens = len(output) > len(request.output)
+    # A sampled token proves that the whole prompt, loads included, was computed, even if BatchDone comes later.
+    settle_loads_of(turn, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
+    tokens = request.tokens
+    known = request.computed
+    if has_new_tokens and not request.is_poisoned:
+        tokens = request.submit.prompt + output
+        known = len(tokens) // 4 - 1
+    known = min(known, len(request.pages) // 4 * state.tree.page_size)
+    publish_final(turn, request, worker, tokens, known if valid < 0 else min(valid, known))
+    drop_lease_wait(worker, request.request_id)
+    worker.running.remove(request.request_id)
+    request.worker_id = ""
+
+
+def _whole_tokens(output: bytes) -> bytes:
+    return output[: len(output) // 4 * 4]

@@ -1,0 +1,49 @@
+"""FlushCache: drop what nothing uses."""
+
+from __future__ import annotations
+
+from services.scheduler.core.prefix_tree import descendants_first
+from services.scheduler.core.residency import (
+    DEVICE,
+    HOST,
+    drop_device,
+    drop_host,
+    is_device_evictable,
+    is_host_evictable,
+)
+from services.scheduler.core.state import count
+from services.scheduler.core.turn import Turn
+from shared.messages.cell_events import FlushCache
+
+
+def flush(turn: Turn, message: FlushCache) -> None:
+    """Drop every unlocked page of the named tiers and namespace, without backing anything up."""
+    tree = turn.state.tree
+    roots = [message.namespace] if message.namespace else list(tree.roots)
+    for namespace in roots:
+        root_id = tree.roots.get(namespace)
+        if root_id is None:
+            continue
+        order = [node.id for node in descendants_first(tree, tree.nodes[root_id]) if node.parent]
+        if DEVICE in message.tiers:
+            _flush_device(turn, order)
+        if HOST in message.tiers:
+            _flush_host(turn, order)
+
+
+def _flush_device(turn: Turn, order: list[int]) -> None:
+    state = turn.state
+    for node_id in order:
+        for worker in state.workers.values():
+            node = state.tree.nodes.get(node_id)
+            if node is not None and is_device_evictable(state, node, worker.worker_id):
+                count(state, "flushed_pages_device", drop_device(state, node, worker))
+
+
+def _flush_host(turn: Turn, order: list[int]) -> None:
+    state = turn.state
+    for node_id in order:
+        for storage in state.storages.values():
+            node = state.tree.nodes.get(node_id)
+            if node is not None and is_host_evictable(node, storage.storage_id):
+                count(state, "flushed_pages_host", drop_host(state, node, storage))

@@ -1,0 +1,131 @@
+"""Storages come and go; their host pools are made once a geometry is known."""
+
+from __future__ import annotations
+
+from services.scheduler.core.backups import abandon_backups_of_storage
+from services.scheduler.core.page_pool import new_pool
+from services.scheduler.core.residency import HOST, offer_all, prune
+from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.turn import Turn
+from shared.messages.storage_events import HostPoolCreated, StorageJoined
+from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
+from shared.messages.worker_plans import AttachHostPool, DetachHostPool
+
+
+def storage_joined(turn: Turn, message: StorageJoined) -> None:
+    """Let a storage in. An older incarnation of it is lost by that."""
+    state = turn.state
+    known = state.storages.get(message.storage_id)
+    if known is not None and known.incarnation == message.incarnation:
+        count(state, "stale_inputs")
+        return
+    if known is not None:
+        remove_storage(turn, known)
+    storage = Storage(message.storage_id, message.incarnation, message.node, message.host_bytes)
+    state.storages[storage.storage_id] = storage
+    count(state, "storages_joined")
+    for worker in _workers_of(state, storage):
+        _request_pool(turn, storage)
+        _attach_device(turn, storage, worker)
+
+
+def host_pool_created(turn: Turn, storage: Storage, message: HostPoolCreated) -> None:
+    """A host pool is ready: its node's workers may load from it."""
+    state = turn.state
+    handle = message.handle
+    if handle is None or handle.pages < 1 or handle.geometry != state.geometry:
+        count(state, "host_pools_refused")
+        return
+    if storage.pool is not None:
+        count(state, "stale_inputs")
+        return
+    storage.handle, storage.pool = handle, new_pool(handle.pages)
+    for worker in _workers_of(state, storage):
+        turn.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=handle))
+
+
+def attach_worker(turn: Turn, worker: Worker) -> None:
+    """Tell a new worker and the storages of its node about one another."""
+    for storage in turn.state.storages.values():
+        if storage.node != worker.node:
+            continue
+        _request_pool(turn, storage)
+        _attach_device(turn, storage, worker)
+        if storage.handle is not None:
+            turn.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.handle))
+
+
+def detach_worker(turn: Turn, worker: Worker) -> None:
+    """Tell the storages of its node that a worker's pool is gone."""
+    for storage in turn.state.storages.values():
+        if storage.node == worker.node:
+            turn.to_storage(
+                storage, DetachDevicePool(worker_id=worker.worker_id, worker_incarnation=worker.incarnation)
+            )
+
+
+def request_missing_pools(turn: Turn) -> None:
+    """Ask for the host pools that are not asked for yet, after the host tier was switched on."""
+    for storage in turn.state.storages.values():
+        if any(True for _ in _workers_of(turn.state, storage)):
+            _request_pool(turn, storage)
+
+
+def remove_storage(turn: Turn, storage: Storage) -> None:
+    """A storage is gone with its host pool. Loads on their way from it are settled by their batches."""
+    state = turn.state
+    count(state, "storages_lost")
+    abandon_backups_of_storage(turn, storage)
+    _forget_host_copies(state, storage)
+    del state.storages[storage.storage_id]
+    for worker in _workers_of(state, storage):
+        if storage.handle is not None:
+            turn.to_worker(worker, DetachHostPool(storage_id=storage.storage_id))
+
+
+def forget_host_pools(turn: Turn) -> None:
+    """The cell's geometry changes while no worker is joined: every cached page goes, and new pools are due."""
+    state = turn.state
+    for storage in state.storages.values():
+        abandon_backups_of_storage(turn, storage)
+        _forget_host_copies(state, storage)
+        storage.handle = storage.pool = None
+        storage.is_pool_requested = False
+
+
+def _forget_host_copies(state: CellState, storage: Storage) -> None:
+    """Strike a storage's pool from the tree, and what is resident nowhere then."""
+    for worker in state.workers.values():
+        for batch in worker.batches:
+            for load in batch.loads:
+                if load.storage_id == storage.storage_id:
+                    load.storage_id = ""
+    homeless = []
+    for node in state.tree.nodes.values():
+        node.host_locks.pop(storage.storage_id, None)
+        if storage.storage_id in node.quarantined:
+            node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
+        if node.host.pop(storage.storage_id, None) is not None and not (node.device or node.loading or node.host):
+            homeless.append(node)
+    for node in homeless:
+        if node.id in state.tree.nodes:
+            prune(state, node)
+    state.victims.forget(HOST, storage.storage_id)
+    offer_all(state)
+
+
+def _request_pool(turn: Turn, storage: Storage) -> None:
+    geometry = turn.state.geometry
+    if not storage.is_pool_requested and geometry is not None and turn.state.config.host_tier:
+        storage.is_pool_requested = True
+        turn.to_storage(storage, CreateHostPool(geometry=geometry))
+
+
+def _attach_device(turn: Turn, storage: Storage, worker: Worker) -> None:
+    order = AttachDevicePool(worker_id=worker.worker_id, worker_incarnation=worker.incarnation, handle=worker.handle)
+    turn.to_storage(storage, order)
+
+
+def _workers_of(state: CellState, storage: Storage) -> list[Worker]:
+    """The workers on this storage's node."""
+    return [worker for worker in state.workers.values() if worker.node == storage.node]

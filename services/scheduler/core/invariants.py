@@ -1,0 +1,235 @@
+"""What must hold between steps, checked from scratch. For tests; slow in proportion to the whole state."""
+
+from __future__ import annotations
+
+from services.scheduler.core.lifecycle import ADMITTED, RequestState
+from services.scheduler.core.loads import loading_nodes
+from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.prefix_tree import IDENTITY_BYTES, Node, ancestors, page_count
+from services.scheduler.core.residency import host_pool
+from services.scheduler.core.state import CellState, Storage, Worker
+from shared.errors import InvariantViolated
+from shared.messages.base import unpack_int32
+
+
+def check_invariants(state: CellState) -> None:
+    """Raise InvariantViolated if anything in the state contradicts anything else."""
+    _check_tree(state)
+    for worker in state.workers.values():
+        _check_device_pool(state, worker)
+        _check_locks(state, worker)
+        _check_worker(state, worker)
+    for storage in state.storages.values():
+        if storage.pool is not None:
+            _check_host_pool(state, storage)
+    _check_transfers(state)
+    _check_requests(state)
+    _check_timers(state)
+
+
+def _require(holds: bool, text: str) -> None:
+    if not holds:
+        raise InvariantViolated(text)
+
+
+def _check_tree(state: CellState) -> None:
+    tree = state.tree
+    reachable = 0
+    for node in tree.nodes.values():
+        if not node.parent:
+            _require(tree.roots.get(node.namespace) == node.id, f"root {node.id} is not its namespace's")
+            _require(bool(node.children), f"root {node.id} has no children")
+        reachable += len(node.children)
+        for key, child_id in node.children.items():
+            child = tree.nodes.get(child_id)
+            _require(child is not None and child.parent == node.id, f"child {child_id} of {node.id} is elsewhere")
+            _require(child is not None and child.tokens.startswith(key), f"child {child_id} has a wrong key")
+        if node.parent:
+            _check_node(state, node)
+    _require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
+
+
+def _check_node(state: CellState, node: Node) -> None:
+    tree = state.tree
+    name = f"node {node.id}"
+    pages = page_count(tree, node)
+    _require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
+    _require(bool(node.device or node.loading or node.host), f"{name} is resident nowhere")
+    parent = tree.nodes[node.parent]
+    for worker_id, held in (*node.device.items(), *node.loading.items()):
+        _require(worker_id in state.workers, f"{name} is on the unknown device {worker_id}")
+        _require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
+    for worker_id in node.device:
+        _require(worker_id not in node.loading, f"{name} is loading where it is already")
+        _require(not parent.parent or worker_id in parent.device, f"{name} is on {worker_id} without its parent")
+    for worker_id in node.loading:
+        above = not parent.parent or worker_id in parent.device or worker_id in parent.loading
+        _require(above, f"{name} is loading to {worker_id} without its parent")
+    for storage_id, held in node.host.items():
+        _require(storage_id in state.storages, f"{name} is in the unknown host pool {storage_id}")
+        _require(len(held) == pages * 4, f"{name} has a wrong number of pages in {storage_id}")
+    _require(all(owner in node.host for owner in node.quarantined), f"{name} has no copy to quarantine")
+    _require(len(node.identities) in (0, pages * IDENTITY_BYTES), f"{name} has a wrong number of identities")
+    _require(len(node.backup_pages) in (0, pages * 4), f"{name} has a wrong number of pages under backup")
+    below: dict[str, int] = {}
+    for child_id in node.children.values():
+        child = tree.nodes[child_id]
+        for worker_id in (*child.device, *child.loading):
+            below[worker_id] = below.get(worker_id, 0) + 1
+    _require(below == node.below, f"{name} miscounts its children on devices")
+
+
+def _check_pool(name: str, pool: PagePool, owned: list[bytes]) -> None:
+    """Each page is free or owned exactly once."""
+    seen = bytearray(pool.total)
+    pieces = [range(start, start + length) for start, length in zip(pool.starts, pool.lengths, strict=True)]
+    for pages in (*pieces, *(unpack_int32(held) for held in owned)):
+        for page in pages:
+            _require(0 <= page < pool.total, f"{name} has no page {page}")
+            _require(not seen[page], f"{name}: page {page} is owned twice")
+            seen[page] = 1
+    _require(all(seen), f"{name} lost a page")
+    _require(pool.free == sum(pool.lengths), f"{name} miscounts its free pages")
+    ends = [start + length for start, length in zip(pool.starts, pool.lengths, strict=True)]
+    _require(all(end < start for end, start in zip(ends, pool.starts[1:], strict=False)), f"{name}: runs not merged")
+
+
+def _check_device_pool(state: CellState, worker: Worker) -> None:
+    name = f"pool of {worker.worker_id}"
+    owned, cached, locked = [], 0, 0
+    for node in state.tree.nodes.values():
+        held = node.device.get(worker.worker_id, b"")
+        owned += [held, node.loading.get(worker.worker_id, b"")]
+        cached += len(held) // 4
+        locked += len(held) // 4 if node.locks.get(worker.worker_id) else 0
+    owned += [
+        state.requests[request_id].pages[state.requests[request_id].shared * 4 :] for request_id in worker.running
+    ]
+    _check_pool(name, worker.pool, owned)
+    _require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
+    _require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
+    if not worker.running and not worker.batches:
+        _require(worker.pool.leased == 0, f"{name} has leased pages at idle")
+        _require(worker.pool.locked == 0, f"{name} has locked pages at idle")
+
+
+def _check_host_pool(state: CellState, storage: Storage) -> None:
+    name = f"pool of {storage.storage_id}"
+    pool = host_pool(storage)
+    owned, cached = [], 0
+    for node in state.tree.nodes.values():
+        held = node.host.get(storage.storage_id, b"")
+        owned.append(held)
+        cached += len(held) // 4
+        if node.transfer and state.transfers[node.transfer].storage_id == storage.storage_id:
+            owned.append(node.backup_pages)
+    transfers = [item for item in state.transfers.values() if item.storage_id == storage.storage_id]
+    owned += [transfer.held for transfer in transfers]
+    _check_pool(name, pool, owned)
+    _require(pool.cached == cached, f"{name} miscounts its cached pages")
+    if not transfers:
+        _require(pool.leased == 0, f"{name} has leased pages without a transfer")
+
+
+def _check_locks(state: CellState, worker: Worker) -> None:
+    """Each lock has its user: running requests for device locks, loads for host locks."""
+    locks: dict[int, int] = {}
+    for request_id in worker.running:
+        node_id = state.requests[request_id].node
+        if node_id:
+            for node in ancestors(state.tree, state.tree.nodes[node_id]):
+                locks[node.id] = locks.get(node.id, 0) + 1
+    for node in state.tree.nodes.values():
+        held = node.locks.get(worker.worker_id, 0)
+        _require(held == locks.get(node.id, 0), f"node {node.id} has {held} locks of {worker.worker_id}")
+        _require(not held or worker.worker_id in node.device or worker.worker_id in node.loading, "a lock on nothing")
+        _require(worker.worker_id not in node.locks or held > 0, f"node {node.id} keeps an empty lock")
+
+
+def _check_worker(state: CellState, worker: Worker) -> None:
+    loading: dict[int, int] = {}
+    for batch in worker.batches:
+        for load in batch.loads:
+            for node in loading_nodes(state, worker, load):
+                loading[node.id] = loading.get(node.id, 0) + 1
+    for node in state.tree.nodes.values():
+        expected = 1 if worker.worker_id in node.loading else 0
+        _require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} loads")
+    for wait in worker.lease_waits:
+        _require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
+    cost = sum(state.requests[request_id].cost for request_id in worker.queue)
+    _require(worker.queued_cost == cost, f"{worker.worker_id} miscounts its queue")
+
+
+def _check_transfers(state: CellState) -> None:
+    members: dict[int, int] = {}
+    host_locks: dict[tuple[int, str], int] = {}
+    for transfer in state.transfers.values():
+        _require(transfer.storage_id in state.storages, f"transfer {transfer.transfer_id} has no storage")
+        for node_id in transfer.nodes:
+            node = state.tree.nodes.get(node_id)
+            _require(node is not None and transfer.worker_id in node.device, f"node {node_id} left under a backup")
+            members[node_id] = transfer.transfer_id
+    for worker in state.workers.values():
+        for batch in worker.batches:
+            for load in batch.loads:
+                for node in loading_nodes(state, worker, load) if load.storage_id else ():
+                    key = (node.id, load.storage_id)
+                    host_locks[key] = host_locks.get(key, 0) + 1
+    for node in state.tree.nodes.values():
+        _require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
+        _require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
+        for storage_id, held in node.host_locks.items():
+            _require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
+            _require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
+    _require(not host_locks, "a load reads a host copy without a lock")
+
+
+def _check_requests(state: CellState) -> None:
+    """Each request is in exactly one place, and its pages are what its state says."""
+    places: dict[str, int] = {}
+    for worker in state.workers.values():
+        for request_id in (*worker.queue, *worker.running):
+            places[request_id] = places.get(request_id, 0) + 1
+            _require(state.requests[request_id].worker_id == worker.worker_id, f"{request_id} is at another worker")
+        for request_id in worker.running:
+            _require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
+    for request_id in state.unplaced:
+        places[request_id] = places.get(request_id, 0) + 1
+    _require(not state.unplaced or not state.workers, "a request is unplaced though there are workers")
+    queued = tokens = 0
+    for request in state.requests.values():
+        name = request.request_id
+        expected = 0 if request.state is RequestState.RESUMING else 1
+        _require(places.get(name, 0) == expected, f"{name} is in {places.get(name, 0)} places")
+        if request.state is RequestState.WAITING:
+            queued, tokens = queued + 1, tokens + request.token_count
+        if request.state not in ADMITTED:
+            _require(not request.pages and not request.node, f"{name} owns pages and does not run")
+            continue
+        _check_page_table(state, request.request_id)
+    _require((queued, tokens) == (state.queued, state.queued_tokens), "the queue is miscounted")
+
+
+def _check_page_table(state: CellState, request_id: str) -> None:
+    """The shared front of a page table is what the tree holds on the request's path."""
+    request = state.requests[request_id]
+    path = ancestors(state.tree, state.tree.nodes[request.node]) if request.node else []
+    held = b"".join(
+        node.device.get(request.worker_id) or node.loading.get(request.worker_id, b"") for node in reversed(path)
+    )
+    _require(request.pages[: request.shared * 4] == held, f"{request_id} and the tree disagree on its pages")
+    tokens = b"".join(node.tokens for node in reversed(path))
+    sequence_tokens = request.tokens
+    _require(sequence_tokens.startswith(tokens), f"{request_id} holds a path of other tokens")
+    _require(request.computed <= request.planned <= request.token_count, f"{request_id} computed more than planned")
+
+
+def _check_timers(state: CellState) -> None:
+    for timer_id, timer in state.timers.items():
+        if timer.kind == "backup":
+            _require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
+        else:
+            request = state.requests.get(timer.subject)
+            known = request is not None and timer_id in (request.deadline_timer, request.resume_timer)
+            _require(known, f"timer {timer_id} is for no request")

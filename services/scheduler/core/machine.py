@@ -1,0 +1,192 @@
+"""The fold: one input in, outputs out. This file only finds the handler and turns away what is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from services.scheduler.core.backups import finish_backup
+from services.scheduler.core.batching import schedule
+from services.scheduler.core.cancellation import cancel_gateway, end_early
+from services.scheduler.core.completion import batch_done, request_finished, request_preempted
+from services.scheduler.core.configure import configure
+from services.scheduler.core.flush import flush
+from services.scheduler.core.hosts import host_pool_created, remove_storage, storage_joined
+from services.scheduler.core.inputs import Stamped
+from services.scheduler.core.leases import request_lease
+from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.membership import remove_worker, worker_joined
+from services.scheduler.core.outputs import Output, SetTimer
+from services.scheduler.core.queueing import submit
+from services.scheduler.core.resumption import resume
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count
+from services.scheduler.core.timers import timer_fired
+from services.scheduler.core.turn import Turn
+from shared.messages import cell_events, requests, storage_events, worker_events
+
+
+def step(state: CellState, stamped: Stamped) -> list[Output]:
+    """Fold one input into ``state`` (in place) and return what follows from it.
+
+    Never raises for a stale, repeated or senseless input: it is counted and ignored. InvariantViolated and
+    IllegalTransition mean a fault of the core itself.
+    """
+    if stamped.seq <= state.last_seq:
+        count(state, "stale_inputs")
+        return []
+    state.last_seq = stamped.seq
+    turn = Turn(state, stamped.seq, stamped.time_ns)
+    _HANDLERS[type(stamped.input)](turn, stamped.input)
+    schedule(turn)
+    return turn.outputs
+
+
+def pending_timers(state: CellState) -> list[SetTimer]:
+    """The timers that a shell must keep after recovery."""
+    return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
+
+
+def _stale(turn: Turn) -> None:
+    count(turn.state, "stale_inputs")
+
+
+def _worker(turn: Turn, worker_id: str, incarnation: str) -> Worker | None:
+    worker = turn.state.workers.get(worker_id)
+    if worker is not None and worker.incarnation == incarnation:
+        return worker
+    _stale(turn)
+    return None
+
+
+def _storage(turn: Turn, storage_id: str, incarnation: str) -> Storage | None:
+    storage = turn.state.storages.get(storage_id)
+    if storage is not None and storage.incarnation == incarnation:
+        return storage
+    _stale(turn)
+    return None
+
+
+def _asked(turn: Turn, request_id: str, gateway_id: str) -> Request | None:
+    request = turn.state.requests.get(request_id)
+    if request is not None and request.submit.gateway_id == gateway_id:
+        return request
+    _stale(turn)
+    return None
+
+
+def _running(
+    turn: Turn,
+    message: worker_events.LeaseRequested | worker_events.RequestFinished | worker_events.RequestPreempted,
+) -> tuple[Worker, Request] | None:
+    """The worker and the request that an event speaks of, if that attempt runs there."""
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is None:
+        return None
+    request = turn.state.requests.get(message.request_id)
+    if (
+        request is None
+        or request.state not in ADMITTED
+        or request.worker_id != worker.worker_id
+        or request.attempt != message.attempt
+    ):
+        _stale(turn)
+        return None
+    return worker, request
+
+
+def _cancel(turn: Turn, message: requests.CancelRequest) -> None:
+    request = _asked(turn, message.request_id, message.gateway_id)
+    if request is not None:
+        end_early(turn, request, "cancelled")
+
+
+def _resume(turn: Turn, message: requests.ResumeRequest) -> None:
+    request = _asked(turn, message.request_id, message.gateway_id)
+    if request is not None:
+        resume(turn, request, message)
+
+
+def _worker_gone(turn: Turn, message: worker_events.WorkerLeft | cell_events.WorkerLost) -> None:
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is not None:
+        remove_worker(turn, worker)
+
+
+def _batch_done(turn: Turn, message: worker_events.BatchDone) -> None:
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is None:
+        return
+    for batch in worker.batches:
+        if batch.plan == message.plan:
+            batch_done(turn, worker, batch, message)
+            return
+    _stale(turn)
+
+
+def _lease_requested(turn: Turn, message: worker_events.LeaseRequested) -> None:
+    found = _running(turn, message)
+    if found is not None:
+        request_lease(turn, *found, message)
+
+
+def _request_finished(turn: Turn, message: worker_events.RequestFinished) -> None:
+    found = _running(turn, message)
+    if found is not None:
+        request_finished(turn, *found, message)
+
+
+def _request_preempted(turn: Turn, message: worker_events.RequestPreempted) -> None:
+    found = _running(turn, message)
+    if found is not None:
+        request_preempted(turn, *found, message)
+
+
+def _storage_gone(turn: Turn, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is not None:
+        remove_storage(turn, storage)
+
+
+def _host_pool_created(turn: Turn, message: storage_events.HostPoolCreated) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is not None:
+        host_pool_created(turn, storage, message)
+
+
+def _backup_done(turn: Turn, message: storage_events.BackupDone) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is None:
+        return
+    transfer = turn.state.transfers.get(message.transfer_id)
+    if transfer is None or transfer.storage_id != storage.storage_id:
+        _stale(turn)
+        return
+    finish_backup(turn, transfer, is_ok=message.ok)
+
+
+def _scheduler_started(turn: Turn, message: cell_events.SchedulerStarted) -> None:
+    turn.state.epoch = max(turn.state.epoch, message.epoch)
+
+
+_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+    requests.SubmitRequest: submit,
+    requests.CancelRequest: _cancel,
+    requests.ResumeRequest: _resume,
+    worker_events.WorkerJoined: worker_joined,
+    worker_events.WorkerLeft: _worker_gone,
+    worker_events.BatchDone: _batch_done,
+    worker_events.LeaseRequested: _lease_requested,
+    worker_events.RequestFinished: _request_finished,
+    worker_events.RequestPreempted: _request_preempted,
+    storage_events.StorageJoined: storage_joined,
+    storage_events.StorageLeft: _storage_gone,
+    storage_events.HostPoolCreated: _host_pool_created,
+    storage_events.BackupDone: _backup_done,
+    cell_events.CellConfigured: lambda turn, message: configure(turn, message.config),
+    cell_events.SchedulerStarted: _scheduler_started,
+    cell_events.TimerFired: lambda turn, message: timer_fired(turn, message.timer_id),
+    cell_events.WorkerLost: _worker_gone,
+    cell_events.StorageLost: _storage_gone,
+    cell_events.GatewayLost: lambda turn, message: cancel_gateway(turn, message.gateway_id),
+    cell_events.FlushCache: flush,
+}

@@ -1,0 +1,121 @@
+"""Workers come and go."""
+
+from __future__ import annotations
+
+from services.scheduler.core.backups import abandon_backups_of_worker
+from services.scheduler.core.hosts import attach_worker, detach_worker, forget_host_pools
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.loads import loading_nodes
+from services.scheduler.core.page_pool import new_pool
+from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.queueing import dequeue, fail, replace_waiting
+from services.scheduler.core.residency import DEVICE, prune, unlock_host
+from services.scheduler.core.resumption import worker_gone
+from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.turn import Turn
+from shared.errors import Unavailable
+from shared.messages.worker_events import WorkerJoined
+from shared.messages.worker_plans import Dismiss
+
+
+def worker_joined(turn: Turn, message: WorkerJoined) -> None:
+    """Let a worker in, or dismiss it. An older incarnation of it is lost by that."""
+    state = turn.state
+    known = state.workers.get(message.worker_id)
+    if known is not None and known.incarnation == message.incarnation:
+        count(state, "stale_inputs")
+        return
+    if known is not None:
+        remove_worker(turn, known)
+    fault = _fault(state, message)
+    if fault:
+        count(state, "workers_dismissed")
+        turn.to_stranger(message.worker_id, message.incarnation, Dismiss(reason=fault))
+        return
+    _adopt_model(turn, message)
+    worker = Worker(
+        worker_id=message.worker_id,
+        incarnation=message.incarnation,
+        node=message.node,
+        handle=message.pool,
+        max_context=message.max_context,
+        pool=new_pool(message.pool.pages),
+    )
+    state.workers[worker.worker_id] = worker
+    count(state, "workers_joined")
+    attach_worker(turn, worker)
+    replace_waiting(turn)
+
+
+def _fault(state: CellState, message: WorkerJoined) -> str:
+    """Why a worker cannot serve in this cell, or ""."""
+    geometry = message.pool.geometry
+    if message.pool.pages < 1 or geometry.page_size < 1 or message.max_context < 1:
+        return "the worker's pool or context is empty"
+    if not state.workers:
+        return ""
+    if message.model != state.model:
+        return "the cell serves another model"
+    if geometry != state.geometry:
+        return "the cell's pages have another geometry"
+    return ""
+
+
+def _adopt_model(turn: Turn, message: WorkerJoined) -> None:
+    """The first worker decides what the cell serves. What was cached for another geometry is useless."""
+    state = turn.state
+    if state.workers or (state.model == message.model and state.geometry == message.pool.geometry):
+        return
+    if state.model and state.model != message.model:
+        # Their prompts are tokens of another model.
+        for request in list(state.requests.values()):
+            if request.state is RequestState.WAITING:
+                dequeue(state, request)
+            fail(turn, request, Unavailable.code, "the cell serves another model now")
+    if state.geometry is not None and state.geometry != message.pool.geometry:
+        forget_host_pools(turn)
+    state.model, state.geometry = message.model, message.pool.geometry
+    state.tree.page_size = message.pool.geometry.page_size
+
+
+def remove_worker(turn: Turn, worker: Worker) -> None:
+    """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
+    state = turn.state
+    count(state, "workers_lost")
+    abandon_backups_of_worker(turn, worker)
+    reading = _host_copies_being_read(state, worker)
+    for node in state.tree.nodes.values():
+        for held in (node.device, node.loading):
+            held.pop(worker.worker_id, None)
+        for counted in (node.locks, node.below):
+            counted.pop(worker.worker_id, None)
+    for node, storage in reading:
+        unlock_host(state, node, storage)
+    _prune_unreachable(state)
+    state.victims.forget(DEVICE, worker.worker_id)
+    del state.workers[worker.worker_id]
+    detach_worker(turn, worker)
+    for name in worker.running:
+        worker_gone(turn, state.requests[name])
+    replace_waiting(turn)
+
+
+def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node, Storage]]:
+    """What the loads of this worker hold a host lock on, lowest nodes first in each load."""
+    reading = []
+    for batch in worker.batches:
+        for load in batch.loads:
+            storage = state.storages.get(load.storage_id)
+            if storage is not None:
+                reading += [(node, storage) for node in loading_nodes(state, worker, load)]
+    return reading
+
+
+def _prune_unreachable(state: CellState) -> None:
+    """Remove every node that is resident nowhere, with what hangs below it."""
+    homeless = [
+        node for node in state.tree.nodes.values() if node.parent and not (node.device or node.loading or node.host)
+    ]
+    for node in homeless:
+        if node.id in state.tree.nodes:
+            prune(state, node)

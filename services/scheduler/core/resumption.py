@@ -1,0 +1,51 @@
+"""Requests whose worker is gone: ask the gateway what it has, and start again from there."""
+
+from __future__ import annotations
+
+from services.scheduler.core.completion import FAILURE_CODES
+from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.queueing import enqueue, fail
+from services.scheduler.core.state import Request, count
+from services.scheduler.core.turn import Turn
+from shared.errors import AttemptsExhausted
+from shared.messages.gateway_notices import ResumeNeeded
+from shared.messages.requests import ResumeRequest
+
+RESUME_TIMEOUT_MS = 30_000
+"""A gateway that lives answers within milliseconds; one that does not is found dead by then."""
+
+
+def worker_gone(turn: Turn, request: Request) -> None:
+    """An admitted request lost its worker and all its pages there."""
+    request.pages, request.shared, request.node = b"", 0, 0
+    request.planned = request.computed = 0
+    request.worker_id = ""
+    request.failures += 1
+    if request.ending:
+        fail(turn, request, FAILURE_CODES[request.ending])
+    elif request.failures >= turn.state.config.max_attempts:
+        fail(turn, request, AttemptsExhausted.code, "the request's workers died too often")
+    else:
+        request.state = next_state(request.state, RequestEvent.WORKER_LOST)
+        request.attempt += 1
+        timer_id = f"resume.{request.accepted_seq}.{request.attempt}"
+        request.resume_timer = turn.set_timer(timer_id, "resume", request.request_id, RESUME_TIMEOUT_MS)
+        count(turn.state, "resumes_needed")
+        turn.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
+
+
+def resume(turn: Turn, request: Request, message: ResumeRequest) -> None:
+    """The gateway said which tokens it has; the next attempt repeats none of them and skips none.
+
+    One token at least is left to sample: should it repeat one, the gateway drops it, but it brings the end.
+    """
+    if request.state is not RequestState.RESUMING or message.attempt != request.attempt:
+        count(turn.state, "stale_inputs")
+        return
+    turn.cancel_timer(request.resume_timer)
+    request.resume_timer = ""
+    request.state = next_state(request.state, RequestEvent.RESUME)
+    most = min(len(message.output) // 4, request.submit.sampling.max_tokens - 1)
+    request.output = message.output[: most * 4]
+    count(turn.state, "requests_resumed")
+    enqueue(turn, request)

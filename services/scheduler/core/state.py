@@ -1,0 +1,205 @@
+"""The state that the fold carries: plain data, encoded as it stands (see :mod:`snapshot`).
+
+Dictionaries keep the order of insertion, which is part of the state: it breaks ties.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.eviction import VictimQueues
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.prefix_tree import PrefixTree
+from shared.messages.cell_events import CellConfig
+from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.requests import SubmitRequest
+
+
+class Request(msgspec.Struct):
+    """One request from acceptance to its end. Page fields mean something only while it is admitted.
+
+    ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
+    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens.
+    """
+
+    submit: SubmitRequest
+    accepted_seq: int  # Also its place in arrival order.
+    accepted_ns: int
+    state: RequestState = RequestState.WAITING
+    attempt: int = 1
+    failures: int = 0  # Lost workers and failed chunks so far.
+    output: bytes = b""  # Output tokens of earlier attempts, packed.
+    deadline_timer: str = ""
+    resume_timer: str = ""
+    worker_id: str = ""  # Where it waits or runs; "" is nowhere.
+    cost: int = 0  # Estimated prefill cost at the worker where it waits.
+    pages: bytes = b""
+    shared: int = 0  # pages
+    node: int = 0  # Deepest tree node that it holds a lock on; 0 is none.
+    planned: int = 0  # Tokens whose chunks were sent or whose KV is cached.
+    computed: int = 0  # tokens
+    is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
+    ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
+    lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def tokens(self) -> bytes:
+        """Prompt and output so far, packed. Copies."""
+        return self.submit.prompt + self.output if self.output else self.submit.prompt
+
+    @property
+    def token_count(self) -> int:
+        return (len(self.submit.prompt) + len(self.output)) // 4
+
+    @property
+    def max_tokens_total(self) -> int:
+        """Tokens of prompt and answer at the most."""
+        return self.submit.prompt_tokens + self.submit.sampling.max_tokens
+
+
+class Chunk(msgspec.Struct):
+    """A chunk of an outstanding batch: tokens [start, end) of a request's attempt."""
+
+    request_id: str
+    attempt: int
+    start: int
+    end: int
+
+
+class Load(msgspec.Struct):
+    """A load of an outstanding batch. It fills the ``loading`` pages of ``node`` and of the nodes above it.
+
+    ``storage_id`` is "" once that storage is lost. ``is_orphaned`` says that its request left before it had
+    produced a token, so that nothing proves that the load took place.
+    """
+
+    request_id: str
+    attempt: int
+    node: int
+    storage_id: str
+    is_orphaned: bool = False
+
+
+class Batch(msgspec.Struct):
+    """A RunBatch that is not answered yet."""
+
+    plan: int
+    chunks: list[Chunk]
+    loads: list[Load]
+
+
+class LeaseWait(msgspec.Struct):
+    """A running request that waits for ``pages`` more pages."""
+
+    request_id: str
+    generated: int
+    pages: int
+
+
+class Worker(msgspec.Struct):
+    """A joined worker, its device pool and what it was told."""
+
+    worker_id: str
+    incarnation: str
+    node: str
+    handle: PoolHandle
+    max_context: int
+    pool: PagePool
+    number: int = 0  # Last plan number.
+    queue: list[str] = []  # Waiting requests, next one first.
+    queued_cost: int = 0
+    running: list[str] = []  # Admitted requests in order of admission.
+    batches: list[Batch] = []  # Outstanding, oldest first.
+    lease_waits: list[LeaseWait] = []
+
+
+class Storage(msgspec.Struct):
+    """A joined storage and its host pool, once there is one."""
+
+    storage_id: str
+    incarnation: str
+    node: str
+    host_bytes: int
+    number: int = 0
+    is_pool_requested: bool = False
+    handle: PoolHandle | None = None
+    pool: PagePool | None = None
+
+
+class Transfer(msgspec.Struct):
+    """A backup that the storage has not answered. ``nodes`` are in the order of its page lists.
+
+    ``held`` are host pages that no node stands for any more; they are free again after the answer.
+    """
+
+    transfer_id: int
+    storage_id: str
+    worker_id: str  # "" once the worker is lost.
+    nodes: list[int]
+    timer_id: str
+    held: bytes = b""
+    is_timed_out: bool = False
+
+
+class Timer(msgspec.Struct):
+    """A timer that the shell keeps for us. ``kind`` is deadline, resume or backup."""
+
+    at_ns: int
+    kind: str
+    subject: str
+
+
+class CellState(msgspec.Struct):
+    """Everything. ``victims`` is derived from the tree and left out of snapshots."""
+
+    config: CellConfig = CellConfig()
+    policy: str = "lru"  # The policy in force; ``config.policy`` may name one that does not exist.
+    epoch: int = 0
+    last_seq: int = 0
+    model: str = ""
+    geometry: KvGeometry | None = None
+    workers: dict[str, Worker] = {}
+    storages: dict[str, Storage] = {}
+    requests: dict[str, Request] = {}
+    ended: dict[str, int] = {}  # Last attempt of requests that ended lately; fences events of a repeated id.
+    unplaced: list[str] = []  # Waiting requests while no worker is joined.
+    queued: int = 0  # Waiting requests, wherever.
+    queued_tokens: int = 0
+    tree: PrefixTree = msgspec.field(default_factory=PrefixTree)
+    transfers: dict[int, Transfer] = {}
+    next_transfer: int = 1
+    timers: dict[str, Timer] = {}
+    gateways: dict[str, int] = {}  # Last notice number of each gateway.
+    counters: dict[str, int] = {}
+    victims: VictimQueues = msgspec.field(default_factory=VictimQueues)
+
+
+def new_state() -> CellState:
+    """The state before the first input."""
+    return CellState()
+
+
+def count(state: CellState, name: str, amount: int = 1) -> None:
+    """Raise a counter."""
+    state.counters[name] = state.counters.get(name, 0) + amount
+
+
+def storage_of(state: CellState, worker: Worker) -> Storage | None:
+    """The storage that serves this worker's node: the first that joined there and has a host pool."""
+    if not state.config.host_tier:
+        return None
+    for storage in state.storages.values():
+        if storage.node == worker.node and storage.pool is not None:
+            return storage
+    return None
+
+
+def worker_storage_id(state: CellState, worker: Worker) -> str:
+    """The id of :func:`storage_of`, or ""."""
+    storage = storage_of(state, worker)
+    return "" if storage is None else storage.storage_id

@@ -1,0 +1,54 @@
+"""The cell's status as published."""
+
+from __future__ import annotations
+
+from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.state import CellState
+from shared.messages.status import CellStatus, PoolStatus, WorkerStatus
+
+
+def status(state: CellState, scheduler_id: str) -> CellStatus:
+    """What the cell looks like now. Does not mutate."""
+    pools = [_device(worker.worker_id, worker.pool) for worker in state.workers.values()]
+    pools += [
+        _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
+    ]
+    page_size = state.tree.page_size
+    return CellStatus(
+        scheduler_id=scheduler_id,
+        epoch=state.epoch,
+        seq=state.last_seq,
+        model=state.model,
+        page_size=page_size,
+        queued=state.queued,
+        running=sum(len(worker.running) for worker in state.workers.values()),
+        max_queued=state.config.max_queued,
+        max_context=max(
+            (min(worker.max_context, worker.pool.total * page_size) for worker in state.workers.values()), default=0
+        ),
+        workers=tuple(
+            WorkerStatus(
+                worker_id=worker.worker_id,
+                incarnation=worker.incarnation,
+                running=len(worker.running),
+                waiting=len(worker.queue),
+            )
+            for worker in state.workers.values()
+        ),
+        storages=tuple(state.storages),
+        pools=tuple(pools),
+        counters=dict(state.counters),
+        nodes=len(state.tree.nodes) - len(state.tree.roots),
+    )
+
+
+def _device(owner: str, pool: PagePool) -> PoolStatus:
+    return PoolStatus(
+        owner=owner, tier="device", total=pool.total, free=pool.free, cached=pool.cached, leased=pool.leased
+    )
+
+
+def _host(owner: str, pool: PagePool) -> PoolStatus:
+    return PoolStatus(
+        owner=owner, tier="host", total=pool.total, free=pool.free, cached=pool.cached, leased=pool.leased
+    )

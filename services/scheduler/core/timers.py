@@ -1,0 +1,38 @@
+"""Timers that came due."""
+
+from __future__ import annotations
+
+from services.scheduler.core.backups import expire_backup
+from services.scheduler.core.cancellation import end_early
+from services.scheduler.core.queueing import fail
+from services.scheduler.core.state import Timer, count
+from services.scheduler.core.turn import Turn
+from shared.errors import Unavailable
+
+
+def timer_fired(turn: Turn, timer_id: str) -> None:
+    """Do what the timer was set for, unless that is over already."""
+    timer = turn.state.timers.pop(timer_id, None)
+    if timer is None:
+        count(turn.state, "stale_inputs")
+        return
+    _HANDLERS[timer.kind](turn, timer)
+
+
+def _deadline(turn: Turn, timer: Timer) -> None:
+    request = turn.state.requests[timer.subject]
+    request.deadline_timer = ""
+    end_early(turn, request, "deadline")
+
+
+def _resume(turn: Turn, timer: Timer) -> None:
+    request = turn.state.requests[timer.subject]
+    request.resume_timer = ""
+    fail(turn, request, Unavailable.code, "the gateway did not say from where to resume")
+
+
+def _backup(turn: Turn, timer: Timer) -> None:
+    expire_backup(turn, turn.state.transfers[int(timer.subject)])
+
+
+_HANDLERS = {"deadline": _deadline, "resume": _resume, "backup": _backup}

@@ -1,0 +1,195 @@
+"""``thermocline record --out FILE``: export the cell's inputs, and the outputs they led to, as a recording.
+
+Inputs up to now are written; each is followed by the outputs it caused. An output that a scheduler published and
+its successor published again is written once, and different bytes under one number are an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from services.scheduler.recording import Header, RecordingWriter
+from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream, encode_snapshot
+from services.scheduler.targets import Target, target_of
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
+from shared.codec import Published, decode, decode_published, encode
+from shared.errors import CodecError, RecordingError, ThermoclineError, Unavailable
+from shared.messages.status import CellStatus, GetStatus
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
+
+PATIENCE_S = 10.0
+"""How long to wait for a scheduler to publish the outputs of the last input."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    first_seq: int
+    last_seq: int
+    inputs: int
+    outputs: int
+    repeats: int  # Outputs that were published more than once, with equal bytes.
+    starts_at_snapshot: bool
+    complete_to_seq: int
+
+
+class FirstCopies:
+    """Lets the first copy of every output through. Holds 8 bytes for each output."""
+
+    def __init__(self) -> None:
+        self.repeats = 0
+        self._digests: dict[Target, tuple[int, array[int]]] = {}  # (first number, a digest for each from there)
+
+    def is_first(self, output: Published, data: bytes) -> bool:
+        """Raises RecordingError when an earlier copy had other bytes, or when numbers are missing before it."""
+        target, digest = target_of(output), xxhash.xxh3_64_intdigest(data)
+        first, digests = self._digests.setdefault(target, (output.number, array("Q")))
+        place = output.number - first
+        if place == len(digests):
+            digests.append(digest)
+            return True
+        if not 0 <= place < len(digests):
+            raise RecordingError(f"output {output.number} to {target} follows output {first + len(digests) - 1}")
+        if digests[place] != digest:
+            raise RecordingError(f"output {output.number} to {target} was published twice with different bytes")
+        self.repeats += 1
+        return False
+
+
+async def record(bus: Bus, path: Path) -> Recorded:
+    """Raises RecordingError when the streams do not hold a recording, Unavailable when the broker is away."""
+    info = await bus.stream_info(subjects.INPUTS_STREAM)
+    if info.last_seq < info.first_seq:
+        raise RecordingError("the cell has no inputs yet")
+    snapshot = None if info.first_seq == 1 else await _oldest_snapshot(bus)
+    first_seq = 1 if snapshot is None else snapshot.seq + 1
+    complete_to_seq = await _complete_to(bus, info.last_seq)
+    outputs_from_seq = await _outputs_from(bus)
+    header = Header(first_seq=first_seq, outputs_from_seq=outputs_from_seq, complete_to_seq=complete_to_seq)
+    copies = FirstCopies()
+    inputs = outputs = 0
+    pending = _outputs(bus, copies, max(first_seq, outputs_from_seq), info.last_seq)
+    output = await anext(pending, None)
+    with RecordingWriter(path, header) as writer:
+        if snapshot is not None:
+            writer.write_snapshot(encode_snapshot(snapshot))
+        async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=first_seq, live=False):
+            if message.seq > info.last_seq:
+                break
+            if message.seq != first_seq + inputs:
+                raise RecordingError(f"input {first_seq + inputs} expired while it was being recorded; record again")
+            writer.write_input(message)
+            inputs += 1
+            while output is not None and output[0] <= message.seq:
+                writer.write_output(output[1])
+                outputs += 1
+                output = await anext(pending, None)
+    return Recorded(
+        first_seq=first_seq,
+        last_seq=info.last_seq,
+        inputs=inputs,
+        outputs=outputs,
+        repeats=copies.repeats,
+        starts_at_snapshot=snapshot is not None,
+        complete_to_seq=complete_to_seq,
+    )
+
+
+async def _oldest_snapshot(bus: Bus) -> Snapshot:
+    """Where to begin when the first inputs have expired."""
+    async for snapshot in SnapshotStore(bus).oldest_first():
+        if await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
+            return snapshot
+    raise RecordingError("the first inputs have expired and no snapshot stands in for them")
+
+
+async def _complete_to(bus: Bus, last_seq: int) -> int:
+    """Up to which input all outputs are stored, after waiting for a live scheduler to come to the last one."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    try:
+        while loop.time() < deadline:
+            answer = await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus()))
+            # The scheduler answers behind its outputs, over the same connection.
+            if decode(answer, CellStatus).seq >= last_seq:
+                return last_seq
+            await asyncio.sleep(0.05)
+    except Unavailable:
+        pass  # No scheduler is running; the last one may have died in the middle of its outputs.
+    info = await bus.stream_info(subjects.OUTPUTS_STREAM)
+    async for message in bus.follow(subjects.OUTPUTS_STREAM, from_seq=info.last_seq, live=False):
+        return _decoded(message.seq, message.data).cause - 1
+    return 0
+
+
+async def _outputs_from(bus: Bus) -> int:
+    """The first input whose outputs are all stored; 0 when none has expired."""
+    info = await bus.stream_info(subjects.OUTPUTS_STREAM)
+    if info.first_seq == 1:
+        return 0
+    async for message in bus.follow(subjects.OUTPUTS_STREAM, live=False):
+        return _decoded(message.seq, message.data).cause + 1
+    return info.last_seq + 1
+
+
+async def _outputs(bus: Bus, copies: FirstCopies, from_seq: int, to_seq: int) -> AsyncIterator[tuple[int, bytes]]:
+    """(cause, bytes) of every output caused by these inputs, each once, in the order of publication."""
+    async for message in bus.follow(subjects.OUTPUTS_STREAM, live=False):
+        output = _decoded(message.seq, message.data)
+        if from_seq <= output.cause <= to_seq and copies.is_first(output, message.data):
+            yield output.cause, message.data
+
+
+def _decoded(seq: int, data: bytes) -> Published:
+    try:
+        return decode_published(data)
+    except CodecError as error:
+        raise RecordingError(f"message {seq} of {subjects.OUTPUTS_STREAM} is no output: {error.message}") from error
+
+
+async def _record_from(urls: Sequence[str], path: Path) -> Recorded:
+    bus = await connect(urls, "record", timeout_s=10.0)
+    try:
+        return await record(bus, path)
+    finally:
+        await bus.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments."""
+    default = os.environ.get("THERMOCLINE_NATS", "nats://127.0.0.1:4222")
+    parser = argparse.ArgumentParser(
+        prog="thermocline record", description="Export the inputs and outputs of a running cell.", allow_abbrev=False
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording to write")
+    parser.add_argument("--nats", metavar="URL,URL", default=default, help="NATS servers (default %(default)s)")
+    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    if not parsed.out.parent.is_dir():
+        print(f"thermocline record: there is no directory {parsed.out.parent}", file=sys.stderr)
+        return EXIT_BAD_ARGUMENTS
+    try:
+        recorded = asyncio.run(_record_from([url.strip() for url in parsed.nats.split(",")], parsed.out))
+    except ThermoclineError as error:
+        print(f"thermocline record: {error.message}", file=sys.stderr)
+        return EXIT_FAILED
+    print(
+        f"{parsed.out}: inputs {recorded.first_seq} to {recorded.last_seq}, {recorded.outputs} outputs"
+        f"{', starting at a snapshot' if recorded.starts_at_snapshot else ''}"
+    )
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Recordings: a file with the inputs of a cell and the outputs that they led to.
+
+Layout. The magic bytes, then frames: payload length (u32), CRC-32 of kind and payload (u32), kind (u8), payload;
+integers are little-endian. The frames in order: one header, at most one snapshot, then inputs, each followed by
+the outputs that it caused, and one end frame with the counts. A file without its end frame is truncated. Reader
+and writer hold one frame at a time; the writer works on a temporary file and renames it when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from shared.bus.protocol import StreamMessage
+from shared.errors import RecordingError
+
+MAGIC = b"TCREC\r\n\x1a"
+VERSION = 1
+LARGEST_FRAME_BYTES = 1024**3
+
+_FRAME = struct.Struct("<IIB")
+_HEADER, _SNAPSHOT, _INPUT, _OUTPUT, _END = 1, 2, 3, 4, 5
+_KINDS = {_HEADER: "header", _SNAPSHOT: "snapshot", _INPUT: "input", _OUTPUT: "output", _END: "end"}
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the recording begins, and for which inputs it has all outputs.
+
+    Outputs caused by inputs before ``outputs_from_seq`` were not stored any more when this was recorded; those
+    caused by inputs behind ``complete_to_seq`` may have been on their way still.
+    """
+
+    version: int = VERSION
+    first_seq: int = 1
+    outputs_from_seq: int = 0
+    complete_to_seq: int = 2**63 - 1
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of frames, so that a file which lacks some is noticed."""
+
+    inputs: int
+    outputs: int
+
+
+class InputFrame(msgspec.Struct, frozen=True, array_like=True):
+    """An input as the stream stored it."""
+
+    seq: int
+    time_ns: int
+    subject: str
+    data: bytes
+
+    def message(self) -> StreamMessage:
+        return StreamMessage(self.seq, self.time_ns, self.subject, self.data)
+
+
+class OutputFrame(msgspec.Struct, frozen=True, array_like=True):
+    """An output as it was published."""
+
+    data: bytes
+
+
+class SnapshotFrame(msgspec.Struct, frozen=True, array_like=True):
+    """The snapshot (``snapshots.encode_snapshot``) that the first input continues."""
+
+    data: bytes
+
+
+T = TypeVar("T", Header, SnapshotFrame, InputFrame, OutputFrame, End)
+
+Frame = Header | SnapshotFrame | InputFrame | OutputFrame | End
+
+
+class RecordingWriter:
+    """Writes ``path`` when its ``with`` block ends without an exception, and nothing otherwise."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._header = header
+        self._inputs = 0
+        self._outputs = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> RecordingWriter:
+        try:
+            self._file = self._partial.open("wb")
+        except OSError as error:
+            raise RecordingError(f"cannot write {self._path}: {error}") from error
+        self._file.write(MAGIC)
+        self._write(_HEADER, msgspec.msgpack.encode(self._header))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        try:
+            if kind is None:
+                self._write(_END, msgspec.msgpack.encode(End(inputs=self._inputs, outputs=self._outputs)))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._partial.replace(self._path)
+        finally:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def write_snapshot(self, data: bytes) -> None:
+        """Before the first input."""
+        self._write(_SNAPSHOT, msgspec.msgpack.encode(SnapshotFrame(data)))
+
+    def write_input(self, message: StreamMessage) -> None:
+        frame = InputFrame(message.seq, message.time_ns, message.subject, message.data)
+        self._write(_INPUT, msgspec.msgpack.encode(frame))
+        self._inputs += 1
+
+    def write_output(self, data: bytes) -> None:
+        """Behind the input that caused it."""
+        self._write(_OUTPUT, msgspec.msgpack.encode(OutputFrame(data)))
+        self._outputs += 1
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        assert self._file is not None
+        if len(payload) > LARGEST_FRAME_BYTES:
+            raise RecordingError(f"a frame of {len(payload)} bytes is too large")
+        checksum = zlib.crc32(payload, zlib.crc32(bytes([kind])))
+        self._file.write(_FRAME.pack(len(payload), checksum, kind))
+        self._file.write(payload)
+
+
+def read_frames(path: Path) -> Iterator[Frame]:
+    """Every frame in order, the header first and the end frame last.
+
+    Raises RecordingError, naming the frame, when the file is no recording, damaged or truncated.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise RecordingError(f"{path} is not a recording")
+        yield from _Reader(file, path).frames()
+
+
+class _Reader:
+    """Checks frames and their order."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._number = 0
+        self._place = ""
+        self._inputs = 0
+        self._outputs = 0
+
+    def frames(self) -> Iterator[Frame]:
+        kind, payload = self._next()
+        if kind != _HEADER:
+            raise self._wrong("is not the header")
+        header = self._decode(payload, Header)
+        if header.version != VERSION:
+            raise self._wrong(f"has version {header.version}; this release reads version {VERSION}")
+        yield header
+        while True:
+            kind, payload = self._next()
+            if kind == _END:
+                yield self._end(payload)
+                return
+            yield self._body(kind, payload)
+
+    def _body(self, kind: int, payload: bytes) -> Frame:
+        if kind == _INPUT:
+            message = self._decode(payload, InputFrame)
+            self._inputs += 1
+            self._place = f", behind input {message.seq}"
+            return message
+        if kind == _OUTPUT and self._inputs:
+            self._outputs += 1
+            return self._decode(payload, OutputFrame)
+        if kind == _SNAPSHOT and self._number == 2:
+            return self._decode(payload, SnapshotFrame)
+        raise self._wrong(f"({_KINDS.get(kind, f'kind {kind}')}) is out of place")
+
+    def _end(self, payload: bytes) -> End:
+        end = self._decode(payload, End)
+        if (end.inputs, end.outputs) != (self._inputs, self._outputs):
+            raise self._wrong(
+                f"counts {end.inputs} inputs and {end.outputs} outputs, the file has {self._inputs} and {self._outputs}"
+            )
+        if self._file.read(1):
+            raise self._wrong("is the end, but the file goes on")
+        return end
+
+    def _next(self) -> tuple[int, bytes]:
+        self._number += 1
+        head = self._file.read(_FRAME.size)
+        if len(head) < _FRAME.size:
+            raise self._wrong("is missing or cut off: the recording is truncated")
+        length, checksum, kind = _FRAME.unpack(head)
+        if length > LARGEST_FRAME_BYTES:
+            raise self._wrong(f"claims {length} bytes: the recording is damaged")
+        payload = self._file.read(length)
+        if len(payload) < length:
+            raise self._wrong("is cut off: the recording is truncated")
+        if zlib.crc32(payload, zlib.crc32(bytes([kind]))) != checksum:
+            raise self._wrong("fails its checksum: the recording is damaged")
+        return kind, payload
+
+    def _decode(self, payload: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(payload, type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise self._wrong(f"cannot be decoded: {error}") from error
+
+    def _wrong(self, what: str) -> RecordingError:
+        return RecordingError(f"{self._path}: frame {self._number}{self._place} {what}")

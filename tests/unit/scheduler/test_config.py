@@ -1,0 +1,44 @@
+"""Settings of the scheduler."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler.bootstrap import check
+from services.scheduler.config import SchedulerConfig
+from shared.config import load
+from shared.errors import ConfigError
+from shared.messages.cell_events import CellConfig
+
+
+def test_defaults_are_those_of_the_cell_config() -> None:
+    """A setting of the core is declared once; the flags only repeat its name."""
+    assert SchedulerConfig().cell_config() == CellConfig()
+    assert set(CellConfig.__struct_fields__) <= set(SchedulerConfig.__struct_fields__)
+
+
+def test_settings_reach_the_cell_config() -> None:
+    """Flags are text and end up typed."""
+    flags = {"max_running": "7", "host_tier": "off", "reserve_fraction": "0.25", "nats": "nats://a:1,nats://b:2"}
+
+    config = load(SchedulerConfig, "scheduler", flags=flags)
+
+    assert config.nats == ("nats://a:1", "nats://b:2")
+    assert config.cell_config() == CellConfig(max_running=7, host_tier=False, reserve_fraction=0.25)
+
+
+def test_faults_of_values_are_reported_together() -> None:
+    """A process refuses to start with all that is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        check(SchedulerConfig(id="not a name", policy="nonsense", nats=()))
+
+    assert "--id" in caught.value.message
+    assert "nonsense" in caught.value.message
+    assert "--nats" in caught.value.message
+
+
+@pytest.mark.parametrize("flags", [{"max_running": "0"}, {"reserve_fraction": "1.5"}, {"snapshot_every_inputs": "-1"}])
+def test_values_out_of_range_are_refused(flags: dict[str, str]) -> None:
+    """A cell that could not move is not started."""
+    with pytest.raises(ConfigError):
+        load(SchedulerConfig, "scheduler", flags=flags)

@@ -1,0 +1,73 @@
+"""The fold as shell and replay share it."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler import core
+from services.scheduler.fold import Fold, load_state
+from shared.bus.protocol import StreamMessage
+from shared.codec import encode
+from shared.errors import InternalError, TransportError
+from shared.messages.cell_events import SchedulerStarted
+from tests.scripted_cell import scripted_cell
+
+
+def started(seq: int) -> StreamMessage:
+    return StreamMessage(seq, seq, "tc.in.cell", encode(SchedulerStarted(scheduler_id="s", epoch=seq)))
+
+
+def test_undecodable_message_is_skipped_and_counted() -> None:
+    """It moves the position and nothing else."""
+    fold = Fold(core.new_state())
+    fold.apply(started(1))
+
+    skipped = fold.apply(StreamMessage(2, 2, "tc.in.cell", b"\xc1"))
+    after = fold.apply(started(3))
+
+    assert skipped.input is None
+    assert skipped.outputs == []
+    assert skipped.fault
+    assert after.input is not None
+    assert (fold.position, fold.skipped, fold.state.epoch) == (3, 1, 3)
+
+
+def test_gap_in_the_stream_is_an_error() -> None:
+    """Folding across lost inputs would give a state that no replay can reproduce."""
+    fold = Fold(core.new_state())
+    fold.apply(started(1))
+
+    with pytest.raises(TransportError, match="goes on with 3 where 2"):
+        fold.apply(started(3))
+
+
+def test_invariants_are_checked_every_so_many_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs at the sequences that the setting names."""
+    checked: list[int] = []
+    monkeypatch.setattr(core, "check_invariants", lambda state: checked.append(state.last_seq))
+    fold = Fold(core.new_state(), check_invariants_every=3)
+
+    for seq in range(1, 8):
+        fold.apply(started(seq))
+
+    assert checked == [3, 6]
+
+
+def test_fold_goes_on_from_an_encoded_state_as_if_it_had_never_stopped() -> None:
+    """Outputs behind a snapshot are the same bytes as without it, wherever it is taken."""
+    cell = scripted_cell(12)
+    for stop in range(5, len(cell.messages), 7):
+        first = Fold(core.new_state())
+        for message in cell.messages[:stop]:
+            first.apply(message)
+        second = Fold(load_state(core.encode_state(first.state)), position=first.position, time_ns=first.time_ns)
+
+        outputs = [second.apply(message).published for message in cell.messages[stop:]]
+
+        assert [list(map(encode, each)) for each in outputs] == [list(map(encode, e)) for e in cell.outputs[stop:]]
+
+
+def test_garbage_is_no_state() -> None:
+    """Whatever is wrong with the bytes, the error is ours, so that an older snapshot is tried."""
+    with pytest.raises(InternalError):
+        load_state(b"garbage")

@@ -1,0 +1,141 @@
+"""Whose heartbeats have stopped."""
+
+from __future__ import annotations
+
+from services.scheduler import core
+from services.scheduler.core import Stamped
+from services.scheduler.liveness import Liveness
+from shared.messages.cell_events import GatewayLost, StorageLost, WorkerLost
+from shared.messages.status import Heartbeat
+from shared.messages.storage_events import StorageJoined
+from shared.messages.worker_events import WorkerLeft
+from tests.scripted_cell import submit, worker_joined
+
+SILENCE = 5_000
+INTERVAL = 500
+
+
+def beat(kind: str, member_id: str, incarnation: str) -> Heartbeat:
+    return Heartbeat(kind=kind, id=member_id, incarnation=incarnation)  # type: ignore[arg-type]
+
+
+def watching() -> Liveness:
+    """One worker, one storage and one gateway, all heard of at 0."""
+    liveness = Liveness(SILENCE)
+    liveness.observe(worker_joined("w1", "one"), 0)
+    liveness.observe(StorageJoined(storage_id="s1", incarnation="two", node="n", host_bytes=1), 0)
+    liveness.observe(submit("r", [1]), 0)
+    liveness.beat(beat("gateway", "gw", "three"), 0)
+    return liveness
+
+
+def checked(liveness: Liveness, to: int, *, since: int = INTERVAL, beats: tuple[Heartbeat, ...] = ()) -> list[object]:
+    """Check at every interval up to ``to``, with these heartbeats before each; returns all that was lost."""
+    lost: list[object] = []
+    for now in range(since, to + 1, INTERVAL):
+        for heartbeat in beats:
+            liveness.beat(heartbeat, now)
+        lost += [message for _, message in liveness.check(now, INTERVAL)]
+    return lost
+
+
+def test_silence_loses_every_kind_once() -> None:
+    """At the end of the silence each member is reported, and never again for this incarnation."""
+    liveness = watching()
+
+    before = checked(liveness, SILENCE - INTERVAL)
+    after = checked(liveness, 4 * SILENCE, since=SILENCE)
+
+    assert before == []
+    assert after == [
+        WorkerLost(worker_id="w1", incarnation="one"),
+        StorageLost(storage_id="s1", incarnation="two"),
+        GatewayLost(gateway_id="gw"),
+    ]
+
+
+def test_heartbeats_keep_a_member() -> None:
+    """Who beats is not lost."""
+    beats = (beat("worker", "w1", "one"), beat("storage", "s1", "two"), beat("gateway", "gw", "three"))
+
+    assert checked(watching(), 10 * SILENCE, beats=beats) == []
+
+
+def test_beats_of_another_incarnation_do_not_keep_the_old_one() -> None:
+    """A restarted process under the same name says nothing about the one that died."""
+    lost = checked(watching(), SILENCE, beats=(beat("worker", "w1", "other"), beat("storage", "s1", "two")))
+
+    assert WorkerLost(worker_id="w1", incarnation="one") in lost
+
+
+def test_message_id_is_the_same_for_each_report_of_an_incarnation() -> None:
+    """Two monitors that report the same death store one input."""
+    reports = []
+    for _ in range(2):
+        liveness = watching()
+        checked(liveness, SILENCE - INTERVAL)
+        reports.append([message_id for message_id, _ in liveness.check(SILENCE, INTERVAL)])
+
+    assert reports[0] == reports[1]
+    assert len(set(reports[0])) == 3
+
+
+def test_who_left_or_joined_anew_is_not_lost() -> None:
+    """Leaving ends the watch; joining with a new incarnation starts it anew."""
+    liveness = watching()
+    liveness.observe(WorkerLeft(worker_id="w1", incarnation="one"), 1000)
+    liveness.observe(StorageJoined(storage_id="s1", incarnation="new", node="n", host_bytes=1), 3000)
+
+    lost = checked(liveness, SILENCE)
+
+    assert lost == [GatewayLost(gateway_id="gw")]
+
+
+def test_stale_farewell_does_not_end_the_watch() -> None:
+    """A WorkerLost of the incarnation before is no word about the present one."""
+    liveness = Liveness(SILENCE)
+    liveness.observe(worker_joined("w1", "new"), 0)
+    liveness.observe(WorkerLost(worker_id="w1", incarnation="old"), 0)
+
+    assert checked(liveness, SILENCE) == [WorkerLost(worker_id="w1", incarnation="new")]
+
+
+def test_own_standstill_is_held_against_nobody() -> None:
+    """A check that comes very late excuses everybody: heartbeats could not be read meanwhile."""
+    liveness = watching()
+    checked(liveness, 1000)
+
+    late = liveness.check(1000 + 3 * SILENCE, INTERVAL)
+    soon_after = checked(liveness, 1000 + 4 * SILENCE - INTERVAL, since=1000 + 3 * SILENCE + INTERVAL)
+    at_last = checked(liveness, 1000 + 4 * SILENCE, since=1000 + 4 * SILENCE)
+
+    assert late == []
+    assert soon_after == []
+    assert len(at_last) == 3
+
+
+def test_restored_state_is_watched() -> None:
+    """After a restart the members come from the state, and who stays silent is lost."""
+    state = core.new_state()
+    for seq, message in enumerate([worker_joined("w9", "nine"), submit("r", [1, 2, 3])], start=1):
+        core.step(state, Stamped(seq, seq, message))
+    liveness = Liveness(SILENCE)
+
+    liveness.watch_state(state, 0)
+
+    assert checked(liveness, SILENCE) == [
+        WorkerLost(worker_id="w9", incarnation="nine"),
+        GatewayLost(gateway_id="gw"),
+    ]
+
+
+def test_gateway_may_come_back() -> None:
+    """A lost gateway that submits again is watched again."""
+    liveness = watching()
+    checked(liveness, SILENCE)
+    liveness.observe(GatewayLost(gateway_id="gw"), SILENCE)
+    liveness.observe(submit("r2", [1]), SILENCE)
+
+    lost = checked(liveness, 2 * SILENCE, since=SILENCE + INTERVAL)
+
+    assert lost == [GatewayLost(gateway_id="gw")]

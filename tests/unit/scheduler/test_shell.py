@@ -1,0 +1,377 @@
+"""The scheduler's shell on the in-process bus: start, live, restart, loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.shell import Shell
+from services.scheduler.snapshots import SnapshotStore
+from shared import lifecycle, subjects
+from shared.bus.memory_bus import MemoryBroker, MemoryBus
+from shared.bus.protocol import Delivery, StreamLimits
+from shared.codec import Input, Published, decode, decode_input, decode_published, encode
+from shared.errors import TransportError
+from shared.lifecycle import Lifecycle
+from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired, WorkerLost
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed
+from shared.messages.status import CellStatus, GetStatus, Heartbeat, SnapshotTaken, TakeSnapshot
+from shared.messages.worker_plans import AdmitRequest, WorkerPlan
+from tests.scripted_cell import submit, worker_joined
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again until it holds; a test that waits in vain fails here."""
+    async with asyncio.timeout(20.0):
+        while not await holds():  # noqa: ASYNC110 -- the answer comes over the bus; nobody could signal it
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Cell:
+    """A broker, a client of the test, and the clock that the scheduler reads."""
+
+    broker: MemoryBroker
+    bus: MemoryBus
+    monotonic_ns: int = 0
+
+    async def put(self, message: Input) -> int:
+        return await self.bus.append("tc.in.cell", encode(message))
+
+    async def inputs(self) -> list[Input]:
+        return [decode_input(m.data) async for m in self.bus.follow(subjects.INPUTS_STREAM, live=False)]
+
+    async def outputs(self) -> list[Published]:
+        return [decode_published(m.data) async for m in self.bus.follow(subjects.OUTPUTS_STREAM, live=False)]
+
+    async def status(self) -> CellStatus:
+        return decode(await self.bus.call("tc.rpc.scheduler.status", encode(GetStatus())), CellStatus)
+
+    async def folded(self, seq: int) -> CellStatus:
+        """Wait until the scheduler has folded input ``seq``."""
+
+        async def has_come_so_far() -> bool:
+            return (await self.status()).seq >= seq
+
+        await until(has_come_so_far)
+        return await self.status()
+
+    async def has_outputs(self) -> bool:
+        return bool(await self.outputs())
+
+    async def has_snapshots(self) -> bool:
+        return bool(await self.bus.list_objects())
+
+    async def has_no_workers(self) -> bool:
+        return not (await self.status()).workers
+
+    async def snapshot(self) -> SnapshotTaken:
+        return decode(await self.bus.call("tc.rpc.scheduler.snapshot", encode(TakeSnapshot())), SnapshotTaken)
+
+    async def saw(self, matches: Callable[[Input], bool]) -> Input:
+        """Wait for an input."""
+        async with asyncio.timeout(20.0):
+            async for message in self.bus.follow(subjects.INPUTS_STREAM):
+                if matches(found := decode_input(message.data)):
+                    return found
+        raise AssertionError("unreachable")
+
+
+@pytest.fixture
+async def cell() -> Cell:
+    """An empty cell without a scheduler."""
+    broker = MemoryBroker()
+    bus = broker.connect("test")
+    await bus.ensure_streams(StreamLimits())
+    return Cell(broker, bus)
+
+
+@asynccontextmanager
+async def scheduler(cell: Cell, name: str = "first", **settings: object) -> AsyncIterator[Lifecycle]:
+    """A live scheduler. It dies without a word at the end, as if killed, unless the test has stopped it."""
+    life = Lifecycle()
+    config = SchedulerConfig(id=name, check_invariants_every=1, **settings)  # type: ignore[arg-type]
+    bus = cell.broker.connect(name)
+    shell = Shell(bus, config, f"incarnation-{name}", monotonic_ns=lambda: cell.monotonic_ns)
+    running = asyncio.create_task(shell.run(life))
+    went_live = asyncio.create_task(shell.live.wait())
+    done, _ = await asyncio.wait({running, went_live}, timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+    if running in done:
+        running.result()
+    assert went_live in done
+    try:
+        yield life
+    finally:
+        if not life.stopping.is_set():
+            shell._may_snapshot = False
+            running.cancel()
+        await asyncio.wait({running}, timeout=20.0)
+        await bus.close()
+    if not running.cancelled():
+        running.result()
+
+
+async def test_first_start_announces_itself_and_its_configuration(cell: Cell) -> None:
+    """An empty stream begins with the epoch and the settings."""
+    async with scheduler(cell, max_running=3):
+        status = await cell.folded(2)
+
+    started, configured = await cell.inputs()
+    assert started == SchedulerStarted(scheduler_id="first", epoch=1)
+    assert isinstance(configured, CellConfigured)
+    assert configured.config.max_running == 3
+    assert (status.scheduler_id, status.epoch, status.seq) == ("first", 1, 2)
+
+
+async def test_inputs_become_plans_with_the_time_of_sending(cell: Cell) -> None:
+    """A request to a joined worker is admitted: the plan is published, stamped and captured."""
+    received: list[Delivery] = []
+
+    async def handler(delivery: Delivery) -> None:
+        received.append(delivery)
+
+    async def has_received() -> bool:
+        return bool(received)
+
+    await cell.bus.subscribe("tc.out.worker.w1", handler)
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+        await until(has_received)
+
+    plans = [output for output in await cell.outputs() if isinstance(output, WorkerPlan)]
+    assert [plan.number for plan in plans] == list(range(1, len(plans) + 1))
+    assert any(isinstance(plan.order, AdmitRequest) for plan in plans)
+    assert int(received[0].headers[subjects.SENT_NS_HEADER]) > 0
+
+
+async def test_restart_continues_with_the_same_numbers(cell: Cell) -> None:
+    """Killed before some inputs and after others, the successor repeats equal bytes and goes on counting."""
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+    before = await cell.outputs()
+    last = await cell.put(submit("r2", [4, 5, 6]))
+
+    async with scheduler(cell, "second"):
+        status = await cell.folded(last)
+        await cell.folded(await cell.put(submit("r3", [7, 8, 9])))
+
+    outputs = [encode(output) for output in await cell.outputs()]
+    first_copies = list(dict.fromkeys(outputs))
+    numbers = [plan.number for plan in map(decode_published, first_copies) if isinstance(plan, WorkerPlan)]
+    assert outputs[: len(before)] == outputs[len(before) : 2 * len(before)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert status.epoch == 2
+    assert status.counters["requests_accepted"] == 2
+
+
+async def test_restart_from_a_snapshot_repeats_only_what_came_behind_it(cell: Cell) -> None:
+    """Outputs before the snapshot are confirmed before it is taken and are not published again."""
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+        taken = await cell.snapshot()
+    before = await cell.outputs()
+    seq = await cell.put(submit("r2", [4, 5, 6]))
+
+    async with scheduler(cell, "second"):
+        status = await cell.folded(seq)
+
+    repeated = [output for output in (await cell.outputs())[len(before) :] if output.cause <= taken.seq]
+    assert repeated == []
+    assert status.counters["requests_accepted"] == 2
+
+
+async def test_damaged_snapshots_fall_back_to_older_ones_and_to_the_start(cell: Cell) -> None:
+    """With every snapshot torn the whole stream is folded again, to the same state."""
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+        await cell.snapshot()
+        expected = await cell.status()
+    for name in await cell.bus.list_objects():
+        await cell.bus.put_object(name, b"torn")
+
+    async with scheduler(cell, "second"):
+        status = await cell.folded(expected.seq + 1)
+
+    assert status.counters == expected.counters
+    assert status.workers == expected.workers
+
+
+async def test_lost_beginning_without_a_snapshot_starts_anew_behind_the_end(cell: Cell) -> None:
+    """Old requests are not run again; a snapshot marks the new beginning, so a further restart keeps the state."""
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+    cell.broker.drop_oldest(subjects.INPUTS_STREAM, 2)
+
+    async with scheduler(cell, "second"):
+        anew = await cell.status()
+        seq = await cell.put(worker_joined("w2", "two"))
+        with_worker = await cell.folded(seq)
+    async with scheduler(cell, "third"):
+        again = await cell.folded(seq + 1)
+
+    assert (anew.workers, anew.queued, anew.running) == ((), 0, 0)
+    assert [worker.worker_id for worker in with_worker.workers] == ["w2"]
+    assert again.workers == with_worker.workers
+    assert again.epoch == with_worker.epoch + 1
+
+
+async def test_snapshot_of_another_stream_is_not_used_but_its_epoch_counts(cell: Cell) -> None:
+    """A stream made anew starts from nothing, with an epoch above every earlier one."""
+    for name in ("one", "two"):
+        async with scheduler(cell, name):
+            await cell.put(worker_joined())
+            await cell.snapshot()
+    other = MemoryBroker()
+    bus = other.connect("test")
+    await bus.ensure_streams(StreamLimits())
+    for name in await cell.bus.list_objects():
+        data = await cell.bus.get_object(name)
+        assert data is not None
+        await bus.put_object(name, data)
+
+    anew = Cell(other, bus)
+    async with scheduler(anew, "three"):
+        status = await anew.folded(2)
+
+    assert status.workers == ()
+    assert status.epoch == 3
+    assert [snapshot.seq async for snapshot in SnapshotStore(bus).newest_first()] == []
+
+
+async def test_message_that_is_no_input_is_skipped_live_and_after_a_restart(cell: Cell) -> None:
+    """One bad message stops nobody."""
+    async with scheduler(cell):
+        await cell.bus.append("tc.in.cell", b"\xc1")
+        seq = await cell.put(submit("r1", [1]))
+        live = await cell.folded(seq)
+
+    async with scheduler(cell, "second"):
+        restarted = await cell.folded(seq)
+
+    assert live.counters == restarted.counters
+    assert restarted.queued == 1
+
+
+async def test_changed_settings_are_an_input_and_unchanged_ones_are_not(cell: Cell) -> None:
+    """A restart with the same flags appends its start only."""
+    async with scheduler(cell):
+        pass
+    async with scheduler(cell, "second"):
+        pass
+    async with scheduler(cell, "third", max_running=5):
+        await cell.folded(4)
+
+    kinds = [type(message).__name__ for message in await cell.inputs()]
+    assert kinds == ["SchedulerStarted", "CellConfigured", "SchedulerStarted", "SchedulerStarted", "CellConfigured"]
+
+
+async def test_due_timer_is_an_input_also_after_a_restart(cell: Cell) -> None:
+    """A deadline that passed while no scheduler ran fires at the next start."""
+    async with scheduler(cell):
+        message = submit("r1", [1])
+        patient = type(message)(**{**{f: getattr(message, f) for f in message.__struct_fields__}, "deadline_ms": 60})
+        await cell.folded(await cell.put(patient))
+
+    async with scheduler(cell, "second"):
+        fired = await cell.saw(lambda found: isinstance(found, TimerFired))
+        await until(cell.has_outputs)
+
+    notice = (await cell.outputs())[-1]
+    assert isinstance(fired, TimerFired)
+    assert isinstance(notice, GatewayNotice)
+    assert isinstance(notice.word, RequestFailed)
+    assert notice.word.code == "deadline_exceeded"
+
+
+async def test_silent_worker_is_reported_lost_once(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats keep it; their end is one input."""
+    monkeypatch.setattr("services.scheduler.shell.LIVENESS_S", 0.01)
+    beat = encode(Heartbeat(kind="worker", id="w1", incarnation="one"))
+
+    async def silence_reaches_the_scheduler() -> bool:
+        cell.monotonic_ns += 100_000_000
+        return await cell.has_no_workers()
+
+    async with scheduler(cell, heartbeat_lost_ms=2000):
+        await cell.folded(await cell.put(worker_joined("w1", "one")))
+        for _ in range(50):
+            cell.monotonic_ns += 100_000_000
+            await cell.bus.publish(subjects.heartbeat("worker", "w1"), beat)
+            await asyncio.sleep(0.01)
+        alive = await cell.status()
+        await until(silence_reaches_the_scheduler)
+        for _ in range(50):
+            await silence_reaches_the_scheduler()
+            await asyncio.sleep(0.01)
+
+    lost = [message for message in await cell.inputs() if isinstance(message, WorkerLost)]
+    assert [worker.worker_id for worker in alive.workers] == ["w1"]
+    assert lost == [WorkerLost(worker_id="w1", incarnation="one")]
+
+
+async def test_successor_fences_the_one_before(cell: Cell) -> None:
+    """Who sees a later start than its own stops, and is not to be restarted."""
+    async with scheduler(cell) as first_life, scheduler(cell, "second"):
+        await asyncio.wait_for(first_life.stopping.wait(), 20.0)
+        status = await cell.status()
+
+    assert first_life.exit_code == lifecycle.EXIT_REFUSED
+    assert status.epoch == 2
+
+
+async def test_graceful_stop_leaves_a_snapshot(cell: Cell) -> None:
+    """The next start has nothing to fold."""
+    async with scheduler(cell) as life:
+        seq = await cell.put(worker_joined())
+        await cell.folded(seq)
+        life.stop()
+
+    newest = [snapshot.seq async for snapshot in SnapshotStore(cell.bus).newest_first()]
+    assert newest[0] >= seq
+    assert life.exit_code == lifecycle.EXIT_OK
+
+
+async def test_snapshots_are_taken_every_so_many_inputs(cell: Cell) -> None:
+    """The setting bounds how long a restart folds."""
+    async with scheduler(cell, snapshot_every_inputs=10):
+        for number in range(30):
+            await cell.put(submit(f"r{number}", [1]))
+        await until(cell.has_snapshots)
+
+    taken = [snapshot.seq async for snapshot in SnapshotStore(cell.bus).newest_first()]
+    assert taken[0] >= 10
+
+
+async def test_stream_that_lost_inputs_ahead_of_the_fold_ends_the_process(cell: Cell) -> None:
+    """Better to start over than to fold on with a hole."""
+    async with scheduler(cell):
+        seq = await cell.put(worker_joined())
+        await cell.folded(seq)
+        await cell.snapshot()
+    for _ in range(5):
+        await cell.put(submit("r", [1]))
+    bus = cell.broker.connect("second")
+    shell = Shell(bus, SchedulerConfig(), "incarnation-second")
+    cell.broker.drop_oldest(subjects.INPUTS_STREAM, seq)
+
+    original = bus.follow
+
+    def follow(stream: str, **options: object) -> object:
+        # Retention strikes between choosing the snapshot and reading the tail behind it.
+        if options.get("from_seq") == seq + 1:
+            cell.broker.drop_oldest(subjects.INPUTS_STREAM, 2)
+        return original(stream, **options)  # type: ignore[arg-type]
+
+    bus.follow = follow  # type: ignore[method-assign, assignment]
+    with pytest.raises(TransportError, match="goes on with"):
+        await shell.run(Lifecycle())
