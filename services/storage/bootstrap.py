@@ -1,0 +1,27 @@
+"""The composition root: makes the real parts and joins them."""
+
+from __future__ import annotations
+
+from services.storage.config import StorageConfig
+from services.storage.pools import Pools
+from services.storage.shell import StorageShell
+from shared import ids, logs, metrics
+from shared.bus import nats_bus
+from shared.lifecycle import Lifecycle
+from shared.memory import reap
+
+_log = logs.get_logger("storage")
+
+
+async def serve(config: StorageConfig, life: Lifecycle) -> None:
+    """Run one storage until ``life`` stops. Raises Unavailable when no broker answers at the start."""
+    reaped = reap(config.shm_prefix)
+    if reaped:
+        _log.info("leftovers_reaped", segments=reaped)
+    metrics.serve(config.metrics_port)
+    bus = await nats_bus.connect(config.nats, f"storage {config.id}")
+    try:
+        pools = Pools(config.shm_prefix, config.host_kv_bytes)
+        await StorageShell(config, bus, pools, incarnation=ids.new_id("storage")).run(life)
+    finally:
+        await bus.close()

@@ -1,0 +1,42 @@
+"""Settings of one storage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.ids import is_valid_name, node_name
+
+
+class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting with its default; ``--help`` prints the descriptions."""
+
+    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = ("nats://127.0.0.1:4222",)
+    id: Annotated[str, Meta(description="name of this storage, unique in its cell")] = "storage-0"
+    node: Annotated[str, Meta(description="name of this machine; by default its host name")] = ""
+    host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
+    shm_prefix: Annotated[str, Meta(description="start of the names of this cell's files in /dev/shm")] = "thermocline"
+    data_dir: Annotated[str, Meta(description="directory of tiers that outlive the process; empty is none")] = ""
+    threads: Annotated[int, Meta(description="threads that copy pages", ge=1, le=64)] = 2
+    max_transfers: Annotated[int, Meta(description="backups that may wait or run; more are refused", ge=1)] = 4096
+    metrics_port: Annotated[int, Meta(description="port for /metrics; 0 is off", ge=0, le=65_535)] = 0
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"--{flag} {value!r} must be 1 to 64 letters, digits, - or _"
+            for flag, value in (("id", self.id), ("node", self.node or "node"), ("shm-prefix", self.shm_prefix))
+            if not is_valid_name(value)
+        ]
+        if not self.nats:
+            faults.append("--nats names no server")
+        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
+            faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def node_name(self) -> str:
+        return self.node or node_name()

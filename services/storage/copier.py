@@ -1,0 +1,123 @@
+"""Runs queued transfers in I/O threads and answers each with ``BackupDone``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.storage import measures
+from services.storage.core.backup_check import Transfer
+from services.storage.core.transfer_queue import Ended, TransferQueue
+from services.storage.mover import copy_transfer
+from services.storage.outbox import Outbox
+from services.storage.pools import Pools
+from shared import logs
+from shared.errors import ThermoclineError
+from shared.messages.storage_events import BackupDone
+
+MAX_ERROR_LENGTH = 500
+
+_log = logs.get_logger("storage")
+
+
+@dataclass(slots=True)
+class CopyTotals:
+    """Since this process started."""
+
+    transfers: int = 0
+    failed: int = 0
+    pages: int = 0
+    nbytes: int = 0
+
+
+class Copier:
+    """``threads`` copies run at a time. ``run`` ends after :meth:`stop`, when the copies that run have ended."""
+
+    def __init__(
+        self, queue: TransferQueue, pools: Pools, outbox: Outbox, *, storage_id: str, incarnation: str, threads: int
+    ) -> None:
+        self._queue = queue
+        self._pools = pools
+        self._outbox = outbox
+        self._storage_id = storage_id
+        self._incarnation = incarnation
+        self._threads = threads
+        self._changed = asyncio.Condition()
+        self._stopping = False
+        self.totals = CopyTotals()
+
+    async def wake(self) -> None:
+        """Something was queued."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def stop(self) -> None:
+        """Start no more copies. What waits is left to the caller to revoke."""
+        self._stopping = True
+        await self.wake()
+
+    async def run(self) -> None:
+        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._threads):
+                    group.create_task(self._copy_all(executor))
+        finally:
+            executor.shutdown(wait=False)
+
+    async def answer(self, ended: Ended, seconds: float = 0.0) -> None:
+        """Tell the scheduler how a transfer ended."""
+        measures.TRANSFERS.set(len(self._queue))
+        if ended.ok:
+            self.totals.transfers += 1
+            self.totals.pages += len(ended.transfer)
+        await self.answer_error(ended.transfer.transfer_id, ended.reason, seconds)
+
+    async def answer_error(self, transfer_id: int, error: str, seconds: float = 0.0) -> None:
+        """Answer a backup with ``error``, or as done if it is ""."""
+        if error:
+            self.totals.failed += 1
+            measures.FAILURES.labels("BackupPages").inc()
+            _log.warning("backup_failed", transfer=transfer_id, reason=error)
+        await self._outbox.post(
+            BackupDone(
+                storage_id=self._storage_id,
+                incarnation=self._incarnation,
+                transfer_id=transfer_id,
+                ok=not error,
+                error=error[:MAX_ERROR_LENGTH],
+                seconds=seconds,
+            )
+        )
+
+    async def _copy_all(self, executor: ThreadPoolExecutor) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._stopping or self._queue.waiting > 0)
+                transfer = None if self._stopping else self._queue.start()
+            if transfer is None:
+                return
+            await self._copy(executor, transfer)
+
+    async def _copy(self, executor: ThreadPoolExecutor, transfer: Transfer) -> None:
+        started = time.perf_counter()
+        error = ""
+        try:
+            source = self._pools.device(transfer.worker_id, transfer.worker_incarnation)
+            nbytes = await asyncio.get_running_loop().run_in_executor(
+                executor, copy_transfer, transfer, source, self._pools.host
+            )
+        except Exception as caught:
+            # Whatever it was, its pages must not be used and the other transfers go on.
+            error = caught.message if isinstance(caught, ThermoclineError) else f"{type(caught).__name__}: {caught}"
+            _log.warning("copy_raised", transfer=transfer.transfer_id, exc_info=caught)
+        seconds = time.perf_counter() - started
+        ended = self._queue.finish(transfer.transfer_id, error)
+        if ended.ok:
+            self.totals.nbytes += nbytes
+            measures.COPIED_BYTES.labels(measures.DEVICE_TO_HOST).inc(nbytes)
+            measures.COPY_SECONDS.labels(measures.DEVICE_TO_HOST).inc(seconds)
+            measures.COPY_LATENCY.labels(measures.DEVICE_TO_HOST).observe(seconds)
+        await self.answer(ended, seconds)

@@ -1,0 +1,102 @@
+"""What each order does. An order that cannot be carried out is answered (or logged), never raised."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.storage import measures
+from services.storage.copier import MAX_ERROR_LENGTH, Copier
+from services.storage.core.transfer_queue import TransferQueue
+from services.storage.outbox import Outbox
+from services.storage.pools import Pools
+from shared import logs
+from shared.errors import ThermoclineError
+from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.storage_events import HostPoolCreated
+from shared.messages.storage_plans import (
+    AttachDevicePool,
+    BackupPages,
+    CreateHostPool,
+    DetachDevicePool,
+    StoragePlan,
+)
+
+_log = logs.get_logger("storage")
+
+
+class Orders:
+    """Executes plans in the order in which it is given them."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        queue: TransferQueue,
+        copier: Copier,
+        outbox: Outbox,
+        *,
+        storage_id: str,
+        incarnation: str,
+    ) -> None:
+        self._pools = pools
+        self._queue = queue
+        self._copier = copier
+        self._outbox = outbox
+        self._storage_id = storage_id
+        self._incarnation = incarnation
+
+    async def execute(self, plan: StoragePlan) -> None:
+        """Carry out one plan. Backups are only queued here; their answer comes when they end."""
+        order = plan.order
+        try:
+            match order:
+                case CreateHostPool():
+                    await self._create_host_pool(order.geometry)
+                case AttachDevicePool():
+                    await self._revoke(order.worker_id, "its device pool was replaced")
+                    await asyncio.to_thread(self._pools.attach, order)
+                    _log.info("device_pool_attached", worker=order.worker_id, pages=order.handle.pages)
+                case DetachDevicePool():
+                    if self._pools.detach(order.worker_id, order.worker_incarnation):
+                        await self._revoke(order.worker_id, "its device pool was detached")
+                        _log.info("device_pool_detached", worker=order.worker_id)
+                case BackupPages():
+                    await self._queue_backup(order)
+        except Exception as error:
+            # One bad order must not end the storage, which holds everybody's host pages.
+            name = type(order).__name__
+            measures.FAILURES.labels(name).inc()
+            known = isinstance(error, ThermoclineError)
+            _log.warning("order_failed", order=name, number=plan.number, reason=str(error), exc_info=not known)
+
+    async def _create_host_pool(self, geometry: KvGeometry) -> None:
+        handle: PoolHandle | None = None
+        reason = ""
+        try:
+            handle = await asyncio.to_thread(self._pools.create_host, geometry)
+            _log.info("host_pool_created", pages=handle.pages, nbytes=handle.nbytes)
+        except Exception as error:
+            measures.FAILURES.labels("CreateHostPool").inc()
+            reason = str(error) or type(error).__name__
+            _log.warning("host_pool_not_created", reason=reason, exc_info=not isinstance(error, ThermoclineError))
+        await self._outbox.post(
+            HostPoolCreated(
+                storage_id=self._storage_id,
+                incarnation=self._incarnation,
+                handle=handle,
+                error=reason[:MAX_ERROR_LENGTH],
+            )
+        )
+
+    async def _queue_backup(self, order: BackupPages) -> None:
+        try:
+            added = self._queue.add(self._pools.check(order))
+        except Exception as error:
+            await self._copier.answer_error(order.transfer_id, str(error) or type(error).__name__)
+            return
+        if added:
+            measures.TRANSFERS.set(len(self._queue))
+            await self._copier.wake()
+
+    async def _revoke(self, worker_id: str, reason: str) -> None:
+        for ended in self._queue.revoke(worker_id, reason):
+            await self._copier.answer(ended)

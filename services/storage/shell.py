@@ -1,0 +1,112 @@
+"""The storage's asyncio loop: join, hear plans, copy, answer calls, leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.storage.config import StorageConfig
+from services.storage.copier import Copier
+from services.storage.core.transfer_queue import TransferQueue
+from services.storage.orders import Orders
+from services.storage.outbox import Outbox
+from services.storage.plan_feed import PlanFeed
+from services.storage.pools import Pools
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.lifecycle import Lifecycle, beat
+from shared.messages.status import GetInventory, Inventory
+from shared.messages.storage_events import StorageJoined, StorageLeft
+
+# What a stop may take beyond the copies that run.
+FLUSH_S = 5.0
+
+_log = logs.get_logger("storage")
+
+
+class StorageShell:
+    """One incarnation of a storage. ``run`` serves until ``life`` stops, then leaves in order."""
+
+    def __init__(self, config: StorageConfig, bus: Bus, pools: Pools, *, incarnation: str) -> None:
+        self._config = config
+        self._bus = bus
+        self._pools = pools
+        self.incarnation = incarnation
+        self._queue = TransferQueue(config.max_transfers)
+        # Room for the answer of every transfer, and for the few events besides.
+        self._outbox = Outbox(bus, subjects.storage_input(config.id), incarnation, capacity=config.max_transfers + 64)
+        self._copier = Copier(
+            self._queue,
+            pools,
+            self._outbox,
+            storage_id=config.id,
+            incarnation=incarnation,
+            threads=config.threads,
+        )
+        orders = Orders(pools, self._queue, self._copier, self._outbox, storage_id=config.id, incarnation=incarnation)
+        self._feed = PlanFeed(bus, config.id, incarnation, orders.execute)
+
+    async def run(self, life: Lifecycle) -> None:
+        """Serve until ``life.stopping``. Pools are gone when it returns or raises."""
+        copying = asyncio.create_task(self._copier.run(), name="copier")
+        sending = asyncio.create_task(self._outbox.run(), name="outbox")
+        tasks = [copying, sending]
+        try:
+            # Listen first: plans for this incarnation may follow the join at once.
+            await self._feed.start()
+            calls = await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory)
+            await self._join()
+            tasks.append(asyncio.create_task(self._feed.run(), name="plans"))
+            tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
+            await life.watch(*tasks)
+            await self._feed.stop()
+            await calls.close()
+            await self._leave(copying)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._pools.close()
+
+    async def _join(self) -> None:
+        config = self._config
+        await self._outbox.post(
+            StorageJoined(
+                storage_id=config.id,
+                incarnation=self.incarnation,
+                node=config.node_name,
+                host_bytes=config.host_kv_bytes,
+            )
+        )
+        _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)
+
+    async def _leave(self, copying: asyncio.Task[None]) -> None:
+        await self._copier.stop()
+        for ended in self._queue.revoke_waiting("the storage is stopping"):
+            await self._copier.answer(ended)
+        await copying
+        await self._outbox.post(StorageLeft(storage_id=self._config.id, incarnation=self.incarnation))
+        if not await self._outbox.flush(FLUSH_S):
+            _log.warning("left_unannounced", reason="the broker did not answer in time")
+
+    async def _beat(self) -> None:
+        await beat(self._bus, "storage", self._config.id, self.incarnation, lambda: self._feed.last)
+
+    async def _inventory(self, data: bytes) -> bytes:
+        decode(data, GetInventory)
+        totals = self._copier.totals
+        return encode(
+            Inventory(
+                id=self._config.id,
+                incarnation=self.incarnation,
+                last_plan=self._feed.last,
+                pages_total=self._pools.host_pages,
+                counters={
+                    "backups_done": totals.transfers,
+                    "backups_failed": totals.failed,
+                    "pages_backed_up": totals.pages,
+                    "bytes_backed_up": totals.nbytes,
+                    "transfers_outstanding": len(self._queue),
+                },
+            )
+        )

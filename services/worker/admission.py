@@ -1,0 +1,81 @@
+"""From an ``AdmitRequest`` to a running request; everything that could hurt a step is refused here. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.answers import Answer, Growth
+from services.worker.detokenizer import Vocabulary
+from services.worker.requests import Milestones, RunningRequest
+from shared.errors import InvalidRequest
+from shared.messages.worker_plans import AdmitRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What requests are measured against."""
+
+    page_size: int
+    pages: int
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+
+
+def admit(
+    order: AdmitRequest, limits: ModelLimits, vocabulary: Vocabulary, *, admitted_ns: int
+) -> tuple[RunningRequest, Growth | None]:
+    """The request, and the growth that ended its answer already in an earlier attempt (None as a rule).
+
+    Raises InvalidRequest when the order contradicts itself or the model; it would break a step or, worse, make
+    attention read KV that belongs to others.
+    """
+    tokens = np.frombuffer(order.tokens, dtype="<i4")
+    pages = np.frombuffer(order.pages, dtype="<i4").astype(np.int32)
+    fault = _fault(order, tokens, pages, limits)
+    if fault:
+        raise InvalidRequest(fault)
+    answer = Answer(
+        order.sampling,
+        prompt_tokens=order.prompt_tokens,
+        max_context=limits.max_context,
+        eos_token_ids=limits.eos_token_ids,
+        stream=vocabulary.stream(skip_special_tokens=order.sampling.skip_special_tokens),
+    )
+    listed: list[int] = tokens.tolist()
+    ended = answer.replay(listed[order.prompt_tokens :])
+    request = RunningRequest(
+        request_id=order.request_id,
+        attempt=order.attempt,
+        gateway_id=order.gateway_id,
+        prompt_ids=listed[: order.prompt_tokens],
+        tokens=listed,
+        pages=pages,
+        page_size=limits.page_size,
+        computed=order.cached_tokens,
+        sampling=order.sampling,
+        answer=answer,
+        device_tokens=order.device_tokens,
+        host_tokens=order.host_tokens,
+        milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
+        lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
+    )
+    return request, ended
+
+
+def _fault(order: AdmitRequest, tokens: np.ndarray, pages: np.ndarray, limits: ModelLimits) -> str:
+    if not 1 <= order.prompt_tokens <= len(tokens):
+        return f"{order.prompt_tokens} prompt tokens of {len(tokens)} tokens"
+    if len(tokens) > limits.max_context:
+        return f"{len(tokens)} tokens exceed the context of {limits.max_context}"
+    if tokens.min() < 0 or tokens.max() >= limits.vocab_size:
+        return f"a token is outside the vocabulary of {limits.vocab_size}"
+    if not 0 <= order.cached_tokens < len(tokens):
+        return f"{order.cached_tokens} of {len(tokens)} tokens cannot be cached"
+    if len(pages) and (pages.min() < 0 or pages.max() >= limits.pages):
+        return f"a page is outside the pool of {limits.pages}"
+    if len(pages) * limits.page_size < len(tokens):
+        return f"{len(pages)} pages do not hold {len(tokens)} tokens"
+    return ""

@@ -1,0 +1,81 @@
+"""The worker's composition root: everything that one process consists of is made and taken down here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import torch
+
+from services.worker.config import WorkerConfig
+from services.worker.detokenizer import Vocabulary
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.loads import Loads
+from services.worker.kv.page_writers import page_writer
+from services.worker.shell import WorkerIdentity, WorkerShell
+from shared import ids, logs, metrics
+from shared.bus.nats_bus import connect
+from shared.errors import OperatorError
+from shared.lifecycle import Lifecycle
+from shared.memory import reap
+from shared.model_files import fingerprint
+
+_log = logs.get_logger("worker")
+
+
+def load_runner(config: WorkerConfig) -> ModelRunner:
+    """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise OperatorError("--device cuda: torch finds no GPU here")
+    runner = ModelRunner.load(
+        config.model_dir,
+        dtype=config.dtype,
+        device=config.device,
+        page_size=config.page_size,
+        device_kv_bytes=config.device_kv_bytes,
+        pages=config.device_pages or None,
+        threads=config.threads,
+        shm_prefix=config.shm_prefix,
+    )
+    runner.warm_up()
+    return runner
+
+
+async def serve(config: WorkerConfig, life: Lifecycle) -> None:
+    """Load, join, work until told to stop, leave."""
+    metrics.serve(config.metrics_port)
+    reap(config.shm_prefix)
+    started = time.monotonic()
+    cache_dir = Path(config.data_dir) if config.data_dir else None
+    model = await asyncio.to_thread(fingerprint, config.model_dir, cache_dir)
+    vocabulary = await asyncio.to_thread(Vocabulary.from_directory, config.model_dir)
+    runner = await asyncio.to_thread(load_runner, config)
+    try:
+        _log.info(
+            "model_loaded",
+            model=model,
+            pages=runner.pool.pages,
+            page_bytes=runner.geometry.page_bytes,
+            seconds=round(time.monotonic() - started, 2),
+        )
+        if life.stopping.is_set():
+            return
+        bus = await connect(config.nats, config.id)
+        loads = Loads(
+            runner.geometry,
+            runner.pool.pages,
+            page_writer(runner.pool),
+            timeout_s=config.load_timeout_ms / 1e3,
+            clock_ns=time.time_ns,
+        )
+        try:
+            identity = WorkerIdentity(
+                worker_id=config.id, incarnation=ids.new_id("inc"), node=ids.node_name(), model=model
+            )
+            await WorkerShell(config, identity, bus, runner, vocabulary, loads).run(life)
+        finally:
+            loads.close()
+            await bus.close()
+    finally:
+        runner.close()

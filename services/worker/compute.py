@@ -1,0 +1,153 @@
+"""One forward pass over some work, and what to do when it fails.
+
+A forward pass may be repeated at will: it writes the same values to the same slots, and sampling is a pure
+function of (seed, output position, logits). So tokens come only from a pass in which everything was right:
+
+1. all work together, loads running beside it;
+2. if loads failed, again without the requests that they belong to;
+3. if the computation itself raised, each request alone, which shows whose fault it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
+from services.worker.engine.sample_row import forbidden_ids
+from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
+from services.worker.kv.device_pool import DevicePool
+from services.worker.steps import Work
+from shared.messages.pools import KvGeometry
+from shared.messages.tokens import TokenLogprob
+
+LOGITS_BYTES = 64 * 2**20
+"""Bound on the float32 logits of one pass over prompt rows (vocabularies reach 256k tokens)."""
+
+
+class Runner(Protocol):
+    """What is asked of ``engine.model_runner.ModelRunner``."""
+
+    pool: DevicePool
+    max_context: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def geometry(self) -> KvGeometry: ...
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class Computed:
+    """Work that was computed. ``sampled`` is None where the chunk does not end its request's tokens."""
+
+    work: Work
+    sampled: Sampled | None = None
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
+
+
+class StepComputer:
+    """Runs work on a model."""
+
+    def __init__(self, runner: Runner, *, logits_bytes: int = LOGITS_BYTES) -> None:
+        self._runner = runner
+        self._page_size = runner.geometry.page_size
+        self._device = runner.pool.device
+        self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
+
+    def compute(self, work: Sequence[Work], gate: LayerGate | None) -> list[Computed]:
+        """All of ``work`` in one pass. Raises whatever the model, the sampler or the gate raises."""
+        computed = [Computed(item) for item in work]
+        last_pieces = [self._score_early_pieces(one, gate) for one in computed]
+        wanted = [[*_prompt_rows(piece), *([piece.rows - 1] if piece.samples else [])] for piece in last_pieces]
+        logits = self._forward(last_pieces, wanted, gate)
+        ends = list(itertools.accumulate(len(rows) for rows in wanted))
+        for one, piece, end, rows in zip(computed, last_pieces, ends, wanted, strict=True):
+            scored = len(_prompt_rows(piece))
+            if scored:
+                begin = end - len(rows)
+                one.prompt_logprobs.update(_score(piece, logits[begin : begin + scored]))
+        sampling = [(one, end - 1) for one, end in zip(computed, ends, strict=True) if one.work.samples]
+        if sampling:
+            drawn = sample(logits[[row for _, row in sampling]], [self._sample_row(one.work) for one, _ in sampling])
+            for (one, _), sampled in zip(sampling, drawn, strict=True):
+                one.sampled = sampled
+        return computed
+
+    def isolate(self, work: Sequence[Work]) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
+        """Each work alone: what could be computed, and what could not and why. Never raises."""
+        done: list[Computed] = []
+        failed: list[tuple[Work, Exception]] = []
+        for item in work:
+            try:
+                done += self.compute([item], None)
+            except Exception as error:
+                failed.append((item, error))
+        return done, failed
+
+    def _score_early_pieces(self, one: Computed, gate: LayerGate | None) -> Work:
+        """Compute all but the last piece of work whose prompt logprobs are wanted; return the last piece.
+
+        Every prompt row needs its logits then, so pieces are as long as their bound allows.
+        """
+        rest = one.work
+        while _prompt_rows(rest) and rest.rows > self._slice_rows:
+            piece = replace(rest, end=rest.start + self._slice_rows, samples=False)
+            rows = _prompt_rows(piece)
+            one.prompt_logprobs.update(_score(piece, self._forward([piece], [rows], gate)))
+            rest = replace(rest, start=piece.end)
+        return rest
+
+    def _forward(self, work: Sequence[Work], wanted: Sequence[Sequence[int]], gate: LayerGate | None) -> torch.Tensor:
+        """Logits of the rows ``wanted[i]`` (relative to work i), float32 [R, vocab]."""
+        ids: list[int] = []
+        positions: list[int] = []
+        last_rows: list[int] = []
+        segments: list[Segment] = []
+        for item, rows in zip(work, wanted, strict=True):
+            last_rows += [len(ids) + row for row in rows]
+            ids += item.request.tokens[item.start : item.end]
+            positions += range(item.start, item.end)
+            segments.append(Segment(item.rows, item.start, item.request.pages))
+        meta = ForwardMeta.build(segments, self._page_size, self._device, gate)
+        return self._runner.forward(
+            torch.tensor(ids, dtype=torch.int64),
+            torch.tensor(positions, dtype=torch.int64),
+            meta,
+            torch.tensor(last_rows, dtype=torch.int64),
+        )
+
+    def _sample_row(self, work: Work) -> SampleRow:
+        request = work.request
+        position = len(request.answer.tokens)
+        return SampleRow(
+            params=request.sampling,
+            output_position=position,
+            prompt_ids=request.prompt_ids,
+            output_ids=request.answer.tokens,
+            forbid=forbidden_ids(request.sampling, position, self._runner.eos_token_ids),
+        )
+
+
+def _prompt_rows(work: Work) -> range:
+    """Rows of ``work`` that predict a token of the caller's prompt, if their logprobs are wanted."""
+    if not work.is_chunk or not work.request.wants_prompt_logprobs:
+        return range(0)
+    return range(max(0, min(work.end, work.request.prompt_tokens - 1) - work.start))
+
+
+def _score(work: Work, logits: torch.Tensor) -> dict[int, TokenLogprob]:
+    """Logprobs of the prompt tokens after the first rows of ``work``, by prompt position."""
+    request = work.request
+    first = work.start + 1
+    tokens = request.tokens[first : first + len(logits)]
+    scored = prompt_logprobs(logits, tokens, request.sampling.prompt_logprobs or 0)
+    return dict(enumerate(scored, first))

@@ -1,0 +1,56 @@
+"""Settings of one worker: ``python -m services.worker --help`` prints them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from shared.ids import is_valid_name
+
+Doc = msgspec.Meta
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """See each field's description; sizes may be written ``64MiB``."""
+
+    model: Annotated[str, Doc(description="directory of a Hugging Face checkpoint with its tokenizer")]
+    nats: Annotated[tuple[str, ...], Doc(description="broker URLs, comma-separated")] = ("nats://127.0.0.1:4222",)
+    id: Annotated[str, Doc(description="name of this worker; drawn at random when empty")] = ""
+    device: Annotated[Literal["cpu", "cuda"], Doc(description="where the model runs: cpu or cuda")] = "cpu"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Doc(description="type of weights and KV; auto is the checkpoint's own"),
+    ] = "auto"
+    page_size: Annotated[int, Doc(description="tokens of one KV page", ge=1, le=1024)] = 16
+    device_kv_bytes: Annotated[int, Doc(description="size of the device pool", ge=1)] = 64 * 2**20
+    device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
+    threads: Annotated[int, Doc(description="CPU threads of the model; 0 is torch's default", ge=0)] = 0
+    lease_low_tokens: Annotated[
+        int, Doc(description="decode room below which more pages are asked for, or half the last lease", ge=1)
+    ] = 32
+    load_timeout_ms: Annotated[
+        int, Doc(description="longest wait for one layer of a host load; past it the request recomputes", ge=1)
+    ] = 10_000
+    retained_outputs: Annotated[int, Doc(description="finished requests whose tokens can be asked for again", ge=0)] = (
+        1024
+    )
+    pending_events: Annotated[int, Doc(description="events kept while the broker is away", ge=16)] = 65_536
+    stop_timeout_ms: Annotated[int, Doc(description="longest wait for the last step when stopping", ge=1)] = 30_000
+    shm_prefix: Annotated[str, Doc(description="prefix of shared-memory names")] = "thermocline"
+    data_dir: Annotated[str, Doc(description="where digests of weights are remembered; empty: nowhere")] = ""
+    metrics_port: Annotated[int, Doc(description="Prometheus port on loopback; 0 is off", ge=0, le=65_535)] = 0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Doc(description="least severe event logged")] = (
+        "info"
+    )
+
+    def __post_init__(self) -> None:
+        if self.id and not is_valid_name(self.id):
+            raise ValueError(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
+        if not self.nats:
+            raise ValueError("--nats must name one URL at least")
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(self.model)

@@ -1,0 +1,30 @@
+"""What one incarnation has done so far; answered by ``rpc.worker.<id>.inventory``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Monotonic. Written by the compute thread, read by the event loop."""
+
+    steps: int = 0
+    steps_repeated: int = 0  # Passes thrown away because a load or the computation failed.
+    batches: int = 0
+    prefill_tokens_computed: int = 0
+    decode_tokens: int = 0
+    requests_admitted: int = 0
+    requests_refused: int = 0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    requests_preempted: int = 0
+    requests_replaced: int = 0
+    leases_requested: int = 0
+    pages_loaded: int = 0
+    load_bytes: int = 0
+    loads_failed: int = 0
+    compute_failures: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

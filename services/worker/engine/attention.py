@@ -1,0 +1,77 @@
+"""The one attention function that every model calls, through Hugging Face's attention interface.
+
+It owns nothing: the step under way (``fwd``, passed through the model's forward as a keyword) decides what
+attention does: :class:`~services.worker.engine.paged_step.PagedStep` in service,
+:class:`~services.worker.engine.probe.LayoutProbe` when a model is examined at load. No mask function is
+registered under our name, so the models hand over no mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from shared.errors import InvariantViolated
+
+ATTENTION_NAME = "thermocline"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asks of attention over the flattened batch of T rows.
+
+    query [1, heads, T, head_dim]; key and value [1, kv_heads, T, head_dim], after RoPE and K norm. ``window`` w
+    lets row i see keys ``i - w < j <= i``; ``softcap`` c replaces scores s by ``c * tanh(s / c)``. ``extras``
+    are further keywords of the model that are neither None nor ours.
+    """
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+    extras: dict[str, Any]
+
+
+class AttentionStep(Protocol):
+    """One forward pass, as attention sees it."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """The attention output, ``[T, heads, head_dim]``. It may be overwritten by the next call."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    fwd: AttentionStep | None = None,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    """The registered function. Raises InvariantViolated when the model lost ``fwd`` on the way."""
+    if fwd is None:
+        raise InvariantViolated("attention was called without a step")
+    call = AttentionCall(
+        layer=int(module.layer_idx),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        extras=extras if attention_mask is None else {**extras, "attention_mask": attention_mask},
+    )
+    return fwd.attend(call)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)

@@ -1,0 +1,115 @@
+"""How CPU attention walks a step: which keys each block of query rows reads, and from where. Pure arithmetic.
+
+Prefill goes in blocks of at most ``BLOCK_ROWS`` query rows, each over the keys that its last row may see, so no
+mask is larger than one block and no key beyond the diagonal or before the window costs anything.
+A sliding window ``w`` lets row i see keys ``i - w < j <= i``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+
+BLOCK_ROWS = 256
+"""Larger blocks compute more beyond the diagonal, smaller ones spend more on dispatch; 128 to 512 are alike."""
+
+
+Mask = Literal["none", "triangle", "band"]
+"""``none``: every row sees every key. ``triangle``: row i sees keys 0 to i of the block. ``band``: the general rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """Query rows ``[row_start, row_end)`` of the batch over keys ``[key_start, key_end)``, counted from the first
+    key of its :class:`SegmentPlan`. ``diagonal`` is the key at the position of the first row, from ``key_start``.
+    """
+
+    row_start: int
+    row_end: int
+    key_start: int
+    key_end: int
+    diagonal: int
+    mask: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Where one segment's keys are: ``keys`` consecutive rows from ``first`` of one of three sources.
+
+    ``pool``: slots of the pool itself, when the pages are consecutive. ``gather``: slots of the gather buffer.
+    ``batch``: the batch's own K and V, for a prompt without context whose pages are not consecutive.
+    """
+
+    source: Literal["pool", "gather", "batch"]
+    first: int
+    keys: int
+    blocks: tuple[QueryBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """All segments of a step under one window. ``gather_pages`` (int64) fill the gather buffer in this order."""
+
+    segments: tuple[SegmentPlan, ...]
+    gather_pages: npt.NDArray[np.int64]
+    most_keys: int
+
+
+def plan_attention(meta: ForwardMeta, window: int | None, *, whole_prompts: bool) -> AttentionPlan:
+    """Plan the step ``meta`` for layers with this window (None: full attention).
+
+    ``whole_prompts``: a prompt without context may go as one block under the triangle mask, because the kernel
+    skips the upper triangle by itself.
+    """
+    plans: list[SegmentPlan] = []
+    gather: list[npt.NDArray[np.int32]] = []
+    gathered_slots = row = 0
+    for segment in meta.segments:
+        start = 0 if window is None else max(0, segment.context - window + 1)  # Position of the first key read.
+        first_page, end_page = start // meta.page_size, pages_for(segment.length, meta.page_size)
+        pages = segment.pages[first_page:end_page]
+        offset = start - first_page * meta.page_size
+        if whole_prompts and segment.context == 0 and (window is None or segment.length <= window):
+            mask: Mask = "triangle" if segment.rows > 1 else "none"
+            blocks: tuple[QueryBlock, ...] = (QueryBlock(row, row + segment.rows, 0, segment.rows, 0, mask),)
+        else:
+            blocks = tuple(_blocks(segment, row, start, window))
+        keys = segment.length - start
+        if _are_consecutive(pages):
+            plans.append(SegmentPlan("pool", int(pages[0]) * meta.page_size + offset, keys, blocks))
+        elif segment.context == 0:
+            plans.append(SegmentPlan("batch", row, keys, blocks))
+        else:
+            plans.append(SegmentPlan("gather", gathered_slots + offset, keys, blocks))
+            gather.append(pages)
+            gathered_slots += len(pages) * meta.page_size
+        row += segment.rows
+    pages_to_gather = np.concatenate(gather).astype(np.int64) if gather else np.empty(0, dtype=np.int64)
+    return AttentionPlan(tuple(plans), pages_to_gather, max(plan.keys for plan in plans))
+
+
+def _blocks(segment: Segment, row: int, start: int, window: int | None) -> Iterator[QueryBlock]:
+    """Blocks of a segment whose rows begin at batch row ``row`` and whose keys begin at position ``start``."""
+    for block_start in range(0, segment.rows, BLOCK_ROWS):
+        rows = min(BLOCK_ROWS, segment.rows - block_start)
+        position = segment.context + block_start
+        lowest = start if window is None else max(start, position - window + 1)
+        yield QueryBlock(
+            row_start=row + block_start,
+            row_end=row + block_start + rows,
+            key_start=lowest - start,
+            key_end=position + rows - start,
+            diagonal=position - lowest,
+            mask="band" if rows > 1 else "none",  # A second row sees one key more than the first.
+        )
+
+
+def _are_consecutive(pages: npt.NDArray[np.int32]) -> bool:
+    count = len(pages)
+    return count == 1 or (int(pages[-1]) - int(pages[0]) == count - 1 and bool((np.diff(pages) == 1).all()))

@@ -1,0 +1,143 @@
+"""Attention over the paged pool on a CPU, request by request.
+
+The query heads of one KV head (a GQA group) share its keys. In decode they are packed as query rows, so one pass
+over the keys serves the whole group; in prefill the keys are expanded over the group with stride 0, which copies
+nothing. Keys in consecutive slots are read in place; others are gathered, page by page, into one reused buffer.
+
+The causal and sliding-window rules depend only on key position minus row position, so a mask is a Toeplitz
+matrix: one vector seen with strides (1, 1) while the query rows are in reverse order. It stays in the first-level
+cache however long the context is, where a real matrix of a block would be 100 MiB at 128k tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+
+
+class CpuAttention:
+    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self._dtype = TORCH_DTYPES[pool.geometry.dtype]
+        self._gathered = torch.empty(0, dtype=self._dtype)
+        self._bands: dict[int | None, torch.Tensor] = {}
+
+    def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        plans: dict[tuple[int | None, bool], tuple[AttentionPlan, torch.Tensor]] = {}
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            fused = call.softcap is None
+            if (call.window, fused) not in plans:  # Once per step and kind of layer.
+                plan = plan_attention(meta, call.window, whole_prompts=fused)
+                pages = torch.from_numpy(plan.gather_pages)
+                plans[call.window, fused] = plan, torch.cat([pages, pages + self._pool.pages])
+            return self._attend(*plans[call.window, fused], call)
+
+        return attend
+
+    def _attend(self, plan: AttentionPlan, gather_rows: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        kv_heads = self._pool.geometry.kv_heads
+        heads, rows, head_dim = call.query.shape[1:]
+        group = heads // kv_heads
+        halves = self._pool.tensor[call.layer].flatten(1, 2).transpose(1, 2)
+        gathered = self._gather(call.layer, gather_rows)
+        query = call.query.view(kv_heads, group, rows, head_dim)
+        output = torch.empty(rows, heads, head_dim, dtype=self._dtype)
+        result = output.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        for segment in plan.segments:
+            end = segment.first + segment.keys
+            if segment.source == "batch":
+                key, value = call.key[0, :, segment.first : end], call.value[0, :, segment.first : end]
+            else:
+                source = halves if segment.source == "pool" else gathered
+                key, value = source[0, :, segment.first : end], source[1, :, segment.first : end]
+            for block in segment.blocks:
+                self._attend_block(block, query, key, value, result, call)
+        return output
+
+    def _attend_block(
+        self,
+        block: QueryBlock,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+        call: AttentionCall,
+    ) -> None:
+        """query and result [kv_heads, group, T, head_dim]; key and value [kv_heads, keys, head_dim]."""
+        rows = query[:, :, block.row_start : block.row_end]
+        into = result[:, :, block.row_start : block.row_end]
+        kv_heads, group, count, head_dim = rows.shape
+        if block.key_end - block.key_start < key.shape[1]:
+            key, value = key[:, block.key_start : block.key_end], value[:, block.key_start : block.key_end]
+        core = scaled_dot_product_attention if call.softcap is None else _softcapped(call.softcap)
+        key, value = key[:, None], value[:, None]
+        if block.mask == "none":
+            packed = rows.reshape(kv_heads, 1, group * count, head_dim)
+            into.copy_(core(packed, key, value, scale=call.scaling).view(rows.shape))
+            return
+        key = key.expand(kv_heads, group, -1, head_dim)
+        value = value.expand(kv_heads, group, -1, head_dim)
+        if block.mask == "triangle":
+            into.copy_(core(rows, key, value, is_causal=True, scale=call.scaling))
+            return
+        mask = self._mask(call.window, count, key.shape[2], block.diagonal)
+        into.copy_(core(rows.flip(2), key, value, attn_mask=mask, scale=call.scaling).flip(2))
+
+    def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Pages of one layer, ``[2, kv_heads, gathered slots, head_dim]``; ``rows`` names K pages, then V pages."""
+        geometry = self._pool.geometry
+        width = geometry.page_size * geometry.kv_heads * geometry.head_dim
+        if self._gathered.numel() < len(rows) * width:
+            self._gathered = torch.empty(len(rows) * width * 3 // 2, dtype=self._dtype)
+        into = self._gathered[: len(rows) * width].view(len(rows), width)
+        if len(rows):
+            torch.index_select(self._pool.tensor[layer].view(-1, width), 0, rows, out=into)
+        return into.view(2, -1, geometry.kv_heads, geometry.head_dim).transpose(1, 2)
+
+    def _mask(self, window: int | None, rows: int, keys: int, diagonal: int) -> torch.Tensor:
+        """Additive mask ``[rows, keys]`` for query rows in reverse order.
+
+        Entry (r, j) belongs to row ``rows - 1 - r`` at key ``diagonal + rows - 1 - r``, and is ``band[j - that]``.
+        """
+        band = self._bands.get(window)
+        if band is None or len(band) <= keys + BLOCK_ROWS:
+            reach = max(4096, 2 * keys)
+            distance = torch.arange(-reach, BLOCK_ROWS + 1)
+            seen = distance <= 0 if window is None else (distance <= 0) & (distance > -window)
+            band = torch.full(distance.shape, float("-inf"), dtype=self._dtype).masked_fill_(seen, 0.0)
+            self._bands[window] = band
+        zero = len(band) - BLOCK_ROWS - 1  # Where distance 0 lies.
+        return band.as_strided((rows, keys), (1, 1), zero - diagonal - rows + 1)
+
+
+def _softcapped(softcap: float) -> Callable[..., torch.Tensor]:
+    """Attention with soft-capped scores (Gemma 2, arXiv 2408.00118 section 2), which no fused CPU kernel has."""
+
+    def core(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        attn_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        kv_heads, group, rows, head_dim = query.shape
+        # Packing the group as rows keeps matmul from copying the keys once for each query head.
+        packed = query.reshape(kv_heads, group * rows, head_dim)
+        scores = torch.bmm(packed, key[:, 0].transpose(1, 2)).mul_(scale / softcap).tanh_().mul_(softcap)
+        if attn_mask is not None:
+            scores.view(kv_heads, group, rows, -1).add_(attn_mask)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.bmm(weights, value[:, 0]).view(query.shape)
+
+    return core

@@ -1,0 +1,132 @@
+"""What one step tells attention: whose rows lie where in the flattened batch, and where their KV lives.
+
+A step is one flattened, unpadded batch ``[T]``: segment after segment, each the next ``rows`` tokens of one
+request, whether a prefill chunk or a single decode token. Everything here is computed once per step; nothing is
+computed per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.errors import InvariantViolated
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """``rows`` new tokens of one request at positions ``context .. context + rows - 1``.
+
+    ``pages`` is its page table (int32): entry i holds tokens ``[i * page_size, (i + 1) * page_size)``. It covers
+    ``context + rows`` tokens at least; further entries are ignored.
+    """
+
+    rows: int
+    context: int
+    pages: npt.NDArray[np.int32]
+
+    @property
+    def length(self) -> int:
+        """Tokens that exist after the step."""
+        return self.context + self.rows
+
+
+class LayerGate(Protocol):
+    """Holds attention of a layer back until the step's host loads of that layer have landed."""
+
+    def wait(self, layer: int) -> None:
+        """Block until then. May raise; the error ends the forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTensors:
+    """The step as the GPU kernel reads it, on the device: ``S`` segments.
+
+    cu_rows int32 [S + 1]: where each segment's rows begin in the batch; context int32 [S]; page_table int32
+    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid.
+    """
+
+    cu_rows: torch.Tensor
+    context: torch.Tensor
+    page_table: torch.Tensor
+    max_rows: int
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardMeta:
+    """One step, ready for every layer. Build it with :meth:`build`.
+
+    slots: int64 [T] on the device, the pool slot (page * page_size + offset) of every new token. ``first_slot``
+    is the first of them if they are consecutive, which makes the write one plain copy; else -1.
+    """
+
+    segments: tuple[Segment, ...]
+    rows: int
+    page_size: int
+    slots: torch.Tensor
+    first_slot: int
+    gate: LayerGate | None = None
+    paged: PagedTensors | None = field(default=None, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        segments: Sequence[Segment],
+        page_size: int,
+        device: str | torch.device,
+        gate: LayerGate | None = None,
+    ) -> ForwardMeta:
+        """Raises InvariantViolated if a segment is empty or its page table too short."""
+        slots = np.concatenate([_slots(segment, page_size) for segment in segments])
+        rows = len(slots)
+        consecutive = int(slots[-1]) - int(slots[0]) == rows - 1 and bool((np.diff(slots) == 1).all())
+        device = torch.device(device)
+        return cls(
+            segments=tuple(segments),
+            rows=rows,
+            page_size=page_size,
+            slots=torch.from_numpy(slots).to(device),
+            first_slot=int(slots[0]) if consecutive else -1,
+            gate=gate,
+            paged=None if device.type == "cpu" else _paged_tensors(segments, page_size, device),
+        )
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that ``tokens`` tokens need."""
+    return -(-tokens // page_size)
+
+
+def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
+    if segment.rows < 1 or segment.context < 0:
+        raise InvariantViolated(f"a segment of {segment.rows} rows at {segment.context} cannot be computed")
+    if len(segment.pages) * page_size < segment.length:
+        raise InvariantViolated(f"{len(segment.pages)} pages do not hold {segment.length} tokens")
+    if segment.rows == 1:  # Decode, the commonest segment by far; four times faster than the general case.
+        page, offset = divmod(segment.context, page_size)
+        return np.array([int(segment.pages[page]) * page_size + offset], dtype=np.int64)
+    positions = np.arange(segment.context, segment.length, dtype=np.int64)
+    return segment.pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
+
+
+def _paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
+    counts = [pages_for(segment.length, page_size) for segment in segments]
+    table = np.zeros((len(segments), max(counts)), dtype=np.int32)
+    for row, (segment, count) in enumerate(zip(segments, counts, strict=True)):
+        table[row, :count] = segment.pages[:count]
+    cu_rows = np.zeros(len(segments) + 1, dtype=np.int32)
+    np.cumsum([segment.rows for segment in segments], out=cu_rows[1:])
+    context = np.array([segment.context for segment in segments], dtype=np.int32)
+    return PagedTensors(
+        cu_rows=torch.from_numpy(cu_rows).to(device),
+        context=torch.from_numpy(context).to(device),
+        page_table=torch.from_numpy(table).to(device),
+        max_rows=max(segment.rows for segment in segments),
+        max_length=max(segment.length for segment in segments),
+    )

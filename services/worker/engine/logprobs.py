@@ -1,0 +1,48 @@
+"""Log-probabilities as clients see them.
+
+They are of the model's own distribution: log_softmax of the raw logits, before penalties, biases, temperature
+and filters (vLLM's "raw_logprobs"). So a greedy and a sampled request get the same figures for the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shared.messages.tokens import TokenLogprob
+
+IMPOSSIBLE = -9999.0
+"""Stands for a probability of zero, whose logarithm JSON cannot carry; OpenAI uses the same number."""
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+    """For each row of ``logits`` float32 [R, vocab]: the logprob of ``tokens[r]`` and the ``counts[r]`` most
+    likely tokens, most likely first, smaller ids first among equals.
+    """
+    if not len(tokens):
+        return []
+    logprobs = torch.log_softmax(logits, dim=-1).clamp_min(IMPOSSIBLE)
+    chosen = logprobs.gather(1, torch.as_tensor(tokens, dtype=torch.int64, device=logits.device)[:, None])
+    ids, values = _most_likely(logprobs, min(max(counts), logits.shape[1]))
+    return [
+        TokenLogprob(token=int(token), logprob=logprob, top=tuple(zip(top_ids[:count], top_values, strict=False)))
+        for token, logprob, top_ids, top_values, count in zip(
+            tokens, chosen[:, 0].tolist(), ids.tolist(), values.tolist(), counts, strict=True
+        )
+    ]
+
+
+def _most_likely(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and values of the ``count`` largest of each row, both [R, count]."""
+    if count == 0:
+        empty = logprobs[:, :0]
+        return empty.to(torch.int64), empty
+    # topk does not say which of equal values it takes, so take its boundary and settle ties by id.
+    least = logprobs.topk(count, dim=1).values[:, -1:]
+    ties = logprobs == least
+    room = count - (logprobs > least).sum(dim=1, keepdim=True)
+    keep = (logprobs > least) | (ties & (ties.cumsum(dim=1) <= room))
+    ids = keep.nonzero()[:, 1].view(-1, count)
+    values, order = logprobs.gather(1, ids).sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), values

@@ -1,0 +1,130 @@
+"""The model, its pool, and one function: ``forward``. See DESIGN, model layer.
+
+Any other way to compute a step (a fused path for one family, say) replaces what is behind ``forward``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.engine.cpu_attention import CpuAttention
+from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.model_loading import (
+    eos_token_ids,
+    expected_windows,
+    load_config,
+    load_model,
+    max_context_tokens,
+)
+from services.worker.engine.paged_step import AttentionBackend, PagedStep
+from services.worker.engine.probe import find_geometry, verify_attention
+from services.worker.kv.device_pool import DevicePool
+from shared.errors import ConfigError
+from shared.messages.pools import KvGeometry
+
+_SMALL_MODEL_PARAMETERS = 200_000_000
+_PROBE_TOKENS, _PROBE_TOKENS_SMALL = 16, 64
+
+
+class ModelRunner:
+    """A loaded model. Not thread-safe: one step at a time."""
+
+    def __init__(self, model: Any, pool: DevicePool) -> None:
+        self._model = model
+        self._device = pool.device
+        self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
+        self.pool = pool
+        self.max_context = max_context_tokens(model.config)
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.eos_token_ids = eos_token_ids(model)
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        dtype: str,
+        device: str,
+        page_size: int,
+        device_kv_bytes: int | None,
+        pages: int | None,
+        threads: int,
+        shm_prefix: str,
+    ) -> ModelRunner:
+        """Load a checkpoint and prove that it can be served exactly.
+
+        The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``. ``threads`` is for the
+        CPU; 0 leaves torch's default. Raises UnsupportedModel with the reason, ConfigError for bad settings.
+        """
+        if page_size < 1 or (pages is None and device_kv_bytes is None):
+            raise ConfigError("the device pool needs a page size and a number of pages or bytes")
+        if threads > 0:
+            torch.set_num_threads(threads)
+        config = load_config(model_dir)
+        model = load_model(model_dir, config, dtype=dtype, device=device)
+        geometry = find_geometry(model, expected_windows(config), page_size)
+        count = pages if pages is not None else (device_kv_bytes or 0) // geometry.page_bytes
+        pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
+        try:
+            runner = cls(model, pool)
+            runner._verify()
+        except BaseException:
+            pool.close()
+            raise
+        return runner
+
+    @property
+    def geometry(self) -> KvGeometry:
+        return self.pool.geometry
+
+    @torch.inference_mode()
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """One step: write the KV of T tokens to their slots and return logits of R of them.
+
+        ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
+        float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
+        """
+        output = self._model(
+            input_ids=ids.to(self._device)[None],
+            position_ids=positions.to(self._device)[None],
+            use_cache=False,
+            logits_to_keep=last_rows.to(self._device),
+            fwd=PagedStep(meta, self.pool, self._backend),
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    def warm_up(self) -> None:
+        """Run a prefill and a decode step, so that the first request pays for no lazy set-up.
+
+        Overwrites the pool's first pages: call it before any request is admitted.
+        """
+        page_size = self.geometry.page_size
+        tokens = min(256, self.max_context - 1, self.pool.pages * page_size - 1)
+        table = np.arange(self.pool.pages, dtype=np.int32)
+        for rows, context in ((tokens, 0), (1, tokens)):
+            if rows > 0:
+                meta = ForwardMeta.build([Segment(rows, context, table)], page_size, self._device)
+                positions = torch.arange(context, context + rows)
+                self.forward(torch.zeros(rows, dtype=torch.int64), positions, meta, torch.tensor([rows - 1]))
+
+    def close(self) -> None:
+        """Give the pool back; the runner is of no use afterwards."""
+        self.pool.close()
+
+    def _verify(self) -> None:
+        page_size, pages = self.geometry.page_size, self.pool.pages
+        wanted = _PROBE_TOKENS_SMALL if self._model.num_parameters() <= _SMALL_MODEL_PARAMETERS else _PROBE_TOKENS
+        if pages < 2:
+            raise ConfigError("the device pool needs two pages at least")
+        tokens = min(wanted, self.max_context, pages // 2 * page_size)
+        verify_attention(
+            self._model, self.forward, tokens=tokens, pages=pages, page_size=page_size, vocab_size=self.vocab_size
+        )

@@ -1,0 +1,45 @@
+"""One step in service: write the new K and V into the pool, wait for the layer's loads, attend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.kv.device_pool import DevicePool
+
+
+class AttentionBackend(Protocol):
+    """Attention over a pool that already holds the step's own K and V."""
+
+    def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Attention of one step; its result is ``[T, heads, head_dim]``."""
+
+
+class PagedStep:
+    """See the module. All rows of a layer are written before any is read, so a request may use, in the same
+    step, a page that another one fills in it.
+    """
+
+    def __init__(self, meta: ForwardMeta, pool: DevicePool, backend: AttentionBackend) -> None:
+        self._meta = meta
+        self._pool = pool
+        self._attention = backend.for_step(meta)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self._write(self._pool.k(call.layer), call.key)
+        self._write(self._pool.v(call.layer), call.value)
+        if self._meta.gate is not None:
+            self._meta.gate.wait(call.layer)
+        return self._attention(call)
+
+    def _write(self, half: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put ``rows`` [1, kv_heads, T, head_dim] into their slots of ``half`` (K or V of one layer)."""
+        slots, first = half.flatten(0, 1), self._meta.first_slot
+        if first >= 0:
+            slots[first : first + self._meta.rows].copy_(rows[0].transpose(0, 1))
+        else:
+            slots.index_copy_(0, self._meta.slots, rows[0].transpose(0, 1))

@@ -1,0 +1,121 @@
+"""What only running a model can show: the shape of its KV, and that our attention computes what its own does.
+
+A model that bypasses the attention interface would run, warn at most, and answer wrongly. So before a model
+serves anybody, one forward pass records every call to attention, and a second, paged one is compared with the
+model's own ``eager`` attention without a paged pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.engine.attention import ATTENTION_NAME, AttentionCall
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.kv.device_pool import DTYPE_NAMES
+from shared.errors import UnsupportedModel
+from shared.messages.pools import KvGeometry
+
+Forward = Callable[[torch.Tensor, torch.Tensor, ForwardMeta, torch.Tensor], torch.Tensor]
+
+HARMLESS_EXTRAS = (
+    "position_ids",
+    "cache_position",
+    "is_causal",
+    "output_attentions",
+    "use_cache",
+    "output_router_logits",
+)
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Largest mean deviation of a row of logits, relative to the row's own spread. A wrong mask or position gives
+values near 1; rounding of half precision through 30 layers gives a few hundredths."""
+
+
+class LayoutProbe:
+    """An attention step that computes nothing and remembers every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self.calls.append(call)
+        _, heads, rows, head_dim = call.query.shape
+        return call.query.new_zeros(rows, heads, head_dim)
+
+
+@torch.inference_mode()
+def find_geometry(model: Any, windows: list[int | None], page_size: int) -> KvGeometry:
+    """Run two tokens through ``model`` and read its geometry off its calls to attention.
+
+    Raises UnsupportedModel unless each layer calls attention once, in order, all alike, with the windows that
+    the configuration promises, and asks nothing of attention that we do not do.
+    """
+    probe, device = LayoutProbe(), model.device
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    model(input_ids=tokens, position_ids=torch.arange(2, device=device)[None], use_cache=False, fwd=probe)
+    name, calls = type(model).__name__, probe.calls
+    if [call.layer for call in calls] != list(range(len(windows))):
+        raise UnsupportedModel(
+            f"{name} has {len(windows)} layers but made {len(calls)} calls through the attention interface"
+        )
+    for call, window in zip(calls, windows, strict=True):
+        if call.window != window:
+            raise UnsupportedModel(f"layer {call.layer} of {name} has window {call.window}, configured is {window}")
+        odd = sorted(key for key, value in call.extras.items() if key not in HARMLESS_EXTRAS and value is not None)
+        if odd or call.extras.get("is_causal") is False:
+            raise UnsupportedModel(f"attention of {name} needs {', '.join(odd) or 'both directions'}, which we lack")
+        if call.key.shape != calls[0].key.shape or call.value.shape != call.key.shape:
+            raise UnsupportedModel(f"{name} has K and V of different shapes")
+    key = calls[0].key
+    if key.dtype not in DTYPE_NAMES or key.shape[-1] != calls[0].query.shape[-1]:
+        raise UnsupportedModel(f"{name} has K of {key.dtype} with head dimension {key.shape[-1]}")
+    return KvGeometry(
+        layers=len(calls),
+        kv_heads=key.shape[1],
+        head_dim=key.shape[3],
+        page_size=page_size,
+        dtype=DTYPE_NAMES[key.dtype],
+    )
+
+
+@torch.inference_mode()
+def verify_attention(model: Any, forward: Forward, *, tokens: int, pages: int, page_size: int, vocab_size: int) -> None:
+    """Compare ``forward`` over the paged pool (its first ``pages`` pages, which it overwrites) with ``eager``.
+
+    Two prompts of ``tokens`` tokens share the batch, one of them in two chunks over pages in reverse order.
+    Raises UnsupportedModel when they differ by more than rounding.
+    """
+    device = model.device
+    prompts = (torch.arange(2 * tokens, device=device) * 7919 % vocab_size).view(2, tokens)
+    per_prompt, first = pages_for(tokens, page_size), tokens - tokens // 3
+    numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
+    tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]
+    positions = torch.arange(tokens, device=device)
+    step = ForwardMeta.build([Segment(first, 0, tables[0]), Segment(tokens, 0, tables[1])], page_size, device)
+    ids, places = torch.cat([prompts[0, :first], prompts[1]]), torch.cat([positions[:first], positions])
+    ours = [forward(ids, places, step, torch.arange(first + tokens, device=device))]
+    if first < tokens:
+        step = ForwardMeta.build([Segment(tokens - first, first, tables[0])], page_size, device)
+        rest = torch.arange(tokens - first, device=device)
+        ours.append(forward(prompts[0, first:], positions[first:], step, rest))
+    theirs = _eager_logits(model, prompts)
+    expected = torch.cat([theirs[0, :first], theirs[1], theirs[0, first:]])
+    spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
+    deviation = ((torch.cat(ours) - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
+    if not deviation <= _TOLERANCE[model.dtype]:
+        raise UnsupportedModel(
+            f"paged attention gives {type(model).__name__} other logits than its own attention: "
+            f"mean relative deviation {deviation:.2g}"
+        )
+
+
+def _eager_logits(model: Any, prompts: torch.Tensor) -> torch.Tensor:
+    """Logits of the model by its own attention, float32 [prompts, tokens, vocab]."""
+    try:
+        model.set_attn_implementation("eager")
+        return model(input_ids=prompts, use_cache=False).logits.float()
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)

@@ -1,0 +1,45 @@
+"""What the sampler is given for one row of logits, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import InternalError
+from shared.messages.requests import SamplingParams
+from shared.messages.tokens import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One request that gets a token. The result depends on this, on its row of logits, and on nothing else.
+
+    ``output_position`` counts output tokens of all attempts from 0. ``prompt_ids`` and ``output_ids`` (lists or
+    integer arrays) are read only when a penalty asks for them. ``forbid`` are tokens that cannot be chosen here;
+    see :func:`forbidden_ids`.
+    """
+
+    params: SamplingParams
+    output_position: int
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    forbid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The chosen token. When the row's logits allow none, ``error`` says why and ``token`` is -1."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: InternalError | None = None
+
+
+def forbidden_ids(params: SamplingParams, output_position: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Tokens that would end the answer before ``min_tokens``: stop tokens, and EOS unless it is ignored anyway.
+
+    ``ignore_eos`` bans nothing: EOS may be chosen, it just does not end the answer.
+    """
+    if output_position >= params.min_tokens:
+        return ()
+    return params.stop_token_ids + (() if params.ignore_eos else tuple(eos_token_ids))

@@ -1,0 +1,90 @@
+"""From logits to tokens, for all rows of a step at once.
+
+A token is a pure function of (logits, params, output position, tokens so far): rows do not influence one another,
+and a request resumed elsewhere goes on alike. See :mod:`~services.worker.engine.uniform` and
+:mod:`~services.worker.engine.token_choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.worker.engine.logit_edits import edit_logits, is_edited
+from services.worker.engine.logprobs import token_logprobs
+from services.worker.engine.sample_row import Sampled, SampleRow
+from services.worker.engine.token_choice import choose
+from services.worker.engine.uniform import uniform
+from shared.errors import InternalError
+from shared.messages.tokens import TokenLogprob
+
+__all__ = ["SampleRow", "Sampled", "prompt_logprobs", "sample"]
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """Choose one token for each row of ``logits`` float32 [R, vocab], which stays as it is.
+
+    A row whose logits are NaN or infinite, or whose every token is banned, gets ``Sampled.error``; the others
+    are not affected. Greedy rows get the smallest id among equally likely tokens.
+    """
+    if not rows:
+        return []
+    edited = [number for number, row in enumerate(rows) if is_edited(row)]
+    final = logits
+    if edited:
+        final = logits.clone()
+        which = torch.tensor(edited, device=logits.device)
+        changed = final[which]
+        edit_logits(changed, [rows[number] for number in edited])
+        final[which] = changed
+    # The maximum is NaN if any logit is, +inf if any is, and -inf if no token is left.
+    best, greedy = final.max(dim=1)
+    usable = torch.isfinite(best).tolist()
+    tokens: list[int] = greedy.tolist()
+    drawn = [number for number, row in enumerate(rows) if usable[number] and row.params.temperature > 0]
+    if drawn:
+        which = torch.tensor(drawn, device=logits.device)
+        uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
+        chosen = choose(final[which], [rows[number].params for number in drawn], uniforms)
+        for number, token in zip(drawn, chosen.tolist(), strict=True):
+            tokens[number] = token
+    logprobs = _logprobs(logits, rows, tokens, usable)
+    return [
+        Sampled(token, logprobs.get(number)) if usable[number] else _unusable(final[number])
+        for number, token in enumerate(tokens)
+    ]
+
+
+@torch.inference_mode()
+def prompt_logprobs(logits: torch.Tensor, next_ids: Sequence[int] | torch.Tensor, k: int) -> list[TokenLogprob]:
+    """Logprobs of the prompt's own tokens: row t of ``logits`` [T, vocab] is asked about ``next_ids[t]``, the token
+    that follows it, and gives the ``k`` most likely ones beside.
+    """
+    tokens = torch.as_tensor(next_ids).tolist()
+    return token_logprobs(logits, tokens, [k] * len(tokens))
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], tokens: list[int], usable: list[bool]
+) -> dict[int, TokenLogprob]:
+    asked = [
+        (number, row.params.logprobs)
+        for number, row in enumerate(rows)
+        if usable[number] and row.params.logprobs is not None
+    ]
+    if not asked:
+        return {}
+    numbers = [number for number, _ in asked]
+    found = token_logprobs(
+        logits[torch.tensor(numbers, device=logits.device)],
+        [tokens[number] for number in numbers],
+        [count for _, count in asked],
+    )
+    return dict(zip(numbers, found, strict=True))
+
+
+def _unusable(logits: torch.Tensor) -> Sampled:
+    why = "every token is banned" if bool(torch.isneginf(logits).all()) else "the model's logits are not finite"
+    return Sampled(-1, error=InternalError(f"no token can be chosen: {why}", code="unusable_logits"))

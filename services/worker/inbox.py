@@ -1,0 +1,59 @@
+"""Orders on their way from the event loop to the compute thread, in order and bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from shared.errors import InternalError
+from shared.messages.worker_plans import WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An order, the number of its plan (0: the worker's own doing) and when it arrived, wall-clock ns."""
+
+    number: int
+    order: WorkerOrder
+    arrived_ns: int
+
+
+class Inbox:
+    """One writer (the loop), one reader (the compute thread). The reader sleeps when there is nothing."""
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        self._capacity = capacity
+        self._arrivals: deque[Arrival] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def put(self, arrival: Arrival) -> None:
+        """Append. Raises InternalError when full: the scheduler keeps a few batches ahead, never so many."""
+        if len(self._arrivals) >= self._capacity:
+            raise InternalError(f"{self._capacity} orders wait for the compute thread; it hangs")
+        with self._changed:
+            self._arrivals.append(arrival)
+            self._changed.notify()
+
+    def take(self) -> Arrival | None:
+        """The oldest, or None."""
+        return self._arrivals.popleft() if self._arrivals else None
+
+    def wait(self) -> None:
+        """Sleep until there is something to take or the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._arrivals))
+
+    def close(self) -> None:
+        """Wake the reader for the last time."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()

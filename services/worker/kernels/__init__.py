@@ -1,0 +1,10 @@
+"""Triton kernels over the paged pool, each with a plain-torch oracle (:mod:`services.worker.kernels.oracles`).
+
+They run on a GPU, and, for tests, on CPU tensors under ``TRITON_INTERPRET=1``, which must be set before Triton is
+imported for the first time. Importing this package imports Triton.
+"""
+
+from services.worker.kernels.kv_write import kv_write
+from services.worker.kernels.paged_attention import paged_attention
+
+__all__ = ["kv_write", "paged_attention"]

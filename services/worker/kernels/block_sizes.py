@@ -1,0 +1,57 @@
+"""How large the pieces are in which the attention kernels work. Arithmetic only.
+
+A tensor core takes nothing smaller than 16, and arrays in Triton have sizes that are powers of two. What one
+program holds of Q, K and V must leave room for the pipeline's further stages in shared memory (227 KiB on sm_90).
+The sizes follow from that arithmetic; none has been tuned by measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIN_BLOCK = 16
+
+SPLIT_KEYS = 512
+"""Keys of one split of a decode row, as long as there are few splits."""
+
+MAX_SPLITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """block_d: head_dim, padded. group: query heads of one KV head, padded. decode_rows: rows of a decode tile.
+    extend_rows: rows of an extend tile, a multiple of ``group``. block_n: keys at a time.
+    """
+
+    block_d: int
+    group: int
+    decode_rows: int
+    extend_rows: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
+    """Sizes for this shape; ``itemsize`` is that of the pool's dtype, bytes."""
+    block_d = max(MIN_BLOCK, next_power_of_two(head_dim))
+    row_bytes = block_d * itemsize
+    padded_group = next_power_of_two(group)
+    return BlockSizes(
+        block_d=block_d,
+        group=padded_group,
+        decode_rows=max(MIN_BLOCK, padded_group),
+        extend_rows=max(64 if row_bytes <= 256 else 32, padded_group),
+        block_n=64 if row_bytes <= 256 else 32,
+        num_warps=4,
+        num_stages=2,
+    )
+
+
+def splits_for(max_visible: int) -> int:
+    """Splits of the longest decode row, which sees ``max_visible`` keys."""
+    return max(1, min(MAX_SPLITS, -(-max_visible // SPLIT_KEYS)))

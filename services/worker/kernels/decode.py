@@ -1,0 +1,182 @@
+"""Decode: one query row against a long context, cut into splits that run side by side (flash-decoding).
+
+A program takes one split of one request's keys for one KV head; the query heads of that KV head (the GQA group) are
+its rows, so K and V are read once for all of them. A second kernel joins the splits by their log-sum-exp.
+
+How a row is cut depends on nothing but the keys that it sees itself. The sums are therefore the same whatever else is
+in the batch: a token does not change with its neighbours.
+"""
+
+# Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, BlockSizes, splits_for
+from services.worker.kernels.online_softmax import attend_keys
+
+
+@triton.jit
+def keys_per_split(visible, SPLIT_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """Keys of one split of a row that sees ``visible`` keys; at most MAX_SPLITS are needed."""
+    return SPLIT_KEYS * tl.cdiv(visible, SPLIT_KEYS * MAX_SPLITS)
+
+
+@triton.jit
+def decode_split_kernel(
+    q,
+    k_pool,
+    v_pool,
+    out,
+    partial,
+    partial_lse,
+    cu_rows,
+    context,
+    page_table,
+    scaling,
+    softcap,
+    window,
+    heads,
+    stride_q_row,
+    stride_q_head,
+    stride_page,
+    stride_slot,
+    stride_kv_head,
+    stride_table,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_ONLY_SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Grid (segments, kv_heads, splits). Segments of more than one row are the extend kernel's."""
+    segment, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(cu_rows + segment)
+    if tl.load(cu_rows + segment + 1) - row != 1:
+        return
+    length = tl.load(context + segment) + 1
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(0, length - window)
+    per_split = keys_per_split(length - first, SPLIT_KEYS, MAX_SPLITS)
+    low = first + split * per_split
+    high = tl.minimum(length, low + per_split)
+    if low >= high:
+        return
+    members = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + members
+    is_real = (members[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    q_head = q + row.to(tl.int64) * stride_q_row
+    query = tl.load(q_head + head[:, None] * stride_q_head + dims[None, :], mask=is_real, other=0.0)
+    total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for start in range(low, high, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        exists = keys < high
+        total, row_max, row_sum = attend_keys(
+            query, total, row_max, row_sum,
+            k_pool + kv_head * stride_kv_head, v_pool + kv_head * stride_kv_head, page_table + segment * stride_table,
+            keys, exists, exists[None, :], stride_page, stride_slot, scaling, softcap,
+            HAS_SOFTCAP, PAGE_SIZE, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    result = total / row_sum[:, None]
+    if IS_ONLY_SPLIT:
+        into = out + (row.to(tl.int64) * heads + head[:, None]) * HEAD_DIM + dims[None, :]
+        tl.store(into, result.to(out.dtype.element_ty), mask=is_real)
+    else:
+        place = (segment.to(tl.int64) * heads + head) * tl.num_programs(2) + split
+        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], result, mask=is_real)
+        tl.store(partial_lse + place, row_max + tl.log2(row_sum), mask=members < GROUP)
+
+
+@triton.jit
+def decode_join_kernel(
+    out,
+    partial,
+    partial_lse,
+    cu_rows,
+    context,
+    window,
+    heads,
+    splits,
+    HAS_WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Grid (segments, heads): the splits of a row, weighted by how much of its softmax each holds."""
+    segment, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(cu_rows + segment)
+    if tl.load(cu_rows + segment + 1) - row != 1:
+        return
+    visible = tl.load(context + segment) + 1
+    if HAS_WINDOW:
+        visible = tl.minimum(visible, window)
+    used = tl.cdiv(visible, keys_per_split(visible, SPLIT_KEYS, MAX_SPLITS))
+    dims = tl.arange(0, BLOCK_D)
+    place = (segment.to(tl.int64) * heads + head) * splits
+    total = tl.zeros([BLOCK_D], dtype=tl.float32)
+    largest = tl.load(partial_lse + place)
+    weight_sum = 0.0
+    for split in range(used):
+        lse = tl.load(partial_lse + place + split)
+        new_largest = tl.maximum(largest, lse)
+        decay, weight = tl.exp2(largest - new_largest), tl.exp2(lse - new_largest)
+        part = tl.load(partial + (place + split) * HEAD_DIM + dims, mask=dims < HEAD_DIM, other=0.0)
+        total = total * decay + part * weight
+        weight_sum = weight_sum * decay + weight
+        largest = new_largest
+    into = out + (row.to(tl.int64) * heads + head) * HEAD_DIM + dims
+    tl.store(into, (total / weight_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    out: torch.Tensor,
+    cu_rows: torch.Tensor,
+    context: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    max_length: int,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    sizes: BlockSizes,
+) -> None:
+    """Attend for every segment of one row, into ``out`` [T, heads, head_dim] (contiguous); leave other rows."""
+    _, heads, head_dim = q.shape
+    segments, kv_heads = len(context), k_pool.shape[2]
+    splits = splits_for(max_length if window is None else min(max_length, window))
+    partial = torch.empty((segments, heads, splits, head_dim), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((segments, heads, splits), dtype=torch.float32, device=q.device)
+    decode_split_kernel[(segments, kv_heads, splits)](
+        q, k_pool, v_pool, out, partial, partial_lse, cu_rows, context, page_table,
+        scaling, softcap or 0.0, window or 0, heads, q.stride(0), q.stride(1),
+        k_pool.stride(0), k_pool.stride(1), k_pool.stride(2), page_table.stride(0),
+        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, IS_ONLY_SPLIT=splits == 1,
+        GROUP=heads // kv_heads, PAGE_SIZE=k_pool.shape[1], HEAD_DIM=head_dim,
+        BLOCK_D=sizes.block_d, BLOCK_M=sizes.decode_rows, BLOCK_N=sizes.block_n,
+        SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps, num_stages=sizes.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        decode_join_kernel[(segments, heads)](
+            out, partial, partial_lse, cu_rows, context, window or 0, heads, splits,
+            HAS_WINDOW=window is not None, HEAD_DIM=head_dim, BLOCK_D=sizes.block_d,
+            SPLIT_KEYS=SPLIT_KEYS, MAX_SPLITS=MAX_SPLITS, num_warps=sizes.num_warps,
+        )  # fmt: skip

@@ -1,0 +1,63 @@
+"""One block of keys against a tile of query rows, accumulated with a running maximum (online softmax).
+
+The recurrence is that of FlashAttention (Dao et al., arXiv 2205.14135, section 3.1), in base 2, because the
+hardware has ``exp2``. Both attention kernels are loops over this function.
+"""
+
+# Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_keys(
+    query,
+    total,
+    row_max,
+    row_sum,
+    k_head,
+    v_head,
+    table,
+    keys,
+    exists,
+    visible,
+    stride_page,
+    stride_slot,
+    scaling,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Returns the new (total, row_max, row_sum).
+
+    query [M, BLOCK_D]; total fp32 [M, BLOCK_D]; row_max (of base-2 scores) and row_sum fp32 [M]. ``k_head`` and
+    ``v_head`` point at this KV head of page 0; ``table`` at the request's page table. keys [N] are positions;
+    ``exists`` [N] says which may be read, ``visible`` [M, N] which a row may see.
+    """
+    pages = tl.load(table + keys // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
+    slots = pages * stride_page + (keys % PAGE_SIZE) * stride_slot
+    dims = tl.arange(0, BLOCK_D)
+    offsets = slots[:, None] + dims[None, :]
+    readable = exists[:, None] & (dims[None, :] < HEAD_DIM)
+    key = tl.load(k_head + offsets, mask=readable, other=0.0)
+    # "ieee" keeps fp32 exact; on 16-bit types it changes nothing.
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
+    if HAS_SOFTCAP:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # A row that has seen no key yet has maximum -inf, and -inf - -inf is no number.
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(row_max - base)
+    value = tl.load(v_head + offsets, mask=readable, other=0.0)
+    total = total * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    return total, new_max, row_sum * decay + tl.sum(weights, 1)

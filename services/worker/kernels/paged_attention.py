@@ -1,0 +1,64 @@
+"""Attention of one step over the paged pool: decode rows and prefill chunks in one flattened batch."""
+
+from __future__ import annotations
+
+import torch
+
+from services.worker.engine.forward_meta import PagedTensors
+from services.worker.kernels.block_sizes import block_sizes
+from services.worker.kernels.decode import decode
+from services.worker.kernels.extend import extend
+from shared.errors import InvariantViolated
+
+MAX_HEAD_DIM = 256
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    paged: PagedTensors,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention output ``[T, heads, head_dim]``, contiguous, of q's dtype (fp32, bf16 or fp16).
+
+    q [T, heads, head_dim], any strides but for the last, which is 1; k_pool and v_pool [pages, page_size, kv_heads,
+    head_dim], alike in strides, which hold the step's own K and V already. Row i of a segment stands at position
+    ``context + i`` and sees keys ``j <= position``, with a window only ``j > position - window``; with a softcap c,
+    scores s become ``c * tanh(s / c)``. Nothing here waits for the device.
+    Raises InvariantViolated for shapes that do not belong together.
+    """
+    _check(q, k_pool, v_pool, window)
+    heads, head_dim = q.shape[1:]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sizes = block_sizes(head_dim, heads // k_pool.shape[2], k_pool.element_size())
+    tables = (paged.cu_rows, paged.context, paged.page_table)
+    # A mixed step runs both kernels; each leaves the other's segments at once.
+    if paged.max_rows > 1:
+        extend(
+            q, k_pool, v_pool, out, *tables,
+            max_rows=paged.max_rows, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
+        )  # fmt: skip
+    if paged.max_rows == 1 or len(paged.context) > 1:
+        decode(
+            q, k_pool, v_pool, out, *tables,
+            max_length=paged.max_length, scaling=scaling, window=window, softcap=softcap, sizes=sizes,
+        )  # fmt: skip
+    return out
+
+
+def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int | None) -> None:
+    heads, head_dim = q.shape[1:]
+    kv_heads = k_pool.shape[2]
+    are_alike = k_pool.shape == v_pool.shape and k_pool.stride() == v_pool.stride()
+    if not are_alike or not q.dtype == k_pool.dtype == v_pool.dtype:
+        raise InvariantViolated(f"q {q.dtype}, K {k_pool.shape} and V {v_pool.shape} do not belong together")
+    if k_pool.shape[3] != head_dim or heads % kv_heads or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise InvariantViolated(f"{heads} heads of {head_dim} cannot attend to {kv_heads} of {k_pool.shape[3]}")
+    if q.stride(2) != 1 or k_pool.stride(3) != 1:
+        raise InvariantViolated("the numbers of one head must be adjacent in memory")
+    if window is not None and window < 1:
+        raise InvariantViolated(f"a window of {window} sees nothing, not even itself")

@@ -1,0 +1,1 @@
+"""KV on the device: the pool, and how pages get into it."""

@@ -1,0 +1,110 @@
+"""The worker's device pool: all KV that attention can read, layer-first.
+
+Its bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` in one allocation, so that one handle is
+enough for another process to map it: a shared segment on a machine without a GPU, one CUDA allocation exported
+by CUDA IPC on a GPU. Which page belongs to whom is the scheduler's business; the pool only holds bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.errors import ConfigError, InvariantViolated
+from shared.memory.segment import SharedSegment
+from shared.messages.pools import KvGeometry, PoolHandle
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+class DevicePool:
+    """``pages`` pages of KV. Make one with :meth:`create`; whoever made it closes it."""
+
+    def __init__(
+        self, geometry: KvGeometry, pages: int, storage: torch.Tensor, segment: SharedSegment | None = None
+    ) -> None:
+        """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU."""
+        self.geometry = geometry
+        self.pages = pages
+        self.device = storage.device
+        self._segment = segment
+        shape = (geometry.layers, 2, pages, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+        self._storage: torch.Tensor | None = storage
+        self._tensor: torch.Tensor | None = storage.view(TORCH_DTYPES[geometry.dtype]).view(shape)
+        self._halves = [(layer[0], layer[1]) for layer in self._tensor]
+
+    @classmethod
+    def create(cls, geometry: KvGeometry, pages: int, *, device: str | torch.device, shm_prefix: str) -> DevicePool:
+        """A zeroed pool. Raises ConfigError when it has no page or its memory cannot be had."""
+        if pages < 1:
+            raise ConfigError(f"the device pool needs room for one page of {geometry.page_bytes} bytes")
+        nbytes = pages * geometry.page_bytes
+        if torch.device(device).type == "cpu":
+            segment = SharedSegment.create(shm_prefix, "device", nbytes)
+            return cls(geometry, pages, torch.from_numpy(segment.array), segment)
+        try:
+            return cls(geometry, pages, torch.zeros(nbytes, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"a device pool of {nbytes} bytes does not fit on {device}: {error}") from error
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """All KV, ``[layers, 2, pages, page_size, kv_heads, head_dim]``; index 1 is 0 for K and 1 for V."""
+        if self._tensor is None:
+            raise InvariantViolated("the device pool is closed")
+        return self._tensor
+
+    def k(self, layer: int) -> torch.Tensor:
+        """K of one layer, ``[pages, page_size, kv_heads, head_dim]``."""
+        return self._halves[layer][0]
+
+    def v(self, layer: int) -> torch.Tensor:
+        """V of one layer, ``[pages, page_size, kv_heads, head_dim]``."""
+        return self._halves[layer][1]
+
+    def bytes_view(self) -> npt.NDArray[np.uint8]:
+        """The same memory as uint8 ``[layers, 2, pages, half_bytes]``; CPU only, for loads."""
+        if self._segment is None:
+            raise InvariantViolated("only a device pool in shared memory can be seen as host bytes")
+        geometry = self.geometry
+        return self._segment.array.reshape(geometry.layers, 2, self.pages, geometry.half_bytes)
+
+    def handle(self) -> PoolHandle:
+        """How another process maps this pool. On CUDA every call exports anew: make one for each consumer."""
+        if self._storage is None:
+            raise InvariantViolated("the device pool is closed")
+        geometry = self.geometry
+        name, ipc = "", b""
+        if self._segment is not None:
+            name = self._segment.name
+        else:
+            ipc = _export_cuda(self._storage.view(geometry.layers, 2, self.pages, geometry.half_bytes))
+        return PoolHandle(
+            kind="cuda_ipc" if self._segment is None else "shm",
+            layout="layer_first",
+            name=name,
+            nbytes=self.pages * geometry.page_bytes,
+            pages=self.pages,
+            geometry=geometry,
+            ipc=ipc,
+        )
+
+    def close(self) -> None:
+        """Give the memory back; idempotent. Views that others still hold keep the mapping, not the name."""
+        self._tensor = self._storage = None
+        self._halves = []
+        if self._segment is not None:
+            self._segment.unlink()
+            self._segment.close()
+            self._segment = None
+
+
+def _export_cuda(pool: torch.Tensor) -> bytes:
+    """The pickled ``(rebuild, arguments)`` that ``shared.memory.device_pool_view`` describes."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    return pickle.dumps(reduce_tensor(pool))  # type: ignore[no-untyped-call]

@@ -1,0 +1,23 @@
+"""The worker's Prometheus metrics. Module level, because a registry takes each name once."""
+
+from __future__ import annotations
+
+from shared.metrics import counter, gauge, histogram
+
+ROW_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+
+STEP_SECONDS = histogram("worker_step_seconds", "Wall time of one step, loads and sampling included")
+STEP_ROWS = histogram("worker_step_rows", "Tokens computed in one step", buckets=ROW_BUCKETS)
+PREFILL_TOKENS = counter("worker_prefill_tokens", "Prompt tokens computed")
+DECODE_TOKENS = counter("worker_decode_tokens", "Tokens computed by decode steps")
+LOAD_SECONDS = histogram("worker_load_seconds", "Wall time of the host loads of one batch")
+LOAD_BYTES = counter("worker_load_bytes", "KV bytes loaded from host pools")
+LOADS_FAILED = counter("worker_loads_failed", "Page loads that failed verification, or had no pool")
+STEPS_REPEATED = counter("worker_steps_repeated", "Forward passes thrown away because a load or request failed")
+RUNNING = gauge("worker_running_requests", "Requests known to the worker")
+QUEUED_ORDERS = gauge("worker_queued_orders", "Orders that wait for the compute thread")
+PENDING_EVENTS = gauge("worker_pending_events", "Events that wait to be stored in the inputs stream")
+TOKEN_MESSAGES = counter("worker_token_messages", "Token messages sent to gateways")
+TOKEN_MESSAGES_DROPPED = counter("worker_token_messages_dropped", "Token messages lost; gateways ask for them")
+PLAN_SECONDS = histogram("worker_plan_delay_seconds", "From the scheduler's publishing a plan to its arrival here")
+PLANS_FETCHED = counter("worker_plans_fetched", "Plans read from the stream because they had been missed")

@@ -1,0 +1,116 @@
+"""Events on their way into ``TC_INPUTS``: in order, none lost, none twice, whatever the broker does meanwhile.
+
+One event is in flight at a time, with a message id by which the stream drops repeats. The stream forgets ids
+after two minutes, so an event whose fate has been unknown for long is looked for in the stream before it is
+sent again. While the broker is away the worker goes on computing and events wait here; how many there can be is
+bounded by the plans that the worker has, and if the bound breaks, the worker ends rather than lose one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from services.worker import metrics
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.codec import encode
+from shared.errors import InternalError, Unavailable
+
+_log = logs.get_logger("worker")
+
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 1.0
+
+DEDUPLICATION_S = 60.0
+"""Trust in the stream's own deduplication; half its window, for a clock that starts before the append does."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: int
+    data: bytes
+    first_tried_s: float = -1.0
+
+
+class EventOutbox:
+    """Owned by the event loop. ``put`` never waits; ``run`` sends until it is cancelled."""
+
+    def __init__(
+        self, bus: Bus, worker_id: str, incarnation: str, *, capacity: int, clock_s: Callable[[], float]
+    ) -> None:
+        self._bus = bus
+        self._subject = subjects.worker_input(worker_id)
+        self._incarnation = incarnation
+        self._capacity = capacity
+        self._clock_s = clock_s
+        self._pending: deque[_Pending] = deque()
+        self._numbers = 0
+        self._changed = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.stored_seq = 0  # Sequence of the last event known to be stored.
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def put(self, event: msgspec.Struct) -> None:
+        """Append an event. Raises InternalError beyond the bound: a lost event would corrupt the cell."""
+        if len(self._pending) >= self._capacity:
+            raise InternalError(f"{self._capacity} events wait for the broker; one more would be lost")
+        self._numbers += 1
+        self._pending.append(_Pending(self._numbers, encode(event)))
+        metrics.PENDING_EVENTS.set(len(self._pending))
+        self._empty.clear()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send in order, for ever. Raises PayloadTooLarge: such an event could never be stored."""
+        delay = RETRY_FIRST_S
+        while True:
+            if not self._pending:
+                self._changed.clear()
+                self._empty.set()
+                await self._changed.wait()
+            try:
+                self.stored_seq = await self._send(self._pending[0])
+            except Unavailable as error:
+                _log.warning("event_delayed", waiting=len(self._pending), reason=error.message)
+                await asyncio.sleep(delay)
+                delay = min(RETRY_MOST_S, delay * 2)
+                continue
+            delay = RETRY_FIRST_S
+            self._pending.popleft()
+            metrics.PENDING_EVENTS.set(len(self._pending))
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until everything is stored; False if it took too long."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _send(self, event: _Pending) -> int:
+        now = self._clock_s()
+        if event.first_tried_s < 0:
+            event.first_tried_s = now
+        elif now - event.first_tried_s > DEDUPLICATION_S:
+            stored = await self._find(event.data)
+            if stored:
+                return stored
+        return await self._bus.append(self._subject, event.data, message_id=f"{self._incarnation}-{event.number}")
+
+    async def _find(self, data: bytes) -> int:
+        """The sequence under which an earlier try was stored, 0 if it was not. An incarnation's events differ."""
+        messages = self._bus.follow(
+            subjects.INPUTS_STREAM, from_seq=self.stored_seq + 1, subject=self._subject, live=False
+        )
+        async for message in messages:
+            if message.data == data:
+                return message.seq
+        return 0

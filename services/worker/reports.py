@@ -1,0 +1,153 @@
+"""What the compute thread tells the event loop: events for the stream and items for gateways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.worker.answers import Growth
+from services.worker.requests import RunningRequest
+from shared.messages.base import pack_int32
+from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
+from shared.messages.worker_events import (
+    BatchDone,
+    FinishReason,
+    LeaseRequested,
+    LoadFailure,
+    RequestFinished,
+    RequestPreempted,
+)
+from shared.messages.worker_plans import AdmitRequest
+
+Event = BatchDone | LeaseRequested | RequestFinished | RequestPreempted
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that one step, or the orders before it, brought. ``items`` are grouped by gateway."""
+
+    step: int
+    events: list[Event] = field(default_factory=list)
+    items: dict[str, list[TokenItem]] = field(default_factory=dict)
+    forgotten: list[tuple[str, int]] = field(default_factory=list)  # (request id, attempt) that speak no more.
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.events and not self.items and not self.forgotten
+
+
+class Reporter:
+    """Fills reports in the name of one incarnation. Used by the compute thread only."""
+
+    def __init__(self, worker_id: str, incarnation: str) -> None:
+        self._who = {"worker_id": worker_id, "incarnation": incarnation}
+        self.report = Report(step=0)
+
+    def take(self, step: int) -> Report:
+        """The report so far; a new one begins."""
+        report, self.report = self.report, Report(step=step)
+        report.step = step
+        return report
+
+    def batch_done(
+        self, plan: int, failed: list[str], load_failures: list[LoadFailure], compute_us: int, load_us: int
+    ) -> None:
+        self.report.events.append(
+            BatchDone(
+                **self._who,
+                plan=plan,
+                failed=tuple(dict.fromkeys(failed)),
+                load_failures=tuple(load_failures),
+                compute_us=compute_us,
+                load_us=load_us,
+            )
+        )
+
+    def lease_requested(self, request: RunningRequest) -> None:
+        self.report.events.append(
+            LeaseRequested(
+                **self._who,
+                request_id=request.request_id,
+                attempt=request.attempt,
+                generated=len(request.answer.tokens),
+            )
+        )
+
+    def finished(self, request_id: str, attempt: int, reason: FinishReason, output: list[int], error: str = "") -> None:
+        self.report.events.append(
+            RequestFinished(
+                **self._who,
+                request_id=request_id,
+                attempt=attempt,
+                reason=reason,
+                output=pack_int32(output),
+                error=error,
+            )
+        )
+
+    def preempted(self, request_id: str, attempt: int, output: list[int]) -> None:
+        self.report.events.append(
+            RequestPreempted(**self._who, request_id=request_id, attempt=attempt, output=pack_int32(output))
+        )
+        self.report.forgotten.append((request_id, attempt))
+
+    def refused(self, order: AdmitRequest, *, index: int, error: str) -> None:
+        """Tell the gateway that a request could not even begin."""
+        item = TokenItem(
+            request_id=order.request_id, attempt=order.attempt, index=index, tokens=(), finish="error", error=error
+        )
+        self.report.items.setdefault(order.gateway_id, []).append(item)
+
+    def item(
+        self,
+        request: RunningRequest,
+        tokens: tuple[int, ...],
+        growth: Growth,
+        *,
+        logprob: TokenLogprob | None = None,
+        error: str = "",
+    ) -> None:
+        """Tell the gateway of new tokens, or of the end."""
+        is_first = request.items_sent == 0
+        has_usage = is_first or growth.finish is not None
+        item = TokenItem(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            index=len(request.answer.tokens) - len(tokens),
+            tokens=tokens,
+            text=growth.text,
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=_prompt_logprobs(request) if is_first and tokens else None,
+            finish=growth.finish,
+            stop_match=growth.stop_match,
+            error=error,
+            usage=usage_of(request) if has_usage else None,
+            timing=timing_of(request) if is_first else None,
+        )
+        request.items_sent += 1
+        self.report.items.setdefault(request.gateway_id, []).append(item)
+
+
+def usage_of(request: RunningRequest) -> Usage:
+    return Usage(
+        device_tokens=request.device_tokens, host_tokens=request.host_tokens, computed_tokens=request.computed_tokens
+    )
+
+
+def timing_of(request: RunningRequest) -> Timing:
+    at = request.milestones
+    return Timing(
+        received_ns=at.received_ns,
+        accepted_ns=at.accepted_ns,
+        admitted_ns=at.admitted_ns,
+        started_ns=at.started_ns,
+        loaded_ns=at.loaded_ns,
+        first_token_ns=at.first_token_ns,
+    )
+
+
+def _prompt_logprobs(request: RunningRequest) -> tuple[TokenLogprob | None, ...] | None:
+    """One entry a prompt token; the first has none, as nothing predicts it."""
+    # The first item's token is part of ``tokens`` by now.
+    if request.sampling.prompt_logprobs is None or len(request.answer.tokens) != 1:
+        return None
+    return tuple(request.prompt_logprobs.get(position) for position in range(request.prompt_tokens))

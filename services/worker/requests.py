@@ -1,0 +1,138 @@
+"""A request as the worker knows it, and the table of its life.
+
+::
+
+    waiting ──compute──▶ prefilling ──sample──▶ decoding ──sample──▶ decoding ...
+       any live state ──finish──▶ finished    ──preempt──▶ preempted    ──replace──▶ replaced
+
+A request ends once: the ended states have no entries, and a missing entry is an IllegalTransition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.answers import Answer
+from shared.errors import IllegalTransition
+from shared.messages.requests import SamplingParams
+from shared.messages.tokens import TokenLogprob
+
+State = Literal["waiting", "prefilling", "decoding", "finished", "preempted", "replaced"]
+Change = Literal["compute", "sample", "finish", "preempt", "replace"]
+
+_LIVE: tuple[State, ...] = ("waiting", "prefilling", "decoding")
+
+TRANSITIONS: dict[tuple[State, Change], State] = {
+    ("waiting", "compute"): "prefilling",
+    ("prefilling", "compute"): "prefilling",
+    ("prefilling", "sample"): "decoding",
+    ("decoding", "sample"): "decoding",
+    **{(state, "finish"): "finished" for state in _LIVE},
+    **{(state, "preempt"): "preempted" for state in _LIVE},
+    **{(state, "replace"): "replaced" for state in _LIVE},
+}
+
+
+@dataclass(slots=True)
+class Milestones:
+    """Wall-clock nanoseconds; 0 is not yet (see ``shared.messages.tokens.Timing``)."""
+
+    received_ns: int = 0
+    accepted_ns: int = 0
+    admitted_ns: int = 0
+    started_ns: int = 0
+    loaded_ns: int = 0
+    first_token_ns: int = 0
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """One attempt of one request. ``tokens`` is the caller's prompt (``prompt_ids``) and all output tokens.
+
+    ``computed`` counts leading tokens whose KV is on the device, or will be once the loads of the batch at
+    the head have landed. A decoding request has ``computed == len(tokens) - 1``.
+    """
+
+    request_id: str
+    attempt: int
+    gateway_id: str
+    prompt_ids: Sequence[int]
+    tokens: list[int]
+    pages: npt.NDArray[np.int32]
+    page_size: int
+    computed: int
+    sampling: SamplingParams
+    answer: Answer
+    device_tokens: int = 0
+    host_tokens: int = 0
+    computed_tokens: int = 0  # Prefill tokens really computed for this attempt.
+    milestones: Milestones = field(default_factory=Milestones)
+    state: State = "waiting"
+    items_sent: int = 0
+    lease_tokens: int = 0  # Decode room of the latest grant.
+    lease_requested: bool = False
+    compute_failures: int = 0
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
+
+    def change(self, change: Change) -> None:
+        """Move on in the table. Raises IllegalTransition."""
+        target = TRANSITIONS.get((self.state, change))
+        if target is None:
+            raise IllegalTransition(f"request {self.request_id} cannot {change} when {self.state}")
+        self.state = target
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.state == "decoding"
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the page table can hold."""
+        return len(self.pages) * self.page_size
+
+    @property
+    def room(self) -> int:
+        """Decode steps that the page table still allows, once the prompt is computed."""
+        return self.capacity - len(self.tokens) + 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        # A resumed answer has had them with its first item.
+        return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.prompt_tokens
+
+    def grant(self, pages: npt.NDArray[np.int32]) -> None:
+        """Append pages to the page table: a new lease."""
+        self.pages = np.concatenate((self.pages, pages))
+        self.lease_tokens = len(pages) * self.page_size
+        self.lease_requested = False
+
+    def extend_coverage(self, loaded: frozenset[int]) -> None:
+        """Count pages in ``loaded`` that continue the computed prefix; the last token is always computed."""
+        last = len(self.tokens) - 1
+        while self.computed < last and int(self.pages[self.computed // self.page_size]) in loaded:
+            self.computed = min(last, (self.computed // self.page_size + 1) * self.page_size)
+
+    def lose_pages(self, bad: frozenset[int]) -> int:
+        """Forget KV from the first page in ``bad`` on; returns how many computed tokens that were."""
+        held = self.pages[: -(-self.computed // self.page_size)]
+        hits = [index for index, page in enumerate(held.tolist()) if page in bad]
+        if not hits:
+            return 0
+        before, self.computed = self.computed, hits[0] * self.page_size
+        return before - self.computed
+
+    def needs_lease(self, low_tokens: int) -> bool:
+        """Whether to ask for pages now: room is short, the answer may need more, and nobody has asked yet."""
+        if not self.is_decoding or self.lease_requested:
+            return False
+        still_to_come = self.answer.max_tokens - len(self.answer.tokens)
+        return self.room < min(still_to_come, max(self.lease_tokens // 2, low_tokens))

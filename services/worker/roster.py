@@ -1,0 +1,150 @@
+"""The requests that this worker knows, and every way in which one comes and goes.
+
+A request ends once and says so once. An order for a request that has ended needs no answer, because its end is
+on the way already; an order for one that was never here is answered, so that nobody waits for ever; an order
+for an older attempt is void, because the newer attempt replaced it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import cast, get_args
+
+import numpy as np
+
+from services.worker.admission import ModelLimits, admit
+from services.worker.answers import Growth
+from services.worker.counters import Counters
+from services.worker.detokenizer import Vocabulary
+from services.worker.reports import Reporter
+from services.worker.requests import RunningRequest
+from shared import logs
+from shared.errors import InvalidRequest
+from shared.messages.base import count_int32, unpack_int32
+from shared.messages.worker_events import FinishReason
+from shared.messages.worker_plans import AbortRequest, AdmitRequest, ExtendLease, PreemptRequest
+
+_log = logs.get_logger("worker")
+
+ENDED_REMEMBERED = 8192
+"""Ends remembered to tell "over" from "never here"; far more than a worker runs at once."""
+
+
+class Roster:
+    """Used by the compute thread only. ``requests`` is in order of admission."""
+
+    def __init__(
+        self,
+        limits: ModelLimits,
+        vocabulary: Vocabulary,
+        reporter: Reporter,
+        counters: Counters,
+    ) -> None:
+        self.requests: dict[str, RunningRequest] = {}
+        self._limits = limits
+        self._vocabulary = vocabulary
+        self._reporter = reporter
+        self._counters = counters
+        self._ended: OrderedDict[str, int] = OrderedDict()  # Last attempt that ended here.
+
+    def admit(self, order: AdmitRequest, arrived_ns: int) -> None:
+        """Make a request known; a newer attempt replaces an older one."""
+        known = self.requests.get(order.request_id)
+        if known is not None:
+            if order.attempt <= known.attempt:
+                _log.warning("admission_ignored", request=order.request_id, attempt=order.attempt)
+                return
+            known.change("replace")
+            self._counters.requests_replaced += 1
+            self._drop(known)
+        try:
+            request, ended = admit(order, self._limits, self._vocabulary, admitted_ns=arrived_ns)
+        except InvalidRequest as error:
+            self._refuse(order, error.message)
+            return
+        self.requests[request.request_id] = request
+        self._counters.requests_admitted += 1
+        if ended is not None and ended.finish is not None:
+            # The last attempt died after its last token and before it could say so. The gateway has that
+            # token's text.
+            self.finish(request, Growth("", ended.finish, ended.stop_match))
+
+    def extend(self, order: ExtendLease) -> None:
+        """Grant pages to a running request; for one that has ended it means nothing."""
+        request = self._find(order.request_id, order.attempt)
+        if request is not None:
+            pages = np.frombuffer(order.pages, dtype="<i4").astype(np.int32)
+            if len(pages) and (pages.min() < 0 or pages.max() >= self._limits.pages):
+                self.fail(request, "the lease names a page outside the pool")
+                return
+            request.grant(pages)
+
+    def preempt(self, order: PreemptRequest) -> None:
+        """Forget a request and say what it has generated."""
+        request = self._find(order.request_id, order.attempt)
+        if request is not None:
+            request.change("preempt")
+            self._drop(request)
+            self._counters.requests_preempted += 1
+            self._reporter.preempted(order.request_id, order.attempt, request.answer.tokens)
+        elif self._was_never_here(order.request_id):
+            self._reporter.preempted(order.request_id, order.attempt, [])
+
+    def abort(self, order: AbortRequest) -> None:
+        """End a request for the caller; what was withheld of its text is shown."""
+        reason = finish_reason(order.reason)
+        request = self._find(order.request_id, order.attempt)
+        if request is not None:
+            self._counters.requests_aborted += 1
+            error = order.reason if reason == "error" else ""
+            self.finish(request, Growth(request.answer.end(reason), reason), error=error)
+        elif self._was_never_here(order.request_id):
+            self._reporter.finished(order.request_id, order.attempt, reason, [])
+
+    def finish(self, request: RunningRequest, growth: Growth, *, error: str = "") -> None:
+        """End a request whose gateway has not been told yet."""
+        self._reporter.item(request, (), growth, error=error)
+        self.close(request, growth, error=error)
+
+    def close(self, request: RunningRequest, growth: Growth, *, error: str = "") -> None:
+        """End a request whose last item has been made."""
+        assert growth.finish is not None
+        request.change("finish")
+        self._drop(request)
+        self._counters.requests_finished += 1
+        self._reporter.finished(request.request_id, request.attempt, growth.finish, request.answer.tokens, error=error)
+
+    def fail(self, request: RunningRequest, error: str) -> None:
+        """End a request because the worker cannot go on with it."""
+        _log.error("request_failed", request=request.request_id, reason=error)
+        self.finish(request, Growth(request.answer.end("error"), "error"), error=error)
+
+    def _refuse(self, order: AdmitRequest, error: str) -> None:
+        _log.error("admission_refused", request=order.request_id, reason=error)
+        self._counters.requests_refused += 1
+        self._remember(order.request_id, order.attempt)
+        output = unpack_int32(order.tokens)[max(0, order.prompt_tokens) :]
+        self._reporter.refused(order, index=max(0, count_int32(order.tokens) - order.prompt_tokens), error=error)
+        self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
+
+    def _find(self, request_id: str, attempt: int) -> RunningRequest | None:
+        request = self.requests.get(request_id)
+        return request if request is not None and request.attempt == attempt else None
+
+    def _was_never_here(self, request_id: str) -> bool:
+        return request_id not in self.requests and request_id not in self._ended
+
+    def _drop(self, request: RunningRequest) -> None:
+        del self.requests[request.request_id]
+        self._remember(request.request_id, request.attempt)
+
+    def _remember(self, request_id: str, attempt: int) -> None:
+        self._ended[request_id] = attempt
+        self._ended.move_to_end(request_id)
+        while len(self._ended) > ENDED_REMEMBERED:
+            self._ended.popitem(last=False)
+
+
+def finish_reason(reason: str) -> FinishReason:
+    """The finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
+    return cast(FinishReason, reason) if reason in get_args(FinishReason) else "cancelled"

@@ -1,0 +1,309 @@
+"""The worker's event loop: plans in, events and tokens out. It decides nothing.
+
+The compute thread runs the executor. Its reports come back through a channel; everything here only moves them
+on: events to the inputs stream through the outbox, items to gateways, and a copy to the retained outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.worker.compute import Runner
+from services.worker.config import WorkerConfig
+from services.worker.detokenizer import Vocabulary
+from services.worker.executor import Executor
+from services.worker.inbox import Arrival
+from services.worker.kv.loads import Loads
+from services.worker.outbox import EventOutbox
+from services.worker.plans import PlanReceiver
+from services.worker.report_channel import ReportChannel
+from services.worker.reports import Report
+from services.worker.retained import RetainedOutputs
+from services.worker.token_sender import TokenSender
+from shared import logs, subjects
+from shared.bus.protocol import Bus, Delivery, Subscription
+from shared.codec import decode, encode
+from shared.errors import CodecError, InternalError, OperatorError, TransportError, Unavailable
+from shared.lifecycle import Lifecycle, beat
+from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs
+from shared.messages.tokens import TokenBatch, TokenItem
+from shared.messages.worker_events import WorkerJoined, WorkerLeft
+from shared.messages.worker_plans import AbortRequest, Dismiss, WorkerPlan
+
+_log = logs.get_logger("worker")
+
+TOKEN_MESSAGES_QUEUED = 4096
+LEAVE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this process is to the cell. ``model`` is the fingerprint."""
+
+    worker_id: str
+    incarnation: str
+    node: str
+    model: str
+
+
+class WorkerShell:
+    """One incarnation of one worker."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: WorkerIdentity,
+        bus: Bus,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        loads: Loads,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._who = identity
+        self._bus = bus
+        self._runner = runner
+        self._channel = ReportChannel(loop, self._take_report)
+        self.executor = Executor(
+            identity.worker_id,
+            identity.incarnation,
+            runner,
+            vocabulary,
+            loads,
+            self._channel.post,
+            lease_low_tokens=config.lease_low_tokens,
+            clock_ns=time.time_ns,
+        )
+        self._outbox = EventOutbox(
+            bus, identity.worker_id, identity.incarnation, capacity=config.pending_events, clock_s=time.monotonic
+        )
+        self._tokens = TokenSender(bus, capacity=TOKEN_MESSAGES_QUEUED, on_too_large=self._abort_too_large)
+        self._retained = RetainedOutputs(config.retained_outputs)
+        self._plans = PlanReceiver(bus, identity.worker_id, identity.incarnation, self._deliver, clock_s=time.monotonic)
+        self._stopping = False
+        self._was_listed = False
+        self._ended = asyncio.Event()
+        self._reason: Exception | None = None
+
+    async def run(self, life: Lifecycle) -> None:
+        """Join, work until stopping, leave. Raises OperatorError when the cell dismisses this worker."""
+        if not await self._wait_for_streams(life):
+            return
+        subscriptions = [
+            await self._bus.serve(subjects.rpc("worker", "inventory", self._who.worker_id), self._inventory),
+            await self._bus.serve(subjects.rpc("worker", "outputs", self._who.worker_id), self._outputs),
+            await self._bus.subscribe(subjects.STATUS, self._see_status),
+        ]
+        await self._plans.start()
+        self._join()
+        computing: Future[None] = Future()
+        threading.Thread(target=self._compute, args=(computing,), name="compute", daemon=True).start()
+        outbox = asyncio.create_task(self._outbox.run(), name="outbox")
+        tasks = [
+            outbox,
+            *self._spawn(
+                _finished(computing),
+                self._plans.run(),
+                self._tokens.run(),
+                self._wait_for_end(),
+                beat(
+                    self._bus,
+                    "worker",
+                    self._who.worker_id,
+                    self._who.incarnation,
+                    lambda: self.executor.last_executed,
+                ),
+            ),
+        ]
+        dismissed = False
+        try:
+            await life.watch(*tasks)
+        except OperatorError:
+            dismissed = True
+            raise
+        finally:
+            await self._leave(subscriptions, tasks, outbox, computing, says_so=not dismissed)
+
+    # -- joining and leaving ----------------------------------------------------------------------------------
+
+    async def _wait_for_streams(self, life: Lifecycle) -> bool:
+        """Wait until the scheduler has made the streams; False when stopped before that."""
+        delay = 0.05
+        while not life.stopping.is_set():
+            try:
+                await self._bus.stream_info(subjects.INPUTS_STREAM)
+                await self._bus.stream_info(subjects.OUTPUTS_STREAM)
+                return True
+            except (TransportError, Unavailable) as error:
+                _log.info("waiting_for_streams", reason=error.message)
+                await asyncio.sleep(delay)
+                delay = min(1.0, delay * 2)
+        return False
+
+    def _join(self) -> None:
+        self._outbox.put(
+            WorkerJoined(
+                worker_id=self._who.worker_id,
+                incarnation=self._who.incarnation,
+                node=self._who.node,
+                model=self._who.model,
+                pool=self._runner.pool.handle(),
+                max_context=self._runner.max_context,
+            )
+        )
+        _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)
+
+    async def _leave(
+        self,
+        subscriptions: list[Subscription],
+        tasks: list[asyncio.Task[None]],
+        outbox: asyncio.Task[None],
+        computing: Future[None],
+        *,
+        says_so: bool,
+    ) -> None:
+        """Take no more plans, finish the step, tell everything that there is to tell."""
+        self._stopping = True
+        self.executor.inbox.close()
+        await self._plans.stop()
+        done, _ = await asyncio.wait(
+            {asyncio.ensure_future(_finished(computing))}, timeout=self._config.stop_timeout_ms / 1e3
+        )
+        for task in done:
+            task.exception()  # Raised by ``watch`` already, or of no interest any more.
+        self._channel.drain()
+        await _cancel([task for task in tasks if task is not outbox])
+        await self._tokens.flush()
+        if says_so and not outbox.done():
+            self._outbox.put(WorkerLeft(worker_id=self._who.worker_id, incarnation=self._who.incarnation))
+            if not await self._outbox.drained(LEAVE_TIMEOUT_S):
+                _log.warning("left_unsaid", events=len(self._outbox))
+        await _cancel([outbox])
+        for subscription in subscriptions:
+            await subscription.close()
+        _log.info("left", last_plan=self.executor.last_executed, **self.executor.counters.as_dict())
+
+    def _compute(self, result: Future[None]) -> None:
+        """The compute thread."""
+        result.set_running_or_notify_cancel()  # From now on nobody can cancel it.
+        try:
+            if self._config.threads:
+                torch.set_num_threads(self._config.threads)
+            self.executor.run()
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(None)
+
+    def _spawn(self, *bodies: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(body) for body in bodies]
+
+    # -- plans in ---------------------------------------------------------------------------------------------
+
+    async def _deliver(self, plan: WorkerPlan) -> None:
+        """Hand a plan to the compute thread."""
+        if isinstance(plan.order, Dismiss):
+            self._end(OperatorError(f"dismissed: {plan.order.reason}"))
+            return
+        if not self._stopping:
+            self._hand_over(Arrival(plan.number, plan.order, time.time_ns()))
+
+    def _hand_over(self, arrival: Arrival) -> None:
+        try:
+            self.executor.inbox.put(arrival)
+        except InternalError as error:
+            self._end(error)
+
+    def _abort_too_large(self, item: TokenItem) -> None:
+        order = AbortRequest(request_id=item.request_id, attempt=item.attempt, reason="error")
+        self._hand_over(Arrival(0, order, time.time_ns()))
+
+    # -- reports out ------------------------------------------------------------------------------------------
+
+    def _take_report(self, report: Report) -> None:
+        try:
+            for event in report.events:
+                self._outbox.put(event)
+        except InternalError as error:
+            self._end(error)
+            return
+        for gateway_id, items in report.items.items():
+            for item in items:
+                self._retained.add(item)
+            batch = TokenBatch(
+                worker_id=self._who.worker_id,
+                incarnation=self._who.incarnation,
+                step=report.step,
+                items=tuple(items),
+            )
+            self._tokens.put(gateway_id, batch)
+        for request_id, attempt in report.forgotten:
+            self._retained.forget(request_id, attempt)
+
+    # -- calls and membership ---------------------------------------------------------------------------------
+
+    async def _inventory(self, data: bytes) -> bytes:
+        decode(data, GetInventory)
+        return encode(
+            Inventory(
+                id=self._who.worker_id,
+                incarnation=self._who.incarnation,
+                last_plan=self.executor.last_executed,
+                requests=self.executor.request_ids,
+                pages_total=self._runner.pool.pages,
+                counters=self.executor.counters.as_dict(),
+            )
+        )
+
+    async def _outputs(self, data: bytes) -> bytes:
+        asked = decode(data, GetOutputs)
+        # Some room is left for what surrounds the item on the wire.
+        limit = self._bus.max_payload * 3 // 4
+        item = self._retained.find(asked.request_id, asked.attempt, asked.index, max_bytes=limit)
+        return encode(Outputs(item=item))
+
+    async def _see_status(self, delivery: Delivery) -> None:
+        """Notice when the cell has given this incarnation up, after a long pause or a partition, say.
+
+        Its pages and requests belong to nobody then, so it ends; a supervisor starts a new incarnation.
+        """
+        try:
+            status = decode(delivery.data, CellStatus)
+        except CodecError:
+            return
+        listed = any(
+            worker.worker_id == self._who.worker_id and worker.incarnation == self._who.incarnation
+            for worker in status.workers
+        )
+        if listed:
+            self._was_listed = True
+        elif self._was_listed:
+            self._end(TransportError("the cell has given this incarnation up"))
+
+    def _end(self, reason: Exception) -> None:
+        """End this incarnation; the first reason counts."""
+        self._reason = self._reason or reason
+        self._ended.set()
+
+    async def _wait_for_end(self) -> None:
+        await self._ended.wait()
+        assert self._reason is not None
+        raise self._reason
+
+
+async def _finished(result: Future[None]) -> None:
+    await asyncio.wrap_future(result)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,78 @@
+"""Tokens on their way to gateways: one core message per gateway and step, at most once, never waited for.
+
+A message lost here (the broker is away, or the gateway is slow) is asked for by the gateway, which sees the gap
+in ``TokenItem.index``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from services.worker import metrics
+from shared import subjects
+from shared.bus.protocol import Bus
+from shared.codec import encode
+from shared.errors import PayloadTooLarge, Unavailable
+from shared.messages.tokens import TokenBatch, TokenItem
+
+
+class TokenSender:
+    """Owned by the event loop. ``on_too_large`` is told of an item that no message can carry."""
+
+    def __init__(self, bus: Bus, *, capacity: int, on_too_large: Callable[[TokenItem], None]) -> None:
+        self._bus = bus
+        self._on_too_large = on_too_large
+        self._batches: deque[tuple[str, TokenBatch]] = deque()
+        self._capacity = capacity
+        self._changed = asyncio.Event()
+
+    def put(self, gateway_id: str, batch: TokenBatch) -> None:
+        """Queue one message; beyond the bound the oldest is dropped."""
+        if len(self._batches) >= self._capacity:
+            self._batches.popleft()
+            metrics.TOKEN_MESSAGES_DROPPED.inc()
+        self._batches.append((gateway_id, batch))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send for ever."""
+        while True:
+            if not self._batches:
+                self._changed.clear()
+                await self._changed.wait()
+            await self._send(*self._batches.popleft())
+
+    async def flush(self) -> None:
+        """Send what is queued; for the end, after ``run`` was cancelled."""
+        while self._batches:
+            await self._send(*self._batches.popleft())
+
+    async def _send(self, gateway_id: str, batch: TokenBatch) -> None:
+        try:
+            await self._bus.publish(subjects.tokens(gateway_id), encode(batch))
+            metrics.TOKEN_MESSAGES.inc()
+        except Unavailable:
+            metrics.TOKEN_MESSAGES_DROPPED.inc()
+        except PayloadTooLarge as error:
+            if len(batch.items) > 1:
+                half = len(batch.items) // 2
+                for items in (batch.items[:half], batch.items[half:]):
+                    await self._send(gateway_id, msgspec.structs.replace(batch, items=items))
+                return
+            item = batch.items[0]
+            if item.finish == "error":
+                raise  # An error that does not fit cannot be shortened any further.
+            self._on_too_large(item)
+            apology = TokenItem(
+                request_id=item.request_id,
+                attempt=item.attempt,
+                index=item.index,
+                tokens=(),
+                finish="error",
+                error=f"the answer does not fit in one message: {error.message}",
+            )
+            await self._send(gateway_id, msgspec.structs.replace(batch, items=(apology,)))

@@ -1,0 +1,80 @@
+"""What only the NATS bus has: waits between reconnects, and clients that replace a broken one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.bus.nats_bus import RECONNECT_MOST_S, NatsBus, connect, reconnect_delay_s
+from shared.bus.protocol import Delivery, StreamLimits
+from shared.errors import Unavailable
+from tests.nats_server import NatsServer, free_port
+
+
+def test_reconnect_wait_grows_is_spread_and_bounded() -> None:
+    """Waits double up to a bound, and chance moves them within the upper half."""
+    shortest = [reconnect_delay_s(attempt, 0.0) for attempt in range(100)]
+    longest = [reconnect_delay_s(attempt, 1.0) for attempt in range(100)]
+
+    assert shortest == sorted(shortest)
+    assert shortest[1] == 2 * shortest[0]
+    assert max(longest) == RECONNECT_MOST_S
+    assert all(least * 2 == most for least, most in zip(shortest, longest, strict=True))
+
+
+async def test_connect_gives_up_in_time() -> None:
+    """Nobody listens: Unavailable, not an endless wait."""
+    with pytest.raises(Unavailable, match="no broker answers"):
+        await connect([f"nats://127.0.0.1:{free_port()}"], "test", timeout_s=0.3)
+
+
+async def test_new_client_takes_over_after_a_protocol_error(nats_server: NatsServer) -> None:
+    """The server ends a connection with -ERR, which nats-py does not survive; subscriptions and followers do."""
+    bus = NatsBus([nats_server.url], "test")
+    await bus.open(10.0)
+    await bus.ensure_streams(StreamLimits(max_bytes=1024 * 1024))
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+    back = asyncio.Event()
+    bus.on_reconnect(back.set)
+
+    async def handler(delivery: Delivery) -> None:
+        received.put_nowait(delivery.data)
+
+    async def follow() -> None:
+        async for message in bus.follow("TC_INPUTS"):
+            received.put_nowait(message.data)
+
+    await bus.subscribe("tc.tokens.gw", handler)
+    following = asyncio.create_task(follow())
+    await bus.append("tc.in.cell", b"before")
+    first = await asyncio.wait_for(received.get(), 10)
+    await bus._client._send_command(b"NONSENSE\r\n")
+    await bus._client._flush_pending()
+    await asyncio.wait_for(back.wait(), 20)
+    await bus.append("tc.in.cell", b"stored")
+    second = await asyncio.wait_for(received.get(), 20)
+    await bus.publish("tc.tokens.gw", b"published")
+    third = await asyncio.wait_for(received.get(), 20)
+    following.cancel()
+    await bus.close()
+
+    assert (first, second, third) == (b"before", b"stored", b"published")
+
+
+async def test_append_in_flight_fails_when_the_connection_is_lost(nats_server: NatsServer) -> None:
+    """Nobody waits for the timeout of an acknowledgement that cannot come any more."""
+    bus = await connect([nats_server.url], "test")
+    await bus.ensure_streams(StreamLimits(max_bytes=1024 * 1024))
+    lost = asyncio.Event()
+    bus.on_disconnect(lost.set)
+
+    nats_server.kill()
+    with pytest.raises(Unavailable):
+        # Whether the client knows of the loss already or not, both are Unavailable and soon.
+        await asyncio.wait_for(bus.append("tc.in.cell", b"", timeout_s=600.0), 20.0)
+    await asyncio.wait_for(lost.wait(), 20.0)
+    nats_server.start()
+    await bus.close()
+
+    assert not bus.is_connected

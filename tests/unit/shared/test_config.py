@@ -1,0 +1,66 @@
+"""Settings from a file, the environment and flags."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from shared.config import from_command_line, load, parse_bytes
+from shared.errors import ConfigError
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of every kind, bare and described."""
+
+    name: str
+    nats: tuple[str, ...] = ()
+    keys: Annotated[tuple[str, ...], Meta(description="keys")] = ()
+    fast: bool = False
+    described: Annotated[bool, Meta(description="a claim")] = False
+    pool_bytes: Annotated[int, Meta(description="size", ge=0)] = 1
+    limit: int | None = None
+
+
+def test_lists_and_claims_convert_with_and_without_a_description() -> None:
+    """A description on the type does not change how text is read."""
+    flags = {"name": "n", "nats": "a, b", "keys": "k,l", "fast": "yes", "described": "on", "pool_bytes": "2KiB"}
+
+    settings = load(Settings, "service", flags=flags)
+
+    assert (settings.nats, settings.keys) == (("a", "b"), ("k", "l"))
+    assert (settings.fast, settings.described, settings.pool_bytes) == (True, True, 2048)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    """Precedence rises from the file's top level to its section, the environment and flags."""
+    file = tmp_path / "cell.toml"
+    file.write_text('name = "top"\nlimit = 1\nnats = ["x"]\n[service]\nlimit = 2\npool_bytes = "3KiB"\n')
+    environ = {"THERMOCLINE_POOL_BYTES": "4KiB", "THERMOCLINE_NAME": "environment"}
+
+    settings = from_command_line(
+        Settings, "service", ["--config", str(file), "--name", "flag"], environ=environ, description="x"
+    )
+
+    assert settings == Settings(name="flag", nats=("x",), limit=2, pool_bytes=4096)
+
+
+def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
+    """An unknown key, a bad value and a missing one are told together."""
+    file = tmp_path / "cell.toml"
+    file.write_text("[service]\nno_such = 1\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load(Settings, "service", file=file, flags={"pool_bytes": "much"})
+
+    for part in ("service.no_such is not a setting", "--pool-bytes", "--name is required"):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("4096", 4096), ("64MiB", 64 * 2**20), ("1.5 GB", 1_500_000_000), ("2k", 2048)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    """Sizes are read in binary and decimal units."""
+    assert parse_bytes(text) == nbytes

@@ -1,0 +1,129 @@
+"""The fingerprint follows the files' bytes, is remembered safely, and an incomplete directory is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shared import model_files
+from shared.errors import OperatorError
+
+OLD_NS = 1_600_000_000_000_000_000
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A tiny complete model directory whose weights are long settled."""
+    directory = tmp_path / "tiny-model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"vocab_size": 8}')
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    os.utime(directory / "model.safetensors", ns=(OLD_NS, OLD_NS))
+    return directory
+
+
+def test_equal_files_have_equal_fingerprints_wherever_they_lie(model_dir: Path, tmp_path: Path) -> None:
+    """A copy of a model directory has the same fingerprint, and it is 32 hex digits."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(model_dir, copy)
+
+    assert model_files.fingerprint(copy) == model_files.fingerprint(model_dir)
+    assert len(bytes.fromhex(model_files.fingerprint(copy))) == 16
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+def test_any_relevant_byte_changes_the_fingerprint(model_dir: Path, name: str) -> None:
+    """Configuration, tokenizer, template and weights are all part of it."""
+    before = model_files.fingerprint(model_dir)
+    path = model_dir / name
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + b" ")
+
+    assert model_files.fingerprint(model_dir) != before
+
+
+def test_a_settled_weight_file_is_read_once(model_dir: Path, tmp_path: Path) -> None:
+    """With a cache, equal path, size and time answer from memory; without one the bytes are read."""
+    cache = tmp_path / "cache"
+    first = model_files.fingerprint(model_dir, cache)
+    (model_dir / "model.safetensors").write_bytes(b"changed"[:7])
+    os.utime(model_dir / "model.safetensors", ns=(OLD_NS, OLD_NS))
+
+    assert model_files.fingerprint(model_dir, cache) == first
+    assert model_files.fingerprint(model_dir) != first
+
+
+def test_a_changed_time_is_read_again(model_dir: Path, tmp_path: Path) -> None:
+    """A newer modification time makes the remembered digest void."""
+    cache = tmp_path / "cache"
+    first = model_files.fingerprint(model_dir, cache)
+    (model_dir / "model.safetensors").write_bytes(b"changed")
+    os.utime(model_dir / "model.safetensors", ns=(OLD_NS + 1, OLD_NS + 1))
+
+    assert model_files.fingerprint(model_dir, cache) != first
+
+
+def test_a_file_written_just_now_is_not_remembered(model_dir: Path, tmp_path: Path) -> None:
+    """Within a tick of the file system's clock a file can change unseen, so its digest is not kept."""
+    (model_dir / "model.safetensors").write_bytes(b"fresh")
+    model_files.fingerprint(model_dir, tmp_path / "cache")
+
+    assert not (tmp_path / "cache" / model_files.CACHE_FILE).exists()
+
+
+def test_a_torn_cache_file_is_ignored(model_dir: Path, tmp_path: Path) -> None:
+    """Garbage in the cache costs a read and is replaced."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / model_files.CACHE_FILE).write_bytes(b'{"files": {"x"')
+
+    assert model_files.fingerprint(model_dir, cache) == model_files.fingerprint(model_dir)
+    assert json.loads((cache / model_files.CACHE_FILE).read_bytes())["files"]
+    assert [path.name for path in cache.iterdir()] == [model_files.CACHE_FILE]
+
+
+def test_pytorch_weights_serve_where_safetensors_lack(model_dir: Path) -> None:
+    """A directory with only .bin weights has a fingerprint over them."""
+    (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
+
+    assert [path.name for path in model_files.weight_files(model_dir)] == ["pytorch_model.bin"]
+    assert model_files.fingerprint(model_dir)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_directory_is_refused_with_a_reason(model_dir: Path, name: str) -> None:
+    """Each missing part is named in an OperatorError."""
+    (model_dir / name).unlink()
+
+    with pytest.raises(OperatorError, match=r"config\.json|tokenizer|weights"):
+        model_files.fingerprint(model_dir)
+
+
+def test_a_missing_directory_and_a_broken_config_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    """The reason names the path."""
+    with pytest.raises(OperatorError, match="nowhere"):
+        model_files.fingerprint(tmp_path / "nowhere")
+    (model_dir / "config.json").write_text("[1]")
+    with pytest.raises(OperatorError, match="not a JSON object"):
+        model_files.load_config(model_dir)
+
+
+def test_a_missing_shard_is_named(model_dir: Path) -> None:
+    """An index that names an absent shard makes the directory incomplete."""
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(OperatorError, match=r"model-2\.safetensors"):
+        model_files.fingerprint(model_dir)
+
+
+def test_the_served_name_is_the_directory_name(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trailing slash or a relative path makes no difference."""
+    monkeypatch.chdir(model_dir)
+
+    assert model_files.model_name(Path(f"{model_dir}/")) == "tiny-model"
+    assert model_files.model_name(Path(".")) == "tiny-model"

@@ -1,0 +1,342 @@
+"""A whole storage over a bus in this process: what the scheduler sees of it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from services.storage.config import StorageConfig
+from services.storage.pools import Pools
+from services.storage.shell import StorageShell
+from shared import subjects
+from shared.bus.memory_bus import MemoryBroker, MemoryBus
+from shared.codec import Input, decode, decode_input, encode
+from shared.lifecycle import Lifecycle
+from shared.memory import DevicePoolView, HostPoolView
+from shared.memory.device_pool_view import DevicePages, DeviceRun
+from shared.memory.segment import SHM_DIRECTORY
+from shared.messages.base import pack_int32
+from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.status import GetInventory, Inventory
+from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
+from shared.messages.storage_plans import (
+    AttachDevicePool,
+    BackupPages,
+    CreateHostPool,
+    DetachDevicePool,
+    StorageOrder,
+    StoragePlan,
+)
+
+MakePool = Callable[[KvGeometry, int], PoolHandle]
+
+INCARNATION = "storage-1"
+
+
+class _Scheduler:
+    """The other side: publishes numbered plans and reads the events of the stream in order."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self._number = 0
+        self._events = bus.follow(subjects.INPUTS_STREAM)
+
+    async def order(self, order: StorageOrder) -> None:
+        self._number += 1
+        plan = StoragePlan(storage_id="s0", incarnation=INCARNATION, number=self._number, epoch=1, cause=1, order=order)
+        await self.bus.publish(subjects.storage_output("s0"), encode(plan))
+
+    async def event(self) -> Input:
+        message = await asyncio.wait_for(anext(self._events), 20.0)
+        return decode_input(message.data)
+
+    async def backup(self, transfer_id: int, pairs: list[tuple[int, int]], **change: object) -> None:
+        device, host = zip(*pairs, strict=True)
+        fields = {
+            "transfer_id": transfer_id,
+            "worker_id": "w0",
+            "worker_incarnation": "i0",
+            "device_pages": pack_int32(device),
+            "host_pages": pack_int32(host),
+            "identities": b"".join(bytes([page + 1]) * 16 for page in host),
+        } | change
+        await self.order(BackupPages(**fields))  # type: ignore[arg-type]
+
+    async def inventory(self) -> Inventory:
+        answer = await self.bus.call(subjects.rpc("storage", "inventory", "s0"), encode(GetInventory()))
+        return decode(answer, Inventory)
+
+
+class _Cell:
+    """A running storage and its scheduler."""
+
+    def __init__(
+        self, scheduler: _Scheduler, storage_bus: MemoryBus, life: Lifecycle, task: asyncio.Task[None]
+    ) -> None:
+        self.scheduler = scheduler
+        self.storage_bus = storage_bus
+        self.life = life
+        self.task = task
+
+    async def create_pools(self, geometry: KvGeometry, device: PoolHandle) -> HostPoolView:
+        await self.scheduler.order(CreateHostPool(geometry=geometry))
+        created = await self.scheduler.event()
+        assert isinstance(created, HostPoolCreated)
+        assert created.handle is not None
+        await self.scheduler.order(AttachDevicePool(worker_id="w0", worker_incarnation="i0", handle=device))
+        return HostPoolView.attach(created.handle, writable=False)
+
+    async def stop(self) -> None:
+        self.life.stop()
+        await asyncio.wait_for(self.task, 20.0)
+
+
+@asynccontextmanager
+async def _running(
+    broker: MemoryBroker,
+    shm_prefix: str,
+    *,
+    open_device: Callable[[PoolHandle], DevicePages] = DevicePoolView.attach,
+    threads: int = 2,
+    max_transfers: int = 16,
+) -> AsyncIterator[_Cell]:
+    config = StorageConfig(
+        id="s0",
+        node="n0",
+        host_kv_bytes=100_000,
+        shm_prefix=shm_prefix,
+        threads=threads,
+        max_transfers=max_transfers,
+    )
+    bus, life = broker.connect("storage"), Lifecycle()
+    scheduler = _Scheduler(broker.connect("scheduler"))
+    pools = Pools(shm_prefix, config.host_kv_bytes, open_device=open_device)
+    task = asyncio.create_task(StorageShell(config, bus, pools, incarnation=INCARNATION).run(life))
+    joined = await scheduler.event()
+    assert joined == StorageJoined(storage_id="s0", incarnation=INCARNATION, node="n0", host_bytes=100_000)
+    cell = _Cell(scheduler, bus, life, task)
+    try:
+        yield cell
+    finally:
+        bus.reconnect()
+        await cell.stop()
+
+
+class _GatedPool:
+    """A device pool whose copies wait for a gate."""
+
+    def __init__(self, handle: PoolHandle) -> None:
+        self._view = DevicePoolView.attach(handle)
+        self.handle = handle
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def copy_run(self, run: DeviceRun, into: np.ndarray) -> None:
+        self.entered.set()
+        assert self.gate.wait(20.0)
+        self._view.copy_run(run, into)
+
+    def close(self) -> bool:
+        return self._view.close()
+
+
+async def test_a_backup_arrives_verified(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """Create, attach, back up: another mapping of the host pool then verifies every page."""
+    device = make_device_pool(geometry, 6)
+    async with _running(broker, shm_prefix) as cell:
+        host = await cell.create_pools(geometry, device)
+
+        await cell.scheduler.backup(7, [(0, 3), (1, 4), (5, 0)])
+        done = await cell.scheduler.event()
+        inventory = await cell.scheduler.inventory()
+
+    assert isinstance(done, BackupDone)
+    assert (done.transfer_id, done.ok, done.error) == (7, True, "")
+    source = DevicePoolView.attach(device)
+    for page, target in ((0, 3), (1, 4), (5, 0)):
+        for layer in range(geometry.layers):
+            host.verify_layer(target, layer, bytes([target + 1]) * 16)
+            assert host.pages[target, layer].tobytes() == source.halves[layer, :, page].tobytes()
+    assert inventory.last_plan == 3
+    assert inventory.pages_total == host.handle.pages
+    assert inventory.counters["pages_backed_up"] == 3
+    assert inventory.counters["bytes_backed_up"] == 3 * geometry.page_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"worker_id": "w9"}, "no device pool of worker w9"),
+        ({"worker_incarnation": "old"}, "w0 (old)"),
+        ({"device_pages": pack_int32([99])}, "device pages 99"),
+        ({"host_pages": pack_int32([-1])}, "host pages -1"),
+        ({"identities": b"short"}, "do not belong together"),
+    ],
+)
+async def test_a_bad_backup_is_answered_and_the_next_good_one_done(
+    broker: MemoryBroker,
+    shm_prefix: str,
+    geometry: KvGeometry,
+    make_device_pool: MakePool,
+    change: dict[str, object],
+    reason: str,
+) -> None:
+    """No bad plan ends the storage: it says what is wrong and goes on."""
+    async with _running(broker, shm_prefix) as cell:
+        await cell.create_pools(geometry, make_device_pool(geometry, 6))
+
+        await cell.scheduler.backup(1, [(0, 0)], **change)
+        refused = await cell.scheduler.event()
+        await cell.scheduler.backup(2, [(0, 0)])
+        done = await cell.scheduler.event()
+
+    assert isinstance(refused, BackupDone)
+    assert not refused.ok
+    assert reason in refused.error
+    assert isinstance(done, BackupDone)
+    assert done.ok
+
+
+async def test_orders_before_their_pools_are_answered(broker: MemoryBroker, shm_prefix: str) -> None:
+    """A backup with no pools and a pool that cannot be made are errors in the answers."""
+    huge = KvGeometry(layers=100, kv_heads=100, head_dim=100, page_size=64, dtype="float32")
+    async with _running(broker, shm_prefix) as cell:
+        await cell.scheduler.backup(1, [(0, 0)])
+        refused = await cell.scheduler.event()
+        await cell.scheduler.order(CreateHostPool(geometry=huge))
+        created = await cell.scheduler.event()
+
+    assert isinstance(refused, BackupDone)
+    assert not refused.ok
+    assert isinstance(created, HostPoolCreated)
+    assert created.handle is None
+    assert "--host-kv-bytes" in created.error
+
+
+async def test_pools_of_different_geometry_are_answered(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """A worker with another page size can be attached, but nothing of it is copied."""
+    other = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=1, dtype="float16")
+    async with _running(broker, shm_prefix) as cell:
+        await cell.create_pools(geometry, make_device_pool(other, 6))
+
+        await cell.scheduler.backup(1, [(0, 0)])
+        refused = await cell.scheduler.event()
+
+    assert isinstance(refused, BackupDone)
+    assert "differ in geometry" in refused.error
+
+
+async def test_detaching_fails_what_waits_and_what_runs(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """Each backup of a detached pool is answered once, as failed, and the worker's next pool works."""
+    handle = make_device_pool(geometry, 6)
+    pool = _GatedPool(handle)
+    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1) as cell:
+        await cell.create_pools(geometry, handle)
+        await cell.scheduler.backup(1, [(0, 0)])
+        await cell.scheduler.backup(2, [(1, 1)])
+        await asyncio.to_thread(pool.entered.wait, 20.0)
+
+        await cell.scheduler.order(DetachDevicePool(worker_id="w0", worker_incarnation="i0"))
+        waiting = await cell.scheduler.event()
+        pool.gate.set()
+        running = await cell.scheduler.event()
+        await cell.scheduler.order(AttachDevicePool(worker_id="w0", worker_incarnation="i0", handle=handle))
+        await cell.scheduler.backup(3, [(2, 2)])
+        done = await cell.scheduler.event()
+
+    answers = [event for event in (waiting, running, done) if isinstance(event, BackupDone)]
+    assert [(answer.transfer_id, answer.ok) for answer in answers] == [(2, False), (1, False), (3, True)]
+    assert "detached" in answers[0].error
+    assert "detached" in answers[1].error
+
+
+async def test_backups_beyond_the_bound_are_refused(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """The queue is bounded; one too many is answered at once, the others are done."""
+    handle = make_device_pool(geometry, 6)
+    pool = _GatedPool(handle)
+    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1, max_transfers=2) as cell:
+        await cell.create_pools(geometry, handle)
+        for number in (1, 2, 3):
+            await cell.scheduler.backup(number, [(number, number)])
+
+        refused = await cell.scheduler.event()
+        pool.gate.set()
+        others = [await cell.scheduler.event(), await cell.scheduler.event()]
+
+    assert isinstance(refused, BackupDone)
+    assert (refused.transfer_id, refused.ok) == (3, False)
+    assert [event.transfer_id for event in others if isinstance(event, BackupDone) and event.ok] == [1, 2]
+
+
+async def test_an_outage_of_the_broker_loses_no_answer(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """A copy that ends while the broker is away is answered, once, when it is back."""
+    handle = make_device_pool(geometry, 6)
+    pool = _GatedPool(handle)
+    async with _running(broker, shm_prefix, open_device=lambda _: pool) as cell:
+        await cell.create_pools(geometry, handle)
+        await cell.scheduler.backup(1, [(0, 0)])
+        await asyncio.to_thread(pool.entered.wait, 20.0)
+        cell.storage_bus.disconnect()
+        pool.gate.set()
+        await cell.scheduler.backup(2, [(1, 1)])
+
+        cell.storage_bus.reconnect()
+        answers = [await cell.scheduler.event(), await cell.scheduler.event()]
+
+    assert sorted(event.transfer_id for event in answers if isinstance(event, BackupDone) and event.ok) == [1, 2]
+
+
+async def test_a_stop_finishes_the_copy_and_leaves_nothing_behind(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """The running copy is done, the waiting fail, StorageLeft is the last event, and the pool's name is gone."""
+    handle = make_device_pool(geometry, 6)
+    pool = _GatedPool(handle)
+    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1) as cell:
+        host = await cell.create_pools(geometry, handle)
+        await cell.scheduler.backup(1, [(0, 0)])
+        await cell.scheduler.backup(2, [(1, 1)])
+        await asyncio.to_thread(pool.entered.wait, 20.0)
+
+        cell.life.stop()
+        events = [await cell.scheduler.event()]
+        pool.gate.set()
+        events += [await cell.scheduler.event(), await cell.scheduler.event()]
+        await cell.stop()
+
+    answers = [event for event in events if isinstance(event, BackupDone)]
+    assert [(answer.transfer_id, answer.ok) for answer in answers] == [(2, False), (1, True)]
+    assert events[-1] == StorageLeft(storage_id="s0", incarnation=INCARNATION)
+    assert not (SHM_DIRECTORY / host.handle.name).exists()
+    host.verify_layer(0, 0, bytes([1]) * 16)
+
+
+async def test_a_stop_without_a_broker_ends_all_the_same(
+    broker: MemoryBroker,
+    shm_prefix: str,
+    geometry: KvGeometry,
+    make_device_pool: MakePool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When nobody can be told, the storage leaves in bounded time and removes its pool."""
+    monkeypatch.setattr("services.storage.shell.FLUSH_S", 0.01)
+    async with _running(broker, shm_prefix) as cell:
+        host = await cell.create_pools(geometry, make_device_pool(geometry, 6))
+        cell.storage_bus.disconnect()
+
+        await cell.stop()
+
+    assert not (SHM_DIRECTORY / host.handle.name).exists()

@@ -1,0 +1,219 @@
+"""An executor driven step by step on the fake model: orders in by hand, reports collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from services.worker.detokenizer import Vocabulary
+from services.worker.executor import Executor
+from services.worker.inbox import Arrival
+from services.worker.kv.loads import Loads
+from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.reports import Event, Report
+from shared.memory import HostPoolView
+from shared.messages.base import pack_int32
+from shared.messages.requests import SamplingParams
+from shared.messages.tokens import TokenItem
+from shared.messages.worker_events import BatchDone, LeaseRequested, RequestFinished, RequestPreempted
+from shared.messages.worker_plans import (
+    AbortRequest,
+    AdmitRequest,
+    AttachHostPool,
+    ExtendLease,
+    PageLoad,
+    PreemptRequest,
+    PrefillChunk,
+    RunBatch,
+    WorkerOrder,
+)
+from tests.unit.worker.fake_model import EOS, GEOMETRY, SHM_PREFIX, VOCAB_SIZE, FakeRunner, kv_of
+from tests.unit.worker.pools import identity_of
+
+
+def vocabulary() -> Vocabulary:
+    """Token 20 is "a", 21 is "b" and so on; EOS is special."""
+    pieces = [f"<{number}>" if number < 20 else chr(77 + number) for number in range(VOCAB_SIZE)]
+    pieces[EOS] = "</s>"
+    tokenizer = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="</s>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Vocabulary(tokenizer)
+
+
+class Driven:
+    """``give`` numbers orders; ``run`` steps until there is nothing to do."""
+
+    def __init__(self, *, pages: int = 64, lease_low_tokens: int = 2) -> None:
+        self.runner = FakeRunner(pages)
+        self.reports: list[Report] = []
+        self.loads = Loads(
+            GEOMETRY,
+            pages,
+            CpuPageWriter(self.runner.pool),
+            timeout_s=5,
+            clock_ns=self._clock,
+            submit=lambda work: work(),
+        )
+        self.executor = Executor(
+            "w",
+            "inc",
+            self.runner,
+            vocabulary(),
+            self.loads,
+            self.reports.append,
+            lease_low_tokens=lease_low_tokens,
+            clock_ns=self._clock,
+        )
+        self._now = 0
+        self._number = 0
+        self._hosts: list[HostPoolView] = []
+
+    def _clock(self) -> int:
+        self._now += 1000
+        return self._now
+
+    def close(self) -> None:
+        self.loads.close()
+        for host in self._hosts:
+            host.unlink()
+            host.close()
+        self.runner.close()
+
+    # -- orders -----------------------------------------------------------------------------------------------
+
+    def give(self, *orders: WorkerOrder) -> int:
+        """Queue orders under the next numbers; returns the last number."""
+        for order in orders:
+            self._number += 1
+            self.executor.inbox.put(Arrival(self._number, order, self._clock()))
+        return self._number
+
+    def run(self, most: int = 1000) -> int:
+        """Step until idle; returns how many steps that took."""
+        for steps in range(most):
+            if not self.executor.run_one_step():
+                return steps
+        return most
+
+    def host_pool(self, pages: int, *, storage_id: str = "s") -> HostPoolView:
+        """A host pool that is attached as ``storage_id``."""
+        host = HostPoolView.create(SHM_PREFIX, GEOMETRY, pages)
+        self._hosts.append(host)
+        self.give(AttachHostPool(storage_id=storage_id, handle=host.handle))
+        return host
+
+    # -- what came of them ------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for report in self.reports for event in report.events]
+
+    def done(self) -> list[BatchDone]:
+        return [event for event in self.events if isinstance(event, BatchDone)]
+
+    def finished(self) -> list[RequestFinished]:
+        return [event for event in self.events if isinstance(event, RequestFinished)]
+
+    def preempted(self) -> list[RequestPreempted]:
+        return [event for event in self.events if isinstance(event, RequestPreempted)]
+
+    def lease_requests(self) -> list[LeaseRequested]:
+        return [event for event in self.events if isinstance(event, LeaseRequested)]
+
+    def items(self, request_id: str = "r") -> list[TokenItem]:
+        found = [item for report in self.reports for items in report.items.values() for item in items]
+        return [item for item in found if item.request_id == request_id]
+
+    def tokens(self, request_id: str = "r") -> list[int]:
+        """The tokens told to the gateway, checked for gaps and repeats."""
+        tokens: list[int] = []
+        items = self.items(request_id)
+        first = items[0].index if items else 0
+        for item in items:
+            assert item.index == first + len(tokens)
+            tokens += item.tokens
+        return tokens
+
+    def text(self, request_id: str = "r") -> str:
+        return "".join(item.text for item in self.items(request_id))
+
+
+def admit(
+    tokens: Sequence[int],
+    pages: Sequence[int],
+    *,
+    request_id: str = "r",
+    attempt: int = 1,
+    gateway_id: str = "g",
+    prompt_tokens: int | None = None,
+    cached: int = 0,
+    host_tokens: int = 0,
+    params: SamplingParams | None = None,
+    max_tokens: int = 8,
+) -> AdmitRequest:
+    return AdmitRequest(
+        request_id=request_id,
+        attempt=attempt,
+        gateway_id=gateway_id,
+        tokens=pack_int32(tokens),
+        prompt_tokens=len(tokens) if prompt_tokens is None else prompt_tokens,
+        sampling=params or SamplingParams(max_tokens=max_tokens, temperature=0),
+        pages=pack_int32(pages),
+        cached_tokens=cached,
+        host_tokens=host_tokens,
+        received_ns=1,
+        accepted_ns=2,
+    )
+
+
+def chunk(start: int, end: int, *, request_id: str = "r", attempt: int = 1) -> PrefillChunk:
+    return PrefillChunk(request_id=request_id, attempt=attempt, start=start, end=end)
+
+
+def batch(*chunks: PrefillChunk, loads: Sequence[PageLoad] = ()) -> RunBatch:
+    return RunBatch(chunks=chunks, loads=tuple(loads))
+
+
+def extend(pages: Sequence[int], *, request_id: str = "r", attempt: int = 1) -> ExtendLease:
+    return ExtendLease(request_id=request_id, attempt=attempt, pages=pack_int32(pages))
+
+
+def preempt(request_id: str = "r", attempt: int = 1) -> PreemptRequest:
+    return PreemptRequest(request_id=request_id, attempt=attempt)
+
+
+def abort(request_id: str = "r", attempt: int = 1, *, reason: str = "cancelled") -> AbortRequest:
+    return AbortRequest(request_id=request_id, attempt=attempt, reason=reason)
+
+
+def back_up(host: HostPoolView, host_page: int, tokens: Sequence[int], index: int) -> None:
+    """Put page ``index`` of ``tokens`` into a host page, as the model itself would have computed it."""
+    size = GEOMETRY.page_size
+    kv = kv_of(tokens)[index * size : (index + 1) * size]
+    layer = np.concatenate((kv[:, 0].reshape(-1), kv[:, 1].reshape(-1))).view(np.uint8)
+    host.pages[host_page] = np.broadcast_to(layer, host.pages[host_page].shape)
+    host.seal_page(host_page, identity_of(f"{tokens[: (index + 1) * size]}"))
+
+
+def load(
+    tokens: Sequence[int],
+    indexes: Sequence[int],
+    host: Sequence[int],
+    device: Sequence[int],
+    *,
+    request_id: str = "r",
+    storage_id: str = "s",
+) -> PageLoad:
+    """Load pages ``indexes`` of ``tokens`` from host pages to device pages."""
+    size = GEOMETRY.page_size
+    return PageLoad(
+        request_id=request_id,
+        attempt=1,
+        storage_id=storage_id,
+        host_pages=pack_int32(host),
+        device_pages=pack_int32(device),
+        identities=b"".join(identity_of(f"{tokens[: (index + 1) * size]}") for index in indexes),
+    )

@@ -1,0 +1,81 @@
+"""Runs kernels in Triton's interpreter, in a process of its own.
+
+Whether Triton interprets is decided when it is first imported, and other tests import it to compile. So the
+interpreter gets a process with TRITON_INTERPRET=1, to which arguments travel as numpy arrays.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Interpreter:
+    """Calls kernels of ``services.worker.kernels`` by name."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+
+    def paged_attention(
+        self, tensors: dict[str, torch.Tensor], paged: dict[str, Any], settings: dict[str, Any]
+    ) -> torch.Tensor:
+        """The kernels' answer for the same arguments as the oracle's."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        tables = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in paged.items()}
+        return torch.from_numpy(self._executor.submit(_paged_attention, arrays, tables, settings).result(150))
+
+    def kv_write(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pools after the write."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        k_pool, v_pool = self._executor.submit(_kv_write, arrays).result(150)
+        return torch.from_numpy(k_pool), torch.from_numpy(v_pool)
+
+
+@contextmanager
+def running_interpreter() -> Iterator[Interpreter]:
+    """Start the process; it ends with the context."""
+    previous = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        executor.submit(_is_interpreting).result(150)
+    finally:
+        if previous is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = previous
+    try:
+        yield Interpreter(executor)
+    finally:
+        executor.shutdown()
+
+
+def _is_interpreting() -> None:
+    torch.set_num_threads(1)
+    assert os.environ["TRITON_INTERPRET"] == "1"
+
+
+def _paged_attention(arrays: dict[str, np.ndarray], tables: dict[str, Any], settings: dict[str, Any]) -> np.ndarray:
+    from services.worker.engine.forward_meta import PagedTensors
+    from services.worker.kernels import paged_attention
+
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    paged = PagedTensors(
+        **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in tables.items()}
+    )
+    return paged_attention(*tensors.values(), paged, **settings).numpy()
+
+
+def _kv_write(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    from services.worker.kernels import kv_write
+
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    kv_write(**tensors)
+    return tensors["k_pool"].numpy(), tensors["v_pool"].numpy()

@@ -1,0 +1,84 @@
+"""The kernels compile for sm_90 on a machine without a GPU, and read 16 bytes at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from services.worker.kernels.block_sizes import MAX_SPLITS, SPLIT_KEYS, block_sizes
+from services.worker.kernels.decode import decode_join_kernel, decode_split_kernel
+from services.worker.kernels.extend import extend_kernel
+from services.worker.kernels.kv_write import kv_write_kernel
+
+H100 = GPUTarget("cuda", 90, 32)
+# What one program may have of shared memory on sm_90.
+SHARED_BYTES = 227 * 1024
+
+POINTERS = {
+    "out": "*{kv}", "q": "*{kv}", "k_pool": "*{kv}", "v_pool": "*{kv}", "k": "*{kv}", "v": "*{kv}",
+    "partial": "*fp32", "partial_lse": "*fp32", "cu_rows": "*i32", "context": "*i32", "page_table": "*i32",
+    "slots": "*i64", "scaling": "fp32", "softcap": "fp32",
+}  # fmt: skip
+# Arguments that are multiples of 16 for every pool of a real model; Triton learns that at launch.
+DIVISIBLE = {"q", "k", "v", "k_pool", "v_pool", "out", "partial", "stride_q_row", "stride_q_head", "stride_page",
+             "stride_slot", "stride_kv_head", "stride_row", "stride_head", "stride_pool_head"}  # fmt: skip
+
+
+def _compile(kernel: Any, dtype: str, constants: dict[str, Any], *, num_warps: int = 4, num_stages: int = 2) -> Any:
+    signature = {
+        name: "constexpr" if name in constants else POINTERS.get(name, "i32").format(kv=dtype)
+        for name in kernel.arg_names
+    }
+    attributes = {
+        (index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in DIVISIBLE
+    }
+    source = ASTSource(kernel, signature, constants, attributes)
+    return compile(source, target=H100, options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "itemsize", "head_dim", "group", "page_size", "window", "softcap"),
+    [
+        ("bf16", 2, 128, 4, 16, False, False),
+        ("bf16", 2, 256, 2, 64, True, True),
+        ("fp16", 2, 80, 1, 1, True, False),
+        ("fp32", 4, 64, 8, 32, False, True),
+        ("fp32", 4, 256, 1, 16, False, False),
+    ],
+)
+def test_attention_compiles(
+    dtype: str, itemsize: int, head_dim: int, group: int, page_size: int, window: bool, softcap: bool
+) -> None:
+    """Both attention kernels give machine code that fits into shared memory and loads K and V in 16-byte pieces."""
+    sizes = block_sizes(head_dim, group, itemsize)
+    common = {
+        "HAS_WINDOW": window, "HAS_SOFTCAP": softcap, "GROUP": group, "PAGE_SIZE": page_size, "HEAD_DIM": head_dim,
+        "BLOCK_D": sizes.block_d, "BLOCK_N": sizes.block_n,
+    }  # fmt: skip
+    split = {"SPLIT_KEYS": SPLIT_KEYS, "MAX_SPLITS": MAX_SPLITS, "IS_ONLY_SPLIT": False}
+    compiled = [
+        _compile(decode_split_kernel, dtype, common | split | {"BLOCK_M": sizes.decode_rows}),
+        _compile(extend_kernel, dtype, common | {"BLOCK_M": sizes.extend_rows, "PADDED_GROUP": sizes.group}),
+    ]
+
+    for kernel in compiled:
+        assert len(kernel.asm["cubin"]) > 0
+        assert kernel.metadata.shared <= SHARED_BYTES
+        assert "ld.global.v4.b32" in kernel.asm["ptx"] or "cp.async.cg.shared.global" in kernel.asm["ptx"]
+
+
+def test_joining_and_writing_compile() -> None:
+    """So do the kernels beside them."""
+    join = _compile(
+        decode_join_kernel,
+        "bf16",
+        {"HAS_WINDOW": True, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT_KEYS": SPLIT_KEYS, "MAX_SPLITS": MAX_SPLITS},
+    )
+    write = _compile(kv_write_kernel, "bf16", {"HEAD_DIM": 128, "BLOCK_H": 8, "BLOCK_D": 128})
+
+    assert len(join.asm["cubin"]) > 0
+    assert "ld.global.v4.b32" in write.asm["ptx"]
+    assert "st.global.v4.b32" in write.asm["ptx"]

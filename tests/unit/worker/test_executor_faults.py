@@ -1,0 +1,196 @@
+"""Loads that fail and computations that raise cost the requests that they belong to, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker.executor import LONE_FAILURES, REQUEST_FAILURES
+from shared.errors import InternalError
+from shared.messages.base import unpack_int32
+from tests.unit.worker.driven_executor import Driven, admit, back_up, batch, chunk, load
+from tests.unit.worker.fake_model import POISON, continuation
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 14, 15]
+OTHER = [9, 9, 8, 8, 7, 7, 6]
+
+
+def test_loaded_pages_take_the_place_of_computed_ones(driven: Driven) -> None:
+    """Eight tokens come from the host pool, two are computed, and the answer is the same."""
+    host = driven.host_pool(4)
+    back_up(host, 3, PROMPT, 0)
+    back_up(host, 1, PROMPT, 1)
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=8, host_tokens=8))
+    driven.give(batch(chunk(8, 10), loads=[load(PROMPT, [0, 1], [3, 1], [7, 2])]))
+
+    driven.run()
+
+    assert driven.tokens() == continuation(PROMPT, 8)
+    first = driven.items()[0]
+    assert first.usage is not None
+    assert (first.usage.host_tokens, first.usage.computed_tokens) == (8, 2)
+    assert first.timing is not None
+    assert first.timing.loaded_ns > 0
+    assert driven.done()[0].load_us > 0
+    counters = driven.executor.counters
+    assert (counters.pages_loaded, counters.loads_failed, counters.steps_repeated) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("fault", ["byte", "identity", "pool"])
+def test_a_failed_load_fails_its_request_and_no_other(driven: Driven, fault: str) -> None:
+    """The step is repeated without it; nobody gets a token from the thrown-away pass."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    back_up(host, 1, PROMPT, 1)
+    back_up(host, 2, OTHER, 0)
+    storage = "s"
+    if fault == "byte":
+        host.pages[1, 2, 5] ^= 1
+    elif fault == "identity":
+        back_up(host, 1, OTHER, 0)
+    else:
+        storage = "gone"
+    driven.give(admit([3, 4, 5], range(30, 34), request_id="d"), batch(chunk(0, 3, request_id="d")))
+    driven.run(most=2)
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=8, host_tokens=8))
+    driven.give(admit(OTHER, [10, 11, 12, 13], cached=4, host_tokens=4, request_id="q"))
+    driven.give(
+        batch(
+            chunk(8, 10),
+            chunk(4, 7, request_id="q"),
+            loads=[
+                load(PROMPT, [0, 1], [0, 1], [7, 2], storage_id=storage),
+                load(OTHER, [0], [2], [10], request_id="q"),
+            ],
+        )
+    )
+    driven.run()
+
+    done = driven.done()[-1]
+    assert done.failed == ("r",)
+    (failure,) = done.load_failures
+    assert failure.storage_id == storage
+    assert unpack_int32(failure.host_pages) == ([0, 1] if fault == "pool" else [1])
+    assert driven.tokens("q") == continuation(OTHER, 8)
+    assert driven.tokens("d") == continuation([3, 4, 5], 8)
+    assert driven.tokens("r") == []
+    assert driven.executor.counters.steps_repeated == 1
+
+
+def test_a_request_goes_on_after_its_load_has_failed(driven: Driven) -> None:
+    """Planned again without the load it recomputes, and its usage no longer claims the host's tokens."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    host.pages[0, 0, 0] ^= 1
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=4, host_tokens=4))
+    driven.give(batch(chunk(4, 8), loads=[load(PROMPT, [0], [0], [7])]), batch(chunk(8, 10)))
+    driven.run()
+    assert [done.failed for done in driven.done()] == [("r",), ("r",)]  # The second stood on the first.
+
+    driven.give(batch(chunk(0, 10)))
+    driven.run()
+
+    assert driven.tokens() == continuation(PROMPT, 8)
+    usage = driven.items()[0].usage
+    assert usage is not None
+    assert (usage.host_tokens, usage.computed_tokens) == (0, 10)
+
+
+def test_a_load_may_be_planned_again(driven: Driven) -> None:
+    """A later batch can bring the pages that an earlier one failed to bring."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    host.pages[0, 0, 0] ^= 1
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=4))
+    driven.give(batch(chunk(4, 10), loads=[load(PROMPT, [0], [0], [7])]))
+    driven.run()
+    back_up(host, 2, PROMPT, 0)
+
+    driven.give(batch(chunk(4, 10), loads=[load(PROMPT, [0], [2], [7])]))
+    driven.run()
+
+    assert driven.tokens() == continuation(PROMPT, 8)
+
+
+def test_requests_that_share_a_failed_page_fail_with_it(driven: Driven) -> None:
+    """Two requests stand on one loaded page (a bundle hit); neither may compute on top of it."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    host.pages[0, 1, 0] ^= 1
+    sibling = [*PROMPT[:4], 3, 3, 3]
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=4))
+    driven.give(admit(sibling, [7, 12, 13, 14], cached=4, request_id="q"))
+    driven.give(
+        batch(chunk(4, 10), chunk(4, 7, request_id="q"), loads=[load(PROMPT, [0], [0], [7])]),
+    )
+
+    driven.run()
+
+    assert sorted(driven.done()[0].failed) == ["q", "r"]
+    assert driven.items("r") == driven.items("q") == []
+
+
+def test_a_batch_of_loads_alone_is_executed(driven: Driven) -> None:
+    """Nothing is computed; the pages are there afterwards."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=4))
+    number = driven.give(batch(loads=[load(PROMPT, [0], [0], [7])]))
+    driven.run()
+    assert [(done.plan, done.failed) for done in driven.done()] == [(number, ())]
+
+    driven.give(batch(chunk(4, 10)))
+    driven.run()
+
+    assert driven.tokens() == continuation(PROMPT, 8)
+
+
+def test_one_request_that_breaks_the_computation_fails_alone(driven: Driven) -> None:
+    """The others of its step get their tokens, from a pass of their own."""
+    driven.runner.is_poisonable = True
+    driven.give(admit(PROMPT, range(10)), batch(chunk(0, 10)))
+    driven.run(most=1)
+    driven.give(admit([3, POISON, 4], range(20, 24), request_id="bad"))
+    driven.give(admit(OTHER, range(30, 36), request_id="q"))
+    driven.give(batch(chunk(0, 3, request_id="bad"), chunk(0, 7, request_id="q")))
+
+    driven.run()
+
+    assert driven.done()[-1].failed == ("bad",)
+    assert driven.tokens("r") == continuation(PROMPT, 8)
+    assert driven.tokens("q") == continuation(OTHER, 8)
+    assert driven.tokens("bad") == []
+    assert driven.executor.counters.compute_failures == 1
+
+
+def test_a_request_that_always_breaks_is_ended(driven: Driven) -> None:
+    """It is not planned for ever."""
+    driven.runner.is_poisonable = True
+    driven.give(admit([3, POISON, 4], range(20, 24)))
+    for _ in range(REQUEST_FAILURES):
+        driven.give(batch(chunk(0, 3)))
+        driven.run()
+
+    (finished,) = driven.finished()
+    assert (finished.reason, finished.error) == ("error", "RuntimeError: out of memory")
+    assert driven.items()[-1].finish == "error"
+
+
+def test_a_broken_device_ends_the_worker(driven: Driven) -> None:
+    """When every request of a step fails, it is not the requests."""
+    driven.give(admit(PROMPT, range(10)), admit(OTHER, range(20, 26), request_id="q"))
+    driven.give(batch(chunk(0, 10), chunk(0, 7, request_id="q")))
+    driven.runner.is_broken = True
+
+    with pytest.raises(InternalError, match="every request"):
+        driven.run()
+
+
+def test_lone_failures_in_a_row_end_the_worker_too(driven: Driven) -> None:
+    """One request at a time, the device breaks them all."""
+    driven.runner.is_broken = True
+    for number in range(LONE_FAILURES):
+        driven.give(admit(OTHER, range(20, 26), request_id=f"q{number}"), batch(chunk(0, 7, request_id=f"q{number}")))
+
+    with pytest.raises(InternalError, match="every request"):
+        driven.run()
+    assert len(driven.done()) == LONE_FAILURES - 1

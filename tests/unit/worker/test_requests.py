@@ -1,0 +1,92 @@
+"""A running request counts its KV and its room truly, and ends once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.requests import TRANSITIONS
+from shared.errors import IllegalTransition
+from tests.unit.worker.made_requests import decoding, make_request
+
+
+@pytest.mark.parametrize("end", ["finish", "preempt", "replace"])
+def test_a_request_ends_once(end: str) -> None:
+    """No change leads out of an ended state."""
+    request = make_request()
+    request.change(end)  # type: ignore[arg-type]
+
+    for change in ("compute", "sample", "finish", "preempt", "replace"):
+        with pytest.raises(IllegalTransition):
+            request.change(change)  # type: ignore[arg-type]
+
+
+def test_every_live_state_can_end() -> None:
+    """The table has all three ends for each state that has any entry."""
+    live = {state for state, _ in TRANSITIONS}
+
+    assert live == {"waiting", "prefilling", "decoding"}
+    assert all((state, end) in TRANSITIONS for state in live for end in ("finish", "preempt", "replace"))
+
+
+def test_room_counts_decode_steps() -> None:
+    """16 slots and 10 tokens: positions 9 (the last token's own) to 15 can be computed."""
+    request = make_request(tokens=10)
+
+    assert request.room == 7
+
+
+def test_loaded_pages_extend_what_is_computed_up_to_the_last_token() -> None:
+    """Loads that continue the prefix count; the last token itself is always computed."""
+    request = make_request(tokens=12, pages=(5, 6, 7), computed=4)
+
+    request.extend_coverage(frozenset({6, 7}))
+
+    assert request.computed == 11
+
+
+def test_loaded_pages_after_a_hole_do_not_count() -> None:
+    """KV without the KV before it is of no use."""
+    request = make_request(tokens=12, pages=(5, 6, 7), computed=4)
+
+    request.extend_coverage(frozenset({7}))
+
+    assert request.computed == 4
+
+
+@given(st.integers(0, 16), st.frozensets(st.integers(4, 9)))
+def test_losing_pages_keeps_only_the_prefix_before_them(computed: int, bad: frozenset[int]) -> None:
+    """What remains is computed, contiguous and on good pages."""
+    request = make_request(tokens=16, computed=computed)
+
+    lost = request.lose_pages(bad)
+
+    kept = request.pages[: -(-request.computed // 4)].tolist()
+    assert request.computed + lost == computed
+    assert not bad & set(kept)
+    assert lost == 0 or request.pages[request.computed // 4] in bad
+
+
+def test_pages_are_asked_for_when_half_the_lease_is_used() -> None:
+    """And not again until they have come."""
+    request = decoding(tokens=10)
+    assert request.needs_lease(low_tokens=1) is True  # Room for 7 of 16.
+
+    request.lease_requested = True
+    assert request.needs_lease(low_tokens=1) is False
+
+    request.grant(np.array([9, 10], dtype=np.int32))
+    assert request.capacity == 24
+    assert request.needs_lease(low_tokens=1) is False  # Room for 15 of 8.
+
+
+def test_no_pages_are_asked_for_that_the_answer_cannot_use() -> None:
+    """Room for seven steps is enough for an answer of five tokens."""
+    assert decoding(tokens=10, max_tokens=5).needs_lease(low_tokens=32) is False
+
+
+def test_a_request_that_is_not_decoding_asks_for_nothing() -> None:
+    """Its decode room is not used yet."""
+    assert make_request(tokens=16).needs_lease(low_tokens=32) is False

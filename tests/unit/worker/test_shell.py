@@ -1,0 +1,209 @@
+"""A whole worker in this process, on the memory bus: joining, serving, failing and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+from services.worker.config import WorkerConfig
+from services.worker.kv.loads import Loads
+from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.shell import WorkerIdentity, WorkerShell
+from shared import subjects
+from shared.bus.memory_bus import MemoryBroker, MemoryBus
+from shared.bus.protocol import Delivery, StreamLimits
+from shared.codec import Input, decode, decode_input, encode
+from shared.errors import InternalError, OperatorError, TransportError
+from shared.lifecycle import Lifecycle
+from shared.messages.base import unpack_int32
+from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs, WorkerStatus
+from shared.messages.tokens import TokenBatch
+from shared.messages.worker_events import BatchDone, LeaseRequested, RequestFinished, WorkerJoined, WorkerLeft
+from shared.messages.worker_plans import Dismiss, WorkerOrder, WorkerPlan
+from tests.unit.worker.driven_executor import admit, batch, chunk, extend, vocabulary
+from tests.unit.worker.fake_model import GEOMETRY, FakeRunner, continuation
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 14, 15]
+
+E = TypeVar("E", bound=Input)
+
+
+class Cell:
+    """A worker shell and, on the other side of the bus, what a scheduler and a gateway would do."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.worker = self.broker.connect("worker")
+        self.other = self.broker.connect("scheduler and gateway")
+        self.runner = FakeRunner()
+        self.life = Lifecycle()
+        self.heard: list[TokenBatch] = []
+        self.run: asyncio.Task[None]
+        self._number = 0
+
+    async def start(self) -> None:
+        await self.other.ensure_streams(StreamLimits())
+        await self.other.subscribe(subjects.tokens("g"), self._hear)
+        loads = Loads(
+            GEOMETRY, self.runner.pool.pages, CpuPageWriter(self.runner.pool), timeout_s=5, clock_ns=lambda: 1
+        )
+        self.shell = WorkerShell(
+            WorkerConfig(model="unused", id="w", lease_low_tokens=2),
+            WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="fingerprint"),
+            self.worker,
+            self.runner,
+            vocabulary(),
+            loads,
+        )
+        self.run = asyncio.create_task(self.shell.run(self.life))
+        await self.event(WorkerJoined)
+
+    async def _hear(self, delivery: Delivery) -> None:
+        self.heard.append(decode(delivery.data, TokenBatch))
+
+    async def give(self, *orders: WorkerOrder, bus: MemoryBus | None = None) -> None:
+        """Publish orders as the next plans."""
+        for order in orders:
+            self._number += 1
+            plan = WorkerPlan(worker_id="w", incarnation="inc", number=self._number, epoch=1, cause=1, order=order)
+            await (bus or self.other).publish(subjects.worker_output("w"), encode(plan))
+
+    def events(self) -> list[Input]:
+        return [decode_input(message.data) for message in self.broker.stream(subjects.INPUTS_STREAM).messages]
+
+    async def event(self, kind: type[E], accept: Callable[[E], bool] = lambda event: True) -> E:
+        """Wait for an event of this kind in the inputs stream."""
+        async with asyncio.timeout(20):
+            async for message in self.other.follow(subjects.INPUTS_STREAM):
+                found = decode_input(message.data)
+                if isinstance(found, kind) and accept(found):
+                    return found
+        raise AssertionError("the stream ended")
+
+    async def outputs(self, request_id: str, index: int, attempt: int = 1) -> Outputs:
+        asked = encode(GetOutputs(request_id=request_id, attempt=attempt, index=index))
+        return decode(await self.other.call(subjects.rpc("worker", "outputs", "w"), asked), Outputs)
+
+    async def stop(self) -> None:
+        self.life.stop()
+        await asyncio.wait_for(asyncio.gather(self.run, return_exceptions=True), 20)
+        self.runner.close()
+
+
+@asynccontextmanager
+async def cell() -> AsyncIterator[Cell]:
+    made = Cell()
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def test_a_worker_joins_serves_and_leaves() -> None:
+    """Events in order, tokens to the gateway, both calls answered, and a last word at the end."""
+    async with cell() as made:
+        await made.give(admit(PROMPT, range(10)), batch(chunk(0, 10)))
+        finished = await made.event(RequestFinished)
+        await made.worker.flush()
+        outputs = await made.outputs("r", 3)
+        inventory = decode(
+            await made.other.call(subjects.rpc("worker", "inventory", "w"), encode(GetInventory())), Inventory
+        )
+        made.life.stop()
+        await asyncio.wait_for(made.run, 20)
+
+        kinds = [type(event) for event in made.events()]
+        heard = [token for sent in made.heard for item in sent.items for token in item.tokens]
+    joined = made.events()[0]
+    assert kinds == [WorkerJoined, BatchDone, RequestFinished, WorkerLeft]
+    assert isinstance(joined, WorkerJoined)
+    assert (joined.model, joined.pool.pages, joined.max_context) == ("fingerprint", 64, 256)
+    assert unpack_int32(finished.output) == heard == continuation(PROMPT, 8)
+    assert outputs.item is not None
+    assert list(outputs.item.tokens) == continuation(PROMPT, 8)[3:]
+    assert (inventory.last_plan, inventory.pages_total, inventory.requests) == (2, 64, ())
+    assert inventory.counters["prefill_tokens_computed"] == 10
+    assert all((sent.worker_id, sent.incarnation) == ("w", "inc") for sent in made.heard)
+
+
+async def test_decoding_goes_on_without_a_broker() -> None:
+    """Events wait and arrive once and in order; tokens that were lost can be asked for."""
+    async with cell() as made:
+        await made.give(admit(PROMPT, range(3)), batch(chunk(0, 10)))
+        await made.event(LeaseRequested)
+        made.worker.disconnect()
+        await made.give(extend([30, 31]))  # Missed: the worker is not connected.
+        made.worker.reconnect()
+        finished = await made.event(RequestFinished)
+        outputs = await made.outputs("r", 0)
+
+    assert unpack_int32(finished.output) == continuation(PROMPT, 8)
+    assert outputs.item is not None
+    assert list(outputs.item.tokens) == continuation(PROMPT, 8)
+    assert [type(event) for event in made.events()] == [
+        WorkerJoined,
+        BatchDone,
+        LeaseRequested,
+        RequestFinished,
+        WorkerLeft,
+    ]
+
+
+async def test_a_dismissed_worker_refuses_to_go_on() -> None:
+    """An OperatorError makes the process exit with code 2, which no supervisor restarts."""
+    async with cell() as made:
+        await made.give(Dismiss(reason="other model"))
+
+        with pytest.raises(OperatorError, match="other model"):
+            await asyncio.wait_for(made.run, 20)
+    assert [type(event) for event in made.events()] == [WorkerJoined]
+
+
+async def test_a_broken_device_ends_the_worker_and_says_so() -> None:
+    """The error reaches the process, and the cell need not wait for heartbeats to stop."""
+    async with cell() as made:
+        made.runner.is_broken = True
+        await made.give(
+            admit(PROMPT, range(5)), admit(PROMPT, range(5, 10), request_id="q"),
+            batch(chunk(0, 10), chunk(0, 10, request_id="q")),
+        )  # fmt: skip
+
+        with pytest.raises(InternalError, match="every request"):
+            await asyncio.wait_for(made.run, 20)
+    assert isinstance(made.events()[-1], WorkerLeft)
+
+
+def status(*incarnations: str) -> CellStatus:
+    return CellStatus(
+        scheduler_id="s", epoch=1, seq=9, model="fingerprint", page_size=4, queued=0, running=0, max_queued=9,
+        max_context=256,
+        workers=tuple(WorkerStatus(worker_id="w", incarnation=name, running=0, waiting=0) for name in incarnations),
+    )  # fmt: skip
+
+
+async def test_an_incarnation_that_the_cell_gave_up_ends() -> None:
+    """It was listed once and is not any more: its pages belong to nobody."""
+    async with cell() as made:
+        await made.other.publish(subjects.STATUS, encode(status()))
+        await made.other.publish(subjects.STATUS, encode(status("inc")))
+        await made.other.publish(subjects.STATUS, encode(status("another")))
+
+        with pytest.raises(TransportError, match="given this incarnation up"):
+            await asyncio.wait_for(made.run, 20)
+
+
+async def test_a_worker_waits_for_the_streams() -> None:
+    """It may be started before the scheduler has made them."""
+    made = Cell()
+    starting = asyncio.create_task(made.start())
+    await asyncio.sleep(0)
+
+    await asyncio.wait_for(starting, 20)
+    await made.stop()
+
+    assert [type(event) for event in made.events()] == [WorkerJoined, WorkerLeft]
