@@ -1,0 +1,225 @@
+"""Whether a request may go on, and the sampling parameters that it means. Pure; every refusal is a typed error.
+
+Ranges of single fields are part of the schema. Here is what depends on the model or on several fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+from services.gateway.model_facts import ModelFacts, SamplingDefaults
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
+from services.gateway.openai_schema.sampling import REFUSED_FIELDS, SamplingFields
+from shared.errors import ContextTooLong, InvalidRequest, NotFound
+from shared.messages.requests import CacheHints, SamplingParams
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions.
+
+_SEED_MASK = 2**63 - 1
+
+T = TypeVar("T")
+
+
+def check_model(requested: str | None, served: str) -> None:
+    """A request may leave the model out; another name than the served one is an error."""
+    if requested is not None and requested != served:
+        raise NotFound(
+            f"The model {requested!r} does not exist here; this cell serves {served!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_common(fields: SamplingFields) -> None:
+    """Checks that both request types share."""
+    for name in REFUSED_FIELDS:
+        if getattr(fields, name) not in (None, False):
+            raise unsupported(name)
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Checks of a chat request that need no model."""
+    check_common(request)
+    for name in ("functions", "function_call", "audio"):
+        if getattr(request, name) is not None:
+            raise unsupported(name)
+    if request.modalities is not None and set(request.modalities) != {"text"}:
+        raise unsupported("modalities", "only text is served")
+    check_response_format(request.response_format)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    if request.continue_final_message and request.messages[-1].role != "assistant":
+        raise InvalidRequest("continue_final_message needs a final assistant message", param="continue_final_message")
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Checks of a completion request that need no model."""
+    check_common(request)
+    check_response_format(request.response_format)
+    if request.suffix:
+        raise unsupported("suffix")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise InvalidRequest("best_of must equal n: choices are not ranked here", param="best_of")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("max_tokens can be 0 only with echo", param="max_tokens")
+
+
+def check_response_format(response_format: object) -> None:
+    """Only plain text is served; constrained output is refused rather than ignored."""
+    if response_format is None or (isinstance(response_format, dict) and response_format.get("type") == "text"):
+        return
+    raise unsupported("response_format", "only {'type': 'text'} is served")
+
+
+def unsupported(param: str, why: str = "it is not served here") -> InvalidRequest:
+    """The refusal of a parameter that other servers know."""
+    return InvalidRequest(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def split_prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of a completion request: texts, or lists of token ids.
+
+    Raises InvalidRequest for a mixture, an empty prompt, and too many prompts.
+    """
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        prompts: list[str | list[int]] = [prompt]
+    elif all(isinstance(part, int) for part in prompt):
+        prompts = [[part for part in prompt if isinstance(part, int)]]
+    elif all(isinstance(part, str) for part in prompt) or all(isinstance(part, list) for part in prompt):
+        prompts = [part for part in prompt if not isinstance(part, int)]
+    else:
+        raise InvalidRequest("prompt mixes texts, token ids and lists of token ids", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"{len(prompts)} prompts are more than {MAX_PROMPTS}", param="prompt")
+    for place, part in enumerate(prompts):
+        if not part:
+            raise InvalidRequest("a prompt must not be empty", param=_prompt_param(place, len(prompts)))
+    return prompts
+
+
+def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 0, count: int = 1) -> None:
+    """Token ids must exist, and there must be one."""
+    if not tokens:
+        raise InvalidRequest("the prompt has no tokens", param=_prompt_param(place, count))
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"token id {wrong} is outside the vocabulary of {vocab_size}", param=_prompt_param(place, count)
+        )
+
+
+def check_prompt_characters(characters: int, longest_token_characters: int, max_context: int) -> None:
+    """Refuse a text that cannot fit, before it is tokenised: no token is longer than the longest one.
+
+    The bound is doubled, since a tokenizer may normalise a text to fewer characters first.
+    """
+    if characters > 2 * longest_token_characters * max_context:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_context} tokens; "
+            f"a prompt of {characters} characters cannot fit.",
+            param="prompt",
+        )
+
+
+def output_room(prompt_tokens: int, asked: int | None, default: int | None, max_context: int) -> int:
+    """How many tokens may be generated. ``default`` None is the rest of the context.
+
+    Raises ContextTooLong, naming both numbers, when prompt and answer cannot fit.
+    """
+    rest = max_context - prompt_tokens
+    wanted = asked if asked is not None else default
+    if rest < 1:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_context} tokens. "
+            f"However, your prompt has {prompt_tokens} tokens, which leaves no room for an answer.",
+            param="messages" if default is None else "prompt",
+        )
+    if wanted is None:
+        return rest
+    if wanted > rest and asked is not None:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_context} tokens. However, you requested "
+            f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in the answer).",
+            param="max_tokens",
+        )
+    return min(wanted, rest)
+
+
+def sampling_params(
+    fields: SamplingFields, facts: ModelFacts, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """What the worker is told; ``seed`` is filled in per choice. Raises InvalidRequest."""
+    defaults: SamplingDefaults = facts.defaults
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+    top_k = _given(fields.top_k, defaults.top_k)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_given(fields.temperature, defaults.temperature),
+        top_k=0 if top_k < 1 or top_k >= facts.vocab_size else top_k,
+        top_p=_given(fields.top_p, defaults.top_p),
+        min_p=_given(fields.min_p, defaults.min_p),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=check_logit_bias(fields.logit_bias, facts.vocab_size),
+        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        stop_token_ids=_check_stop_token_ids(fields.stop_token_ids, facts.vocab_size),
+        include_stop=bool(fields.include_stop_str_in_output),
+        ignore_eos=bool(fields.ignore_eos),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def cache_hints(fields: SamplingFields) -> CacheHints:
+    """The ``cache`` extension; both on where it is absent."""
+    return CacheHints(read=fields.cache.read, write=fields.cache.write) if fields.cache else CacheHints()
+
+
+def check_logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """Keys are token ids in decimal, in order of the request."""
+    checked: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: {key[:32]!r} is not a token id below {vocab_size}", param=f"logit_bias.{key[:32]}"
+            )
+        checked[int(key)] = float(value)
+    return checked
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of choice ``choice`` (from 0) of one prompt, in [0, 2**63). Choice 0 has the caller's own."""
+    if choice == 0:
+        return seed & _SEED_MASK
+    text = f"thermocline-choice-seed-1:{seed}:{choice}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & _SEED_MASK
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _check_stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    for token in ids or ():
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"stop token id {token} is outside the vocabulary", param="stop_token_ids")
+    return tuple(ids or ())
+
+
+def _prompt_param(place: int, count: int) -> str:
+    return "prompt" if count == 1 else f"prompt[{place}]"

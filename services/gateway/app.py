@@ -1,0 +1,74 @@
+"""The ASGI application of a composed gateway."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from services.gateway.boundary import Boundary, error_headers
+from services.gateway.failures import error_of_status
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.errors import error_body
+from services.gateway.openapi import install_openapi
+from services.gateway.routes.chat import chat_router
+from services.gateway.routes.completions import completions_router
+from services.gateway.routes.models import models_router
+from services.gateway.routes.operations import operations_router, package_version
+from services.gateway.routes.tokenization import tokenization_router
+from shared import logs
+from shared.errors import InternalError, InvalidRequest, ThermoclineError
+
+_log = logs.get_logger("gateway.http")
+
+
+def build_app(gateway: Gateway) -> ASGIApp:
+    """Routes, error translation and the boundary around them."""
+    app = FastAPI(
+        title="Thermocline",
+        version=package_version(),
+        docs_url=None,  # Both pages load scripts from elsewhere.
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for router in (chat_router, completions_router, models_router, tokenization_router, operations_router):
+        app.include_router(router(gateway))
+    app.add_exception_handler(ThermoclineError, _on_typed_error)
+    app.add_exception_handler(HTTPException, _on_framework_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_unexpected_error)
+    install_openapi(app)
+    return Boundary(app, gateway.config.api_keys)
+
+
+def error_response(error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:
+    """``error`` as a response in OpenAI's shape."""
+    return Response(
+        error_body(error),
+        error.status,
+        headers={**(headers or {}), **error_headers(error)},
+        media_type="application/json",
+    )
+
+
+async def _on_typed_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ThermoclineError)
+    if error.status == 500:
+        _log.error("request_failed", path=request.url.path, code=error.code, reason=error.message)
+    return error_response(error)
+
+
+async def _on_framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    typed = error_of_status(error.status_code, str(error.detail), request.method, request.url.path)
+    return error_response(typed, dict(error.headers or {}))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    return error_response(InvalidRequest(str(error)))
+
+
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
+    # The framework raises it again after this answer; the boundary logs it.
+    return error_response(InternalError("an unexpected error; the gateway's log has details"))

@@ -1,0 +1,168 @@
+"""Putting one request's tokens together, whatever order or repetition they arrive in. Pure.
+
+Two rules:
+
+* **Position.** ``TokenItem.index`` is the output position of an item's first token. What lies before the next
+  position is a repeat and is dropped; what lies after it leaves a gap and is held until the gap is filled.
+* **Attempt.** After ``ResumeNeeded`` only the new attempt may speak. Items of older attempts are dropped, so
+  a worker that was thought dead cannot add to a stream that another one continues.
+
+Text follows the same rules: an item's text is taken whole or not at all, since it cannot be cut by tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
+from shared.messages.worker_events import FinishReason
+
+MAX_HELD_ITEMS = 1024
+
+
+class Placement(Enum):
+    """What became of an item."""
+
+    ACCEPTED = "accepted"  # It, and held items that it joins, are part of the answer now.
+    REPEATED = "repeated"  # Known already.
+    FENCED = "fenced"  # From an attempt that is over.
+    GAP = "gap"  # Something is missing before it; ask the worker from ``next_index`` on.
+
+
+@dataclass(slots=True)
+class Delta:
+    """What was accepted since the last ``take``: several items coalesced into one."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish: FinishReason | None = None
+    stop_match: str | int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text and not self.tokens and self.finish is None and self.prompt_logprobs is None
+
+
+class Assembly:
+    """The answer to one request so far. All methods mutate unless they say otherwise."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.tokens: list[int] = []
+        self.finish: FinishReason | None = None
+        self.error = ""
+        self.usage: Usage | None = None  # Of the first item: where the caller's prompt was found.
+        self.timing: Timing | None = None
+        self._texts: list[str] = []
+        self._taken_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._stop_match: str | int | None = None
+        self._finish_taken = False
+        self._held: dict[int, TokenItem] = {}
+
+    @property
+    def next_index(self) -> int:
+        """The output position that is wanted next."""
+        return len(self.tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish is not None
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether later tokens are here that earlier ones hold up."""
+        return bool(self._held)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens accepted and not yet taken."""
+        return len(self.tokens) - self._taken_tokens
+
+    def accept(self, item: TokenItem) -> Placement:
+        """Place an item that a worker sent."""
+        if self.is_finished:
+            return Placement.REPEATED
+        if item.attempt < self.attempt:
+            return Placement.FENCED
+        self.fence(item.attempt)
+        return self._place(item)
+
+    def fill(self, item: TokenItem) -> Placement:
+        """Place an item that was asked for, of whatever attempt.
+
+        Sampling is a pure function of seed, position and logits, so attempts agree on tokens, and what an
+        older worker still knows may fill a gap; only unasked items are fenced.
+        """
+        if self.is_finished:
+            return Placement.REPEATED
+        return self._place(item)
+
+    def fence(self, attempt: int) -> None:
+        """From now on only ``attempt`` and later ones may speak. Never goes back."""
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self._held.clear()
+
+    def take(self) -> Delta:
+        """Everything accepted since the last call; an empty delta when there is nothing."""
+        delta = Delta(
+            text="".join(self._texts),
+            tokens=self.tokens[self._taken_tokens :],
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        if self.finish is not None and not self._finish_taken:
+            delta.finish, delta.stop_match = self.finish, self._stop_match
+            self._finish_taken = True
+        self._texts, self._logprobs, self._prompt_logprobs = [], [], None
+        self._taken_tokens = len(self.tokens)
+        return delta
+
+    def _place(self, item: TokenItem) -> Placement:
+        end = item.index + len(item.tokens)
+        if item.index == self.next_index:
+            self._append(item)
+            self._join_held()
+            return Placement.ACCEPTED
+        if item.index > self.next_index:
+            if len(self._held) < MAX_HELD_ITEMS:
+                self._held[item.index] = item
+            return Placement.GAP
+        if end > self.next_index:
+            # It overlaps what is known and brings something new; its text cannot be cut, so ask for the rest alone.
+            return Placement.GAP
+        if end == self.next_index and item.finish is not None:
+            # A resumed attempt samples at least one token. That one is known already, but the end is news.
+            self._end(item)
+            return Placement.ACCEPTED
+        return Placement.REPEATED
+
+    def _join_held(self) -> None:
+        for index in sorted(self._held):
+            if self.is_finished or index > self.next_index:
+                break
+            item = self._held.pop(index)
+            if index == self.next_index:
+                self._append(item)
+
+    def _append(self, item: TokenItem) -> None:
+        self.tokens.extend(item.tokens)
+        if item.text:
+            self._texts.append(item.text)
+        self._logprobs.extend(item.logprobs)
+        if item.prompt_logprobs is not None and item.index == 0:
+            self._prompt_logprobs = item.prompt_logprobs
+        # A resumed attempt reports its own reuse; the caller's prompt was found where the first attempt says.
+        self.usage = self.usage or item.usage
+        self.timing = self.timing or item.timing
+        if item.finish is not None:
+            self._end(item)
+
+    def _end(self, item: TokenItem) -> None:
+        self.finish, self._stop_match, self.error = item.finish, item.stop_match, item.error
+        self._held.clear()

@@ -1,0 +1,102 @@
+"""The outermost layer: request ids, keys, metrics, and an answer in OpenAI's shape for every error."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway import metrics
+from services.gateway.failures import retry_after_s
+from services.gateway.openai_schema.errors import error_body
+from shared import logs
+from shared.errors import InternalError, NotAuthenticated, ThermoclineError
+from shared.ids import new_id
+
+GUARDED_PREFIXES = ("/v1", "/tokenize", "/detokenize")
+
+_log = logs.get_logger("gateway.http")
+
+
+def error_headers(error: ThermoclineError) -> dict[str, str]:
+    """Headers that belong to an error."""
+    wait_s = retry_after_s(error)
+    headers = {"retry-after": str(wait_s)} if wait_s is not None else {}
+    if isinstance(error, NotAuthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def tenant_of(headers: Headers, api_keys: Sequence[str]) -> str:
+    """A short digest of the caller's key, "" where no keys are configured. Raises NotAuthenticated."""
+    if not api_keys:
+        return ""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = key.strip().encode() if scheme.lower() == "bearer" else b""
+    # Every key is compared, each in constant time, so that the time says nothing about which one came close.
+    matches = [hmac.compare_digest(given, known.encode()) for known in api_keys]
+    if not any(matches):
+        raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY")
+    return hashlib.blake2b(given, digest_size=8).hexdigest()
+
+
+class Boundary:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str] = ()) -> None:
+        self._app = app
+        self._api_keys = tuple(api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+        request_id = new_id("http")
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        metrics.CONNECTIONS_OPEN.inc()
+        try:
+            if scope["path"].startswith(GUARDED_PREFIXES):
+                scope.setdefault("state", {})["tenant"] = tenant_of(Headers(scope=scope), self._api_keys)
+            await self._app(scope, receive, send_marked)
+        except ThermoclineError as error:
+            await send_error(send_marked, error, started=bool(status))
+        except Exception:
+            _log.exception("request_failed", path=scope["path"])
+            await send_error(
+                send_marked, InternalError("an unexpected error; its log has details"), started=bool(status)
+            )
+        finally:
+            metrics.CONNECTIONS_OPEN.dec()
+            metrics.HTTP_REQUESTS.labels(_route_of(scope), _method_of(scope), str(status or 499)).inc()
+
+
+async def send_error(send: Send, error: ThermoclineError, *, started: bool = False) -> None:
+    """Send ``error`` as a whole response; once one has started there is nothing left to say."""
+    if started:
+        return
+    body = error_body(error)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error_headers(error)}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _route_of(scope: Scope) -> str:
+    # Labels are routes, not paths: a path is the caller's choice and would make series without end.
+    return getattr(scope.get("route"), "path", "unmatched")
+
+
+def _method_of(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS") else "OTHER"

@@ -1,0 +1,101 @@
+"""An answer as server-sent events.
+
+What arrives while the client takes a chunk is coalesced into the next one, so a slow client costs fewer and
+larger chunks, never a growing queue of them; one that takes nothing for too long is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway import sse
+from services.gateway.pending import Choice, Generation
+from services.gateway.ticket import Ticket
+from services.gateway.views.answer import AnswerView
+from shared import logs
+from shared.errors import RequestCancelled, ThermoclineError
+
+ABORT_EXTENSION = "thermocline.abort"
+"""Extension of the ASGI scope: drops the connection with what is still unsent."""
+
+_log = logs.get_logger("gateway.stream")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """Seconds."""
+
+    keepalive_s: float
+    send_s: float
+
+
+class EventStream(Response):
+    """Sends a generation as it grows. Owns ``ticket`` from its call on."""
+
+    background: BackgroundTask | None = None
+
+    def __init__(self, generation: Generation, view: AnswerView, ticket: Ticket, times: StreamTimes) -> None:
+        self.status_code = 200
+        self.raw_headers = list(sse.HEADERS)
+        self._generation = generation
+        self._view = view
+        self._ticket = ticket
+        self._times = times
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT_EXTENSION)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send_events(send)
+        except TimeoutError:
+            _log.info("slow_client_dropped", request_id=self._generation.choices[0].request_id)
+            self._generation.abandon(RequestCancelled("the client reads too slowly", code="client_too_slow"))
+            if abort is not None:
+                abort()
+        finally:
+            self._ticket.close()
+
+    async def _send_events(self, send: Send) -> None:
+        generation = self._generation
+        data = _events(self._view.opening())
+        news: list[Choice] = generation.choices
+        while True:
+            data += _events(self._chunks(news))
+            failure = generation.first_failure()
+            if failure is not None or generation.is_over:
+                await self._send(send, data + self._ending(failure), more=False)
+                return
+            if data:
+                await self._send(send, data)
+            data = b""
+            changed = await generation.changed(self._times.keepalive_s)
+            news = changed or []
+            if changed is None:
+                data = sse.KEEPALIVE
+
+    def _chunks(self, choices: Iterable[Choice]) -> Iterable[bytes]:
+        for choice in choices:
+            delta = choice.assembly.take()
+            if not delta.is_empty and choice.failure is None:
+                chunk = self._view.chunk(choice, delta)
+                if chunk is not None:
+                    yield chunk
+
+    def _ending(self, failure: ThermoclineError | None) -> bytes:
+        if failure is not None:
+            return sse.error_event(failure) + sse.DONE
+        return _events(self._view.closing()) + sse.DONE
+
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with asyncio.timeout(self._times.send_s):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _events(chunks: Iterable[bytes]) -> bytes:
+    return b"".join(sse.event(chunk) for chunk in chunks)

@@ -1,0 +1,67 @@
+"""Errors on their way to a client. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from shared.errors import (
+    ContextTooLong,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ThermoclineError,
+    Unavailable,
+    error_for_code,
+)
+from shared.messages.gateway_notices import RequestFailed
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+NOTICE_CODES: dict[str, type[ThermoclineError]] = {"context_too_long": ContextTooLong, "no_capacity": Unavailable}
+"""Codes of notices that are no code of ``shared.errors``."""
+
+DEFAULT_RETRY_AFTER_MS = 1_000
+
+
+def error_of_notice(notice: RequestFailed) -> ThermoclineError:
+    """The typed error that a scheduler's refusal means."""
+    special = NOTICE_CODES.get(notice.code)
+    if special is not None:
+        return special(notice.message, retry_after_ms=notice.retry_after_ms)
+    return error_for_code(notice.code, notice.message, retry_after_ms=notice.retry_after_ms)
+
+
+def error_of_body(error: Exception) -> InvalidRequest:
+    """The refusal of a body that is not the JSON that a schema asks for."""
+    if isinstance(error, msgspec.ValidationError):
+        text = str(error)
+        path = _PATH.search(text)
+        return InvalidRequest(_PATH.sub("", text), param=(path[1] or None) if path else None)
+    if isinstance(error, RecursionError):
+        return InvalidRequest("the JSON body is nested too deeply", code="invalid_json")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="invalid_json")
+    return InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json")
+
+
+def error_of_status(status: int, detail: str, method: str, path: str) -> ThermoclineError:
+    """The typed error for a status that the web framework chose."""
+    if status == 404:
+        return NotFound(f"Unknown route: {method} {path}", code="unknown_route")
+    if status == 405:
+        error: ThermoclineError = InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed")
+    elif status < 500:
+        error = InvalidRequest(detail)
+    else:
+        error = InternalError(detail)
+    error.status = status
+    return error
+
+
+def retry_after_s(error: ThermoclineError) -> int | None:
+    """Seconds for the ``Retry-After`` header, at least 1; None where retrying is no remedy."""
+    if error.status not in (429, 503):
+        return None
+    return max(1, -(-(error.retry_after_ms or DEFAULT_RETRY_AFTER_MS) // 1000))

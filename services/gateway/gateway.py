@@ -1,0 +1,45 @@
+"""The composed parts of one gateway, as its routes see them. Made by ``bootstrap``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.gateway.cell import CellView
+from services.gateway.config import GatewayConfig
+from services.gateway.dispatcher import Dispatcher
+from services.gateway.model_facts import ModelFacts
+from services.gateway.pending import RETRY_AFTER_MS, Slots
+from services.gateway.tokenizer import Tokenizer
+from shared.bus.protocol import Bus
+from shared.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """``clock`` gives seconds that never run backwards, ``wall_ns`` the wall clock."""
+
+    config: GatewayConfig
+    gateway_id: str
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    bus: Bus
+    dispatcher: Dispatcher
+    slots: Slots
+    cell: CellView
+    clock: Callable[[], float] = time.monotonic
+    wall_ns: Callable[[], int] = time.time_ns
+
+    def check_open(self) -> None:
+        """Raises Unavailable while requests cannot be taken."""
+        if self.cell.is_draining:
+            raise Unavailable("this gateway is shutting down", retry_after_ms=RETRY_AFTER_MS)
+        self.dispatcher.check_open()
+
+    @property
+    def max_context(self) -> int:
+        return self.cell.max_context(self.facts.max_context)
+
+    def reasons_not_ready(self) -> list[str]:
+        return self.cell.reasons_not_ready(self.clock(), is_connected=self.bus.is_connected)

@@ -1,0 +1,73 @@
+"""uvicorn under our own lifecycle: its socket is bound first, and signals stay with the process."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.gateway.http_protocol import GatewayHttpProtocol
+from shared import logs
+from shared.errors import OperatorError
+
+BACKLOG = 16_384
+KEEP_ALIVE_S = 75
+LAST_RESPONSES_S = 5
+
+_log = logs.get_logger("gateway.http")
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signal handlers alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: ASGIApp) -> HttpServer:
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            http=GatewayHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=LAST_RESPONSES_S,
+        )
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises OperatorError when the address cannot be had."""
+    sock = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise OperatorError(f"cannot listen on {host}:{port}: {error}") from error
+    return sock
+
+
+def raise_file_limit() -> int:
+    """Allow as many open files as the system does, since every connection is one. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError) as error:
+            _log.warning("file_limit_kept", soft=soft, hard=hard, reason=str(error))
+    return soft

@@ -1,0 +1,73 @@
+"""What the gateway must know about the model that its cell serves; read once, at the start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared import model_files
+from shared.errors import UnsupportedModel
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling where the caller says nothing: OpenAI's, unless the model's generation_config.json differs."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Name in the API, identity in namespaces, and the bounds of token ids and contexts."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int  # Token ids are in [0, vocab_size).
+    max_context: int  # Prompt and answer together, tokens.
+    defaults: SamplingDefaults = SamplingDefaults()
+    created: int = 0  # Unix seconds, for /v1/models.
+
+
+def read_model_facts(
+    model_dir: Path, *, served_name: str = "", max_context_tokens: int = 0, cache_dir: Path | None = None
+) -> ModelFacts:
+    """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
+    config = model_files.load_config(model_dir)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+    merged = {**config, **(text or {})}
+    vocab_size = merged.get("vocab_size")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise UnsupportedModel(f"{model_dir}: config.json names no vocab_size")
+    own_context = next((merged[key] for key in _CONTEXT_KEYS if isinstance(merged.get(key), int)), 0)
+    max_context = min(max_context_tokens or own_context, own_context or max_context_tokens)
+    if max_context < 1:
+        raise UnsupportedModel(f"{model_dir}: config.json names no context length; set --max-context-tokens")
+    return ModelFacts(
+        name=served_name or model_files.model_name(model_dir),
+        fingerprint=model_files.fingerprint(model_dir, cache_dir),
+        vocab_size=vocab_size,
+        max_context=max_context,
+        defaults=sampling_defaults(model_files.load_generation_config(model_dir)),
+        created=int(time.time()),
+    )
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    """The defaults that a generation_config.json asks for; values that are no numbers are left out."""
+    given = {
+        name: generation_config[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if isinstance(generation_config.get(name), int | float) and not isinstance(generation_config[name], bool)
+    }
+    if "top_k" in given:
+        given["top_k"] = int(given["top_k"])
+    return SamplingDefaults(**given)

@@ -1,0 +1,98 @@
+"""What the scheduler tells this gateway: numbered notices, each acted on once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+from services.gateway import metrics
+from services.gateway.dispatcher import Dispatcher
+from services.gateway.failures import error_of_notice
+from shared import logs, subjects
+from shared.bus.protocol import Bus, Delivery
+from shared.codec import decode_published
+from shared.errors import CodecError, ThermoclineError
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
+
+READ_S = 10.0
+
+_log = logs.get_logger("gateway.notices")
+
+
+@dataclass(slots=True)
+class NoticeCursor:
+    """Where this gateway is in its numbered notices. Pure."""
+
+    last: int = 0
+
+    def place(self, number: int) -> Literal["next", "repeated", "gap"]:
+        """Where ``number`` lies. Does not mutate."""
+        if number <= self.last:
+            return "repeated"
+        return "next" if number == self.last + 1 else "gap"
+
+
+class NoticeHandler:
+    """Handler of ``tc.out.gateway.<id>``; gaps are filled from the outputs stream."""
+
+    def __init__(self, bus: Bus, gateway_id: str, dispatcher: Dispatcher) -> None:
+        self.cursor = NoticeCursor()
+        self._bus = bus
+        self._subject = subjects.gateway_output(gateway_id)
+        self._dispatcher = dispatcher
+        self._from_seq = 1
+        self._lock = asyncio.Lock()
+
+    async def on_notice(self, delivery: Delivery) -> None:
+        notice = self._decode(delivery.data)
+        if notice is None:
+            return
+        if self.cursor.place(notice.number) == "gap":
+            await self.catch_up()
+        async with self._lock:
+            if self.cursor.place(notice.number) == "gap":
+                # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
+                _log.error("notices_lost", first=self.cursor.last + 1, last=notice.number - 1)
+            self._act(notice)
+
+    async def catch_up(self) -> None:
+        """Read notices that were published while nobody listened."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(READ_S):
+                    messages = self._bus.follow(
+                        subjects.OUTPUTS_STREAM, from_seq=self._from_seq, subject=self._subject, live=False
+                    )
+                    async for message in messages:
+                        notice = self._decode(message.data)
+                        if notice is not None:
+                            self._act(notice)
+                        self._from_seq = message.seq + 1
+            except (ThermoclineError, TimeoutError) as error:
+                _log.warning("notices_not_read", reason=str(error))
+
+    def _decode(self, data: bytes) -> GatewayNotice | None:
+        try:
+            message = decode_published(data)
+        except CodecError as error:
+            _log.error("notice_unreadable", reason=error.message)
+            return None
+        return message if isinstance(message, GatewayNotice) else None
+
+    def _act(self, notice: GatewayNotice) -> None:
+        if self.cursor.place(notice.number) == "repeated":
+            return
+        self.cursor.last = notice.number
+        word = notice.word
+        metrics.NOTICES.labels(type(word).__name__).inc()
+        choice = self._dispatcher.pending.get(word.request_id)
+        if isinstance(word, RequestFailed):
+            if choice is not None:
+                choice.fail(error_of_notice(word), is_settled=True)
+        elif isinstance(word, ResumeNeeded):
+            if choice is None or choice.is_over:
+                # The client is gone or has its whole answer: nothing is left to resume.
+                self._dispatcher.cancel(word.request_id, "not_wanted")
+            elif word.attempt >= choice.assembly.attempt:
+                self._dispatcher.resume(choice, word.attempt)

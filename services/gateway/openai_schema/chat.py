@@ -1,0 +1,126 @@
+"""POST /v1/chat/completions: request, response and stream chunk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from services.gateway.openai_schema.sampling import Logprobs, SamplingFields
+from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, UsageReport
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message's content; only ``text`` is served."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """A conversation to continue."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """``bytes`` are the token's own, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReport
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    timing: TimingReport | UnsetType = UNSET
+
+
+class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: AnswerDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    usage: UsageReport | UnsetType | None = UNSET
+    timing: TimingReport | UnsetType = UNSET

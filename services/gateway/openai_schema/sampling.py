@@ -1,0 +1,98 @@
+"""Request fields that completions and chat completions share. Unknown fields are ignored, as vLLM does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_PRIORITY = 1000
+
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+NotNegative = Annotated[int, Meta(ge=0)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's ``stream_options``; ``continuous_usage_stats`` puts usage into every chunk, as in vLLM."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Extension ``cache``: whether this request may use cached prefixes and leave its own."""
+
+    read: bool = True
+    write: bool = True
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of both request types; None always means "not given"."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
+    logit_bias: LogitBias | None = None
+    user: str | None = None
+    # Extensions that vLLM's users know.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: NotNegative | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    # Extensions of Thermocline.
+    cache: CacheOptions | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    timing: bool | None = None
+    # Known to other servers and not offered here: refused, since ignoring them would change the answer.
+    use_beam_search: bool | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+
+REFUSED_FIELDS = (
+    "use_beam_search",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+)
+"""Fields that must be absent, null or false."""

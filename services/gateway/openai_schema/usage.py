@@ -1,0 +1,47 @@
+"""Usage, timing and prompt logprobs in responses."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``cached_tokens`` is OpenAI's; the other two say on which tier they were found."""
+
+    cached_tokens: int
+    device_tokens: int
+    host_tokens: int
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the request; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds along the way of the first choice to its first token; null is unknown.
+
+    ``accept_ms`` HTTP request complete to stored in the stream; ``admit_ms`` to known by its worker;
+    ``queue_ms`` to its first step; ``load_ms`` page loads; ``compute_ms`` the rest until the first token was
+    sampled; ``first_token_ms`` all of it; ``total_ms`` until the gateway writes this.
+    """
+
+    accept_ms: float | None
+    admit_ms: float | None
+    queue_ms: float | None
+    load_ms: float | None
+    compute_ms: float | None
+    first_token_ms: float | None
+    total_ms: float | None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's shape; ``rank`` is null where the token is not among the most likely ones."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str

@@ -1,0 +1,62 @@
+"""An OpenAPI description from the schemas that decode and encode the API itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from services.gateway.openai_schema.errors import ErrorResponse
+
+_REFERENCE = "#/components/schemas/{name}"
+
+_described: dict[str, type[msgspec.Struct]] = {}
+
+
+def describes(
+    request: type[msgspec.Struct] | None, response: type[msgspec.Struct], *, streams: bool = False
+) -> dict[str, Any]:
+    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events."""
+    content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    extra: dict[str, Any] = {
+        "responses": {
+            "200": {"description": "Success", "content": content},
+            "default": {
+                "description": "Any error",
+                "content": {"application/json": {"schema": _reference(ErrorResponse)}},
+            },
+        }
+    }
+    if request is not None:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+    return extra
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make ``app`` describe itself with the schemas named by :func:`describes`."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            description = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, components = msgspec.json.schema_components(_described.values(), ref_template=_REFERENCE)
+            schemas = description.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(components)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            for path in description["paths"].values():
+                for operation in path.values():
+                    # Errors of the framework's own validation never leave: they are translated.
+                    operation["responses"].pop("422", None)
+            app.openapi_schema = description
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    _described[kind.__name__] = kind
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}

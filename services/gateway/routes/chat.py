@@ -1,0 +1,96 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway import admission, conversation
+from services.gateway.body import decode_body, read_body
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest, ChatResponse
+from services.gateway.openapi import describes
+from services.gateway.serving import answer, make_generation
+from services.gateway.ticket import Ticket
+from services.gateway.views.answer import head_of, wanted_by
+from services.gateway.views.chat_view import ChatView
+from shared.ids import new_id
+
+
+def chat_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["chat"])
+
+    @router.post(
+        "/v1/chat/completions",
+        response_model=None,
+        openapi_extra=describes(ChatRequest, ChatResponse, streams=True),
+        summary="Continue a conversation",
+    )
+    async def create_chat_completion(http: Request) -> Response:
+        ticket = Ticket(gateway)
+        try:
+            return await _chat(gateway, http, ticket)
+        except BaseException:
+            ticket.close()
+            raise
+
+    return router
+
+
+async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
+    config, facts = gateway.config, gateway.facts
+    body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+    received_ns = gateway.wall_ns()
+    request = decode_body(body, ChatRequest)
+    admission.check_model(request.model, facts.name)
+    admission.check_chat(request)
+    ticket.extend(request.n or 1)
+    tokens = await tokenize_chat(gateway, request)
+    asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    params = admission.sampling_params(
+        request,
+        facts,
+        max_tokens=admission.output_room(len(tokens), asked, None, gateway.max_context),
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    answer_id = new_id("chatcmpl")
+    generation = make_generation(
+        gateway,
+        request,
+        answer_id=answer_id,
+        tenant=http.scope.get("state", {}).get("tenant", ""),
+        received_ns=received_ns,
+        seed=request.seed if request.seed is not None else secrets.randbits(63),
+        prompts=[(tokens, params)],
+    )
+    view = ChatView(
+        generation,
+        head_of(answer_id, received_ns // 10**9, facts),
+        wanted_by(request, logprobs),
+        gateway.tokenizer.texts,
+        gateway.wall_ns,
+    )
+    return await answer(gateway, http, ticket, generation, view)
+
+
+async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
+    """The prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    tokenizer = gateway.tokenizer
+    messages = conversation.template_messages(
+        request.messages, knows_developer="developer" in tokenizer.template_source
+    )
+    characters = sum(len(message["content"]) for message in messages)
+    admission.check_prompt_characters(characters, tokenizer.longest_token_characters, gateway.max_context)
+    continues = bool(request.continue_final_message)
+    tokens = await tokenizer.encode_chat(
+        messages,
+        tools=conversation.template_tools(request.tools, request.tool_choice, tokenizer.template_variables),
+        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        continue_final_message=continues,
+        template_arguments=conversation.check_template_arguments(request.chat_template_kwargs),
+    )
+    admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
+    return tokens

@@ -1,0 +1,106 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway import admission
+from services.gateway.body import decode_body, read_body
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
+from services.gateway.openapi import describes
+from services.gateway.serving import answer, make_generation
+from services.gateway.ticket import Ticket
+from services.gateway.views.answer import head_of, wanted_by
+from services.gateway.views.completion_view import CompletionView
+from shared.errors import InvalidRequest
+from shared.ids import new_id
+from shared.messages.requests import SamplingParams
+
+
+def completions_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        openapi_extra=describes(CompletionRequest, CompletionResponse, streams=True),
+        summary="Continue a text",
+    )
+    async def create_completion(http: Request) -> Response:
+        ticket = Ticket(gateway)
+        try:
+            return await _complete(gateway, http, ticket)
+        except BaseException:
+            ticket.close()
+            raise
+
+    return router
+
+
+async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
+    config, facts = gateway.config, gateway.facts
+    body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+    received_ns = gateway.wall_ns()
+    request = decode_body(body, CompletionRequest)
+    admission.check_model(request.model, facts.name)
+    admission.check_completion(request)
+    prompts = admission.split_prompts(request)
+    choices = len(prompts) * (request.n or 1)
+    if choices > gateway.slots.limit:
+        raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
+    ticket.extend(choices)
+    tokenised = [await _tokens(gateway, request, prompt, place, len(prompts)) for place, prompt in enumerate(prompts)]
+    answer_id = new_id("cmpl")
+    generation = make_generation(
+        gateway,
+        request,
+        answer_id=answer_id,
+        tenant=http.scope.get("state", {}).get("tenant", ""),
+        received_ns=received_ns,
+        seed=request.seed if request.seed is not None else secrets.randbits(63),
+        prompts=[(tokens, _params(gateway, request, len(tokens))) for tokens in tokenised],
+    )
+    view = CompletionView(
+        generation,
+        head_of(answer_id, received_ns // 10**9, facts),
+        wanted_by(request, request.logprobs),
+        gateway.tokenizer.texts,
+        gateway.wall_ns,
+        echoes=[_echo(gateway, request, prompt) for prompt in prompts] if request.echo else (),
+        hides_output=request.max_tokens == 0,
+    )
+    return await answer(gateway, http, ticket, generation, view)
+
+
+async def _tokens(
+    gateway: Gateway, request: CompletionRequest, prompt: str | list[int], place: int, count: int
+) -> list[int]:
+    if isinstance(prompt, str):
+        longest = gateway.tokenizer.longest_token_characters
+        admission.check_prompt_characters(len(prompt), longest, gateway.max_context)
+        prompt = await gateway.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
+    admission.check_prompt_tokens(prompt, gateway.facts.vocab_size, place=place, count=count)
+    return prompt
+
+
+def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) -> SamplingParams:
+    asked = request.max_tokens
+    room = admission.output_room(prompt_tokens, asked, admission.COMPLETION_MAX_TOKENS, gateway.max_context)
+    # An echoed prompt has logprobs where the answer has them.
+    prompt_logprobs = request.logprobs if request.echo and request.prompt_logprobs is None else request.prompt_logprobs
+    return admission.sampling_params(
+        request,
+        gateway.facts,
+        max_tokens=max(1, room),  # A worker generates at least one token; the view hides it where none is wanted.
+        logprobs=request.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _echo(gateway: Gateway, request: CompletionRequest, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return gateway.tokenizer.decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)

@@ -1,0 +1,107 @@
+"""For operators: health, metrics, version, and a small page that names the endpoints."""
+
+from __future__ import annotations
+
+import html
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
+
+from services.gateway import metrics
+from services.gateway.boundary import error_headers
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.errors import error_detail
+from services.gateway.openai_schema.models import Health, Version
+from services.gateway.openapi import describes
+from shared.errors import Unavailable
+from shared.metrics import render
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def package_version() -> str:
+    """The installed version; a bare checkout has none."""
+    try:
+        return version("thermocline")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def operations_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+    own_version = package_version()
+
+    @router.get(
+        "/health/live",
+        response_model=None,
+        openapi_extra=describes(None, Health),
+        summary="Whether this process runs",
+    )
+    @router.head("/health/live", response_model=None, include_in_schema=False)
+    async def live() -> Response:
+        return Response(msgspec.json.encode(Health(status="live")), media_type="application/json")
+
+    @router.get(
+        "/health/ready",
+        response_model=None,
+        openapi_extra=describes(None, Health),
+        summary="Whether requests would be answered now",
+    )
+    @router.head("/health/ready", response_model=None, include_in_schema=False)
+    @router.get("/health", response_model=None, include_in_schema=False)
+    async def ready() -> Response:
+        reasons = gateway.reasons_not_ready()
+        if not reasons:
+            return Response(msgspec.json.encode(Health(status="ready")), media_type="application/json")
+        error = Unavailable("not ready: " + "; ".join(reasons))
+        body = Health(status="not_ready", reasons=reasons, error=error_detail(error))
+        return Response(
+            msgspec.json.encode(body), error.status, headers=error_headers(error), media_type="application/json"
+        )
+
+    @router.get("/metrics", response_model=None, summary="Prometheus metrics", response_class=Response)
+    async def get_metrics() -> Response:
+        metrics.OUTBOX_WAITING.set(len(gateway.dispatcher.outbox))
+        return Response(render(), headers={"content-type": METRICS_TYPE})
+
+    @router.get("/version", response_model=None, openapi_extra=describes(None, Version), summary="Version")
+    async def get_version() -> Response:
+        return Response(msgspec.json.encode(Version(version=own_version)), media_type="application/json")
+
+    @router.get("/", response_model=None, include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(_page(gateway.facts.name, own_version))
+
+    return router
+
+
+_ENDPOINTS = (
+    ("POST", "/v1/chat/completions", "continue a conversation"),
+    ("POST", "/v1/completions", "continue a text"),
+    ("GET", "/v1/models", "the model of this cell"),
+    ("POST", "/tokenize", "token ids of a text or a conversation"),
+    ("POST", "/detokenize", "text of token ids"),
+    ("GET", "/health/live", "whether this process runs"),
+    ("GET", "/health/ready", "whether requests would be answered now"),
+    ("GET", "/metrics", "Prometheus metrics"),
+    ("GET", "/version", "version"),
+    ("GET", "/openapi.json", "a description of all of these"),
+)
+
+
+def _page(model: str, own_version: str) -> str:
+    """The page at ``/``; it loads nothing from anywhere."""
+    rows = "".join(
+        f"<tr><td>{method}</td><td><code>{path}</code></td><td>{what}</td></tr>" for method, path, what in _ENDPOINTS
+    )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Thermocline</title>"
+        "<meta name=viewport content='width=device-width'>"
+        "<style>body{font:16px/1.6 system-ui,sans-serif;max-width:44rem;margin:4rem auto;padding:0 1rem;"
+        "color:#0b2533;background:linear-gradient(#eaf6fb,#b9dcea) fixed}td{padding:.15rem 1rem .15rem 0}"
+        "code{font-size:.95em}</style>"
+        f"<h1>Thermocline</h1><p>Version {html.escape(own_version)}, serving <b>{html.escape(model)}</b> "
+        f"behind an OpenAI-compatible API.</p><table>{rows}</table></html>"
+    )

@@ -1,0 +1,79 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.gateway import admission
+from services.gateway.body import decode_body, read_body
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.openai_schema.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from services.gateway.openapi import describes
+from services.gateway.routes.chat import tokenize_chat
+from shared.errors import InvalidRequest
+
+
+def tokenization_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["tokenization"])
+    config = gateway.config
+
+    @router.post(
+        "/tokenize",
+        response_model=None,
+        openapi_extra=describes(TokenizeRequest, TokenizeResponse),
+        summary="Token ids of a text or a conversation",
+    )
+    async def tokenize(http: Request) -> Response:
+        body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+        request = decode_body(body, TokenizeRequest)
+        admission.check_model(request.model, gateway.facts.name)
+        tokens = await _tokenize(gateway, request)
+        strings = [gateway.tokenizer.texts.text(token) for token in tokens] if request.return_token_strs else None
+        return _json(
+            TokenizeResponse(count=len(tokens), max_model_len=gateway.max_context, tokens=tokens, token_strs=strings)
+        )
+
+    @router.post(
+        "/detokenize",
+        response_model=None,
+        openapi_extra=describes(DetokenizeRequest, DetokenizeResponse),
+        summary="Text of token ids",
+    )
+    async def detokenize(http: Request) -> Response:
+        body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+        request = decode_body(body, DetokenizeRequest)
+        admission.check_model(request.model, gateway.facts.name)
+        for token in request.tokens:
+            if not 0 <= token < gateway.facts.vocab_size:
+                raise InvalidRequest(f"token id {token} is outside the vocabulary", param="tokens")
+        return _json(DetokenizeResponse(prompt=gateway.tokenizer.decode(request.tokens)))
+
+    return router
+
+
+async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if request.messages is None:
+        text = request.prompt or ""
+        return await gateway.tokenizer.encode(text, add_special_tokens=request.add_special_tokens is not False)
+    chat = ChatRequest(
+        messages=request.messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    admission.check_chat(chat)
+    return await tokenize_chat(gateway, chat)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,81 @@
+"""From a prepared generation to an HTTP response, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.admission import cache_hints, derive_seed
+from services.gateway.disconnect import DisconnectWatch
+from services.gateway.event_stream import EventStream, StreamTimes
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.sampling import SamplingFields
+from services.gateway.pending import Choice, Generation
+from services.gateway.ticket import Ticket
+from services.gateway.views.answer import AnswerView
+from shared.errors import RequestCancelled
+from shared.ids import namespace_digest
+from shared.messages.base import pack_int32
+from shared.messages.requests import SamplingParams, SubmitRequest
+
+
+def make_generation(
+    gateway: Gateway,
+    fields: SamplingFields,
+    *,
+    answer_id: str,
+    tenant: str,
+    received_ns: int,
+    seed: int,
+    prompts: Sequence[tuple[Sequence[int], SamplingParams]],
+) -> Generation:
+    """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first."""
+    count = fields.n or 1
+    namespace = namespace_digest(gateway.facts.fingerprint, salt=fields.cache_salt or "")
+    choices = []
+    for prompt, (tokens, params) in enumerate(prompts):
+        packed = pack_int32(tokens)
+        for number in range(count):
+            position = prompt * count + number
+            request = SubmitRequest(
+                request_id=f"{answer_id}-{position}",
+                gateway_id=gateway.gateway_id,
+                namespace=namespace,
+                prompt=packed,
+                sampling=msgspec.structs.replace(params, seed=derive_seed(seed, number)),
+                tenant=tenant,
+                priority=fields.priority or 0,
+                deadline_ms=fields.deadline_ms or 0,
+                cache=cache_hints(fields),
+                received_ns=received_ns,
+            )
+            choices.append(Choice(request, position, prompt, gateway.clock()))
+    return Generation(choices, is_streaming=bool(fields.stream))
+
+
+async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Generation, view: AnswerView) -> Response:
+    """Submit, wait and respond. On return the ticket is closed, or the response owns it.
+
+    A stream starts with its first token (or a while later without one), so that what fails before it is an HTTP
+    error with a status of its own.
+    """
+    config = gateway.config
+    watch = DisconnectWatch(http.receive, lambda: generation.abandon(RequestCancelled("the client went away")))
+    ticket.hold(generation, watch)
+    await gateway.dispatcher.start(generation)
+    if generation.is_streaming:
+        await generation.changed(config.stream_start_ms / 1000)
+    else:
+        await generation.finished(config.request_timeout_ms / 1000 + 5)
+    failure = generation.first_failure()
+    if failure is not None:
+        raise failure
+    if generation.is_streaming:
+        times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
+        return EventStream(generation, view, ticket, times)
+    body = view.whole()
+    ticket.close()
+    return Response(body, media_type="application/json")

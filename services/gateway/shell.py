@@ -1,0 +1,139 @@
+"""The gateway's loop: tokens and notices in, heartbeats out, waits bounded, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+from services.gateway import metrics
+from services.gateway.gateway import Gateway
+from services.gateway.http_server import HttpServer
+from services.gateway.notices import NoticeHandler
+from services.gateway.relay import TokenRelay
+from services.gateway.timeouts import WaitLimits, needs_probe, overdue
+from shared import logs, subjects
+from shared.bus.protocol import Delivery, Subscription
+from shared.codec import decode
+from shared.errors import CodecError, Unavailable
+from shared.lifecycle import Lifecycle, beat
+from shared.messages.status import CellStatus
+
+SWEEP_S = 0.25
+NOTICE_CHECK_S = 10.0
+OUTBOX_DRAIN_S = 5.0
+
+_log = logs.get_logger("gateway")
+
+
+class GatewayShell:
+    """Everything of one gateway that runs beside its routes."""
+
+    def __init__(self, gateway: Gateway, incarnation: str) -> None:
+        config = gateway.config
+        self._gateway = gateway
+        self._incarnation = incarnation
+        self._relay = TokenRelay(gateway.bus, gateway.dispatcher.pending, gateway.clock)
+        self._notices = NoticeHandler(gateway.bus, gateway.gateway_id, gateway.dispatcher)
+        self._limits = WaitLimits(
+            request_s=config.request_timeout_ms / 1000,
+            first_token_s=config.first_token_timeout_ms / 1000,
+            idle_s=config.idle_timeout_ms / 1000,
+            probe_s=config.probe_ms / 1000,
+        )
+        self._tokens: Subscription | None = None
+        self._dropped = 0
+        self._recover = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Subscribe and run the background work; yields the task that ends if any of it fails."""
+        bus, gateway_id = self._gateway.bus, self._gateway.gateway_id
+        self._tokens = await bus.subscribe(subjects.tokens(gateway_id), self._relay.on_tokens)
+        subscriptions = [
+            self._tokens,
+            await bus.subscribe(subjects.gateway_output(gateway_id), self._notices.on_notice),
+            await bus.subscribe(subjects.STATUS, self._on_status),
+        ]
+        bus.on_reconnect(self._recover.set)
+        work = asyncio.create_task(self._work())
+        try:
+            yield work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await self._relay.close()
+            for subscription in subscriptions:
+                await subscription.close()
+
+    async def serve(self, server: HttpServer, sock: socket.socket, life: Lifecycle) -> None:
+        """Answer until ``life`` stops; then let running answers finish within their grace."""
+        async with self.running() as work:
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            host, port = sock.getsockname()[:2]
+            _log.info("gateway_serving", host=host, port=port, gateway_id=self._gateway.gateway_id)
+            try:
+                await life.watch(work, serving)
+                await self._drain()
+            finally:
+                server.should_exit = True
+                await serving
+                await self._gateway.dispatcher.outbox.drain(OUTBOX_DRAIN_S)
+
+    async def _work(self) -> None:
+        gateway = self._gateway
+        async with asyncio.TaskGroup() as group:
+            group.create_task(beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation))
+            group.create_task(gateway.dispatcher.outbox.run())
+            group.create_task(self._sweep())
+            group.create_task(self._recover_after_loss())
+
+    async def _on_status(self, delivery: Delivery) -> None:
+        try:
+            self._gateway.cell.hear(decode(delivery.data, CellStatus), self._gateway.clock())
+        except CodecError as error:
+            _log.error("status_unreadable", reason=error.message)
+
+    async def _sweep(self) -> None:
+        """Bound every wait, and ask for tokens that may have been lost."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = self._gateway.clock()
+            quiet = []
+            for choice in self._gateway.dispatcher.pending:
+                error = overdue(choice, now_s, self._limits)
+                if error is not None:
+                    choice.fail(error)
+                elif needs_probe(choice, now_s, self._limits):
+                    quiet.append(choice)
+            self._relay.recover(quiet)
+            if self._tokens is not None and self._tokens.dropped != self._dropped:
+                self._dropped = self._tokens.dropped
+                metrics.TOKENS_DROPPED.set(self._dropped)
+                self._recover.set()
+
+    async def _recover_after_loss(self) -> None:
+        """After a reconnect, or when messages were dropped: ask for everything. Now and then: for notices."""
+        while True:
+            try:
+                async with asyncio.timeout(NOTICE_CHECK_S):
+                    await self._recover.wait()
+            except TimeoutError:
+                if len(self._gateway.dispatcher.pending) and self._gateway.bus.is_connected:
+                    await self._notices.catch_up()
+                continue
+            self._recover.clear()
+            await self._notices.catch_up()
+            self._relay.recover(self._gateway.dispatcher.pending, self._gateway.cell.worker_ids())
+
+    async def _drain(self) -> None:
+        """New requests get 503 from now on; those that outlast the grace end with a typed error."""
+        gateway = self._gateway
+        gateway.cell.is_draining = True
+        _log.info("gateway_draining", running=len(gateway.dispatcher.pending))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(gateway.config.grace_ms / 1000):
+                await gateway.slots.idle.wait()
+        for choice in gateway.dispatcher.pending:
+            choice.fail(Unavailable("the gateway is shutting down", retry_after_ms=1_000))

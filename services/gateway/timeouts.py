@@ -1,0 +1,42 @@
+"""When waiting for a choice has gone on for too long. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gateway.pending import Choice
+from shared.errors import DeadlineExceeded
+
+DEADLINE_SLACK_S = 2.0
+"""The scheduler and the worker end a request at its deadline; here it only catches what they missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """Longest waits, seconds."""
+
+    request_s: float
+    first_token_s: float
+    idle_s: float
+    probe_s: float
+
+
+def overdue(choice: Choice, now_s: float, limits: WaitLimits) -> DeadlineExceeded | None:
+    """The error with which this choice must end now, if so. Does not mutate."""
+    age_s = now_s - choice.started_s
+    deadline_ms = choice.request.deadline_ms
+    if deadline_ms and age_s > deadline_ms / 1000 + DEADLINE_SLACK_S:
+        return DeadlineExceeded(f"the request's deadline_ms of {deadline_ms} passed")
+    if age_s > limits.request_s:
+        return DeadlineExceeded(f"no whole answer within {limits.request_s:g} s", code="request_timeout")
+    if not choice.assembly.tokens and age_s > limits.first_token_s:
+        return DeadlineExceeded(f"no token within {limits.first_token_s:g} s", code="first_token_timeout")
+    if choice.assembly.tokens and now_s - choice.progress_s > limits.idle_s:
+        return DeadlineExceeded(f"no further token within {limits.idle_s:g} s", code="idle_timeout")
+    return None
+
+
+def needs_probe(choice: Choice, now_s: float, limits: WaitLimits) -> bool:
+    """Whether to ask its worker: it speaks to us, has been quiet for long, and was not asked lately."""
+    quiet_s = now_s - max(choice.progress_s, choice.probed_s)
+    return bool(choice.workers) and not choice.is_over and quiet_s > limits.probe_s

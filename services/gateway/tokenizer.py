@@ -1,0 +1,151 @@
+"""The model's tokenizer and chat template. Long texts are tokenised in threads, so that streams never wait.
+
+Templates are rendered by transformers in a sandboxed Jinja environment; they are the model's own, never the
+caller's. Encoding goes to the Rust tokenizer directly, which may be used by many threads at once as long as
+nobody changes its truncation or padding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+from transformers import AutoTokenizer
+
+from services.gateway.token_text import TokenTexts
+from shared.errors import InvalidRequest, OperatorError
+
+INLINE_CHARACTERS = 2_000
+"""A shorter text is tokenised at once: handing it to a thread would cost more."""
+
+
+class Tokenizer:
+    """Encoding, decoding and chat templates of one model."""
+
+    def __init__(self, model_dir: Path, *, threads: int = 2) -> None:
+        """Raises OperatorError when the tokenizer cannot be loaded."""
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(model_dir), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            raise OperatorError(f"cannot load the tokenizer of {model_dir}: {error}") from error
+        self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._lock = threading.Lock()  # For tokenizers without a Rust backend.
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+        self.template_source = chat_template_of(self._tokenizer)
+        self.has_chat_template = bool(self.template_source)
+        self.template_variables = template_variables(self.template_source)
+        vocabulary: Mapping[str, int] = self._tokenizer.get_vocab()
+        self.longest_token_characters = max((len(piece) for piece in vocabulary), default=1)
+        self.texts = TokenTexts(
+            decode=lambda token: self.decode([token]),
+            piece=self._tokenizer.convert_ids_to_tokens,
+            byte_level="ByteLevel" in repr(getattr(self._backend, "decoder", None)),
+            special=set(self._tokenizer.all_special_ids) | set(getattr(self._tokenizer, "added_tokens_decoder", {})),
+        )
+
+    def close(self) -> None:
+        """Stop the threads; texts that wait for one are given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``. Does not mutate."""
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``, without holding up the event loop."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await self._in_thread(lambda: self.encode_now(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ``tokens``; ids beyond the vocabulary have none."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return text
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Render the conversation and tokenise it. Raises InvalidRequest when the template refuses it."""
+
+        def work() -> list[int]:
+            text = self.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_arguments=template_arguments,
+            )
+            return self.encode_now(text, add_special_tokens=False)
+
+        if sum(len(str(message.get("content", ""))) for message in messages) <= INLINE_CHARACTERS:
+            return work()
+        return await self._in_thread(work)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that the model's template makes of ``messages``."""
+        if not self.has_chat_template:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(template_arguments or {}),
+            )
+        except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
+        return rendered
+
+    async def _in_thread(self, work: Any) -> list[int]:
+        tokens: list[int] = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return tokens
+
+
+def chat_template_of(tokenizer: Any) -> str:
+    """The source of the chat template, the one named ``default`` where there are several; "" if none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) else ""
+
+
+def template_variables(template: str) -> frozenset[str]:
+    """Names that a template takes from outside, such as ``tools``; empty for one that does not parse."""
+    try:
+        tree = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except jinja2.TemplateError:
+        # transformers knows a tag of its own ({% generation %}); the text then has to do.
+        return frozenset({"tools"}) if "tools" in template else frozenset()
+    return frozenset(jinja2.meta.find_undeclared_variables(tree))

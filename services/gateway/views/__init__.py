@@ -1,0 +1,1 @@
+"""From assembled tokens to response bodies and stream chunks. Pure."""

@@ -1,0 +1,84 @@
+"""What the views of both endpoints have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.gateway.assembly import Delta
+from services.gateway.model_facts import ModelFacts
+from services.gateway.openai_schema.sampling import SamplingFields
+from services.gateway.pending import Choice, Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Fields that every response and chunk repeats."""
+
+    id: str
+    created: int  # Unix seconds.
+    model: str
+    system_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Optional parts that the caller asked for."""
+
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    timing: bool = False
+    usage_chunk: bool = False
+    continuous_usage: bool = False
+
+    @property
+    def tokens_matter(self) -> bool:
+        """Whether a chunk without text still says something."""
+        return self.token_ids or self.logprobs is not None or self.continuous_usage
+
+
+class AnswerView(Protocol):
+    """How an endpoint writes its answer."""
+
+    def opening(self) -> list[bytes]:
+        """Chunks before any token, as JSON."""
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
+        """The chunk for new tokens of one choice; None when there is nothing to say."""
+
+    def closing(self) -> list[bytes]:
+        """Chunks after the last token."""
+
+    def whole(self) -> bytes:
+        """The body of an answer that is not streamed; takes the choices' tokens."""
+
+
+def head_of(answer_id: str, created: int, facts: ModelFacts) -> Head:
+    return Head(answer_id, created, facts.name, f"fp_{facts.fingerprint[:12]}")
+
+
+def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
+    """The optional parts of a request; ``logprobs`` is the endpoint's own number."""
+    options = fields.stream_options
+    return Wanted(
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs is not None,
+        token_ids=bool(fields.return_token_ids),
+        timing=bool(fields.timing),
+        usage_chunk=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+
+
+def finish_reason(delta: Delta) -> str | None:
+    """OpenAI's finish reason; other reasons are errors and never reach a view."""
+    return delta.finish
+
+
+def first_choices(generation: Generation) -> list[Choice]:
+    """The first choice of each prompt."""
+    seen: dict[int, Choice] = {}
+    for choice in generation.choices:
+        seen.setdefault(choice.prompt, choice)
+    return list(seen.values())

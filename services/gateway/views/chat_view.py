@@ -1,0 +1,130 @@
+"""The answer to a chat request. Pure but for the time that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from services.gateway.assembly import Delta
+from services.gateway.openai_schema.chat import (
+    AnswerDelta,
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatResponse,
+)
+from services.gateway.openai_schema.usage import UsageReport
+from services.gateway.pending import Choice, Generation
+from services.gateway.token_text import TokenTexts
+from services.gateway.views.answer import Head, Wanted
+from services.gateway.views.logprobs import chat_logprobs, prompt_logprob_list
+from services.gateway.views.usage import timing_report, usage_report
+from shared.messages.base import unpack_int32
+
+
+class ChatView:
+    """Implements ``AnswerView``. ``now_ns`` is the wall clock."""
+
+    def __init__(
+        self, generation: Generation, head: Head, wanted: Wanted, texts: TokenTexts, now_ns: Callable[[], int]
+    ) -> None:
+        self._generation = generation
+        self._head = head
+        self._wanted = wanted
+        self._texts = texts
+        self._now_ns = now_ns
+        self._first = True
+
+    def opening(self) -> list[bytes]:
+        """One chunk a choice with the role, before any content."""
+        return [
+            self._chunk([ChatChunkChoice(index=c.position, delta=AnswerDelta(role="assistant", content=""))])
+            for c in self._generation.choices
+        ]
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
+        has_prompt_logprobs = self._wanted.prompt_logprobs and delta.prompt_logprobs is not None
+        has_news = bool(delta.text) or delta.finish is not None or has_prompt_logprobs
+        if not has_news and not (delta.tokens and self._wanted.tokens_matter):
+            return None
+        body = ChatChunkChoice(
+            index=choice.position,
+            delta=AnswerDelta(content=delta.text) if delta.text or delta.finish is None else AnswerDelta(),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish,
+            stop_reason=delta.stop_match if delta.finish is not None else UNSET,
+            token_ids=delta.tokens if self._wanted.token_ids else UNSET,
+        )
+        return self._chunk([body], delta)
+
+    def closing(self) -> list[bytes]:
+        if not self._wanted.usage_chunk and not self._wanted.timing:
+            return []
+        return [self._chunk([], is_last=True)]
+
+    def whole(self) -> bytes:
+        choices = []
+        prompt_logprobs = None
+        for choice in self._generation.choices:
+            delta = choice.assembly.take()
+            prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
+            choices.append(
+                ChatChoice(
+                    index=choice.position,
+                    message=AnswerMessage(content=delta.text),
+                    logprobs=self._logprobs(delta),
+                    finish_reason=delta.finish,
+                    stop_reason=delta.stop_match,
+                    token_ids=delta.tokens if self._wanted.token_ids else UNSET,
+                )
+            )
+        first = self._generation.choices[0]
+        return msgspec.json.encode(
+            ChatResponse(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                system_fingerprint=self._head.system_fingerprint,
+                choices=choices,
+                usage=usage_report(self._generation),
+                prompt_token_ids=unpack_int32(first.request.prompt) if self._wanted.token_ids else UNSET,
+                prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts)
+                if self._wanted.prompt_logprobs and prompt_logprobs is not None
+                else UNSET,
+                timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
+                if self._wanted.timing
+                else UNSET,
+            )
+        )
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        if self._wanted.logprobs is None:
+            return None
+        return chat_logprobs(delta.logprobs, self._wanted.logprobs, self._texts)
+
+    def _chunk(self, choices: list[ChatChunkChoice], delta: Delta | None = None, *, is_last: bool = False) -> bytes:
+        wanted, generation = self._wanted, self._generation
+        usage: UsageReport | UnsetType | None = UNSET if not wanted.usage_chunk else None
+        if wanted.continuous_usage or (is_last and wanted.usage_chunk):
+            usage = usage_report(generation)
+        first_request = generation.choices[0].request
+        prompt_logprobs = delta.prompt_logprobs if delta is not None and wanted.prompt_logprobs else None
+        chunk = ChatChunk(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            system_fingerprint=self._head.system_fingerprint,
+            choices=choices,
+            prompt_token_ids=unpack_int32(first_request.prompt) if self._first and wanted.token_ids else UNSET,
+            prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts) if prompt_logprobs is not None else UNSET,
+            usage=usage,
+            timing=timing_report(generation.choices[0].assembly.timing, first_request.received_ns, self._now_ns())
+            if is_last and wanted.timing
+            else UNSET,
+        )
+        self._first = False
+        return msgspec.json.encode(chunk)

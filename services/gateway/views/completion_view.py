@@ -1,0 +1,129 @@
+"""The answer to a completion request. Pure but for the time that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from services.gateway.assembly import Delta
+from services.gateway.openai_schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from services.gateway.openai_schema.usage import UsageReport
+from services.gateway.pending import Choice, Generation
+from services.gateway.token_text import TokenTexts
+from services.gateway.views.answer import Head, Wanted
+from services.gateway.views.logprobs import completion_logprobs, prompt_logprob_list
+from services.gateway.views.usage import timing_report, usage_report
+from shared.messages.base import unpack_int32
+from shared.messages.tokens import TokenLogprob
+
+
+class CompletionView:
+    """Implements ``AnswerView``. ``now_ns`` is the wall clock.
+
+    ``echoes`` are the prompts' texts when they are to be repeated. ``hides_output`` drops the one token that is
+    generated when the caller wanted none (``max_tokens`` 0 with ``echo``, which scores a prompt).
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        head: Head,
+        wanted: Wanted,
+        texts: TokenTexts,
+        now_ns: Callable[[], int],
+        *,
+        echoes: Sequence[str] = (),
+        hides_output: bool = False,
+    ) -> None:
+        self._generation = generation
+        self._head = head
+        self._wanted = wanted
+        self._texts = texts
+        self._now_ns = now_ns
+        self._echoes = echoes
+        self._hides_output = hides_output
+        self._offsets = [0] * len(generation.choices)  # Characters that each choice has logprobs for.
+        self._opened = [False] * len(generation.choices)
+
+    def opening(self) -> list[bytes]:
+        return []
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
+        is_first = not self._opened[choice.position]
+        body = self._choice(choice, delta)
+        has_news = bool(body.text) or body.finish_reason is not None or body.prompt_logprobs is not UNSET
+        if not has_news and not (delta.tokens and self._wanted.tokens_matter):
+            self._opened[choice.position] = not is_first
+            return None
+        return self._response([body])
+
+    def closing(self) -> list[bytes]:
+        if not self._wanted.usage_chunk and not self._wanted.timing:
+            return []
+        return [self._response([], is_last=True)]
+
+    def whole(self) -> bytes:
+        choices = [self._choice(choice, choice.assembly.take()) for choice in self._generation.choices]
+        return self._response(choices, is_last=True, is_whole=True)
+
+    def _choice(self, choice: Choice, delta: Delta) -> CompletionChoice:
+        """What ``delta`` adds; with the first one of a choice comes what belongs to its prompt."""
+        is_first = not self._opened[choice.position]
+        self._opened[choice.position] = True
+        text = "" if self._hides_output else delta.text
+        tokens = [] if self._hides_output else delta.tokens
+        finish = delta.finish
+        if self._hides_output and finish is not None:
+            finish = "length"
+        if is_first and self._echoes:
+            text = self._echoes[choice.prompt] + text
+        prompt_logprobs = delta.prompt_logprobs if self._wanted.prompt_logprobs else None
+        return CompletionChoice(
+            index=choice.position,
+            text=text,
+            logprobs=self._logprobs(choice, delta),
+            finish_reason=finish,
+            stop_reason=None if self._hides_output else delta.stop_match,
+            token_ids=tokens if self._wanted.token_ids else UNSET,
+            prompt_token_ids=unpack_int32(choice.request.prompt) if is_first and self._wanted.token_ids else UNSET,
+            prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts) if prompt_logprobs is not None else UNSET,
+        )
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> CompletionLogprobs | None:
+        if self._wanted.logprobs is None:
+            return None
+        entries: list[TokenLogprob | None] = []
+        first_token = None
+        if self._echoes and delta.prompt_logprobs is not None:
+            entries += delta.prompt_logprobs
+            first_token = unpack_int32(choice.request.prompt[:4])[0]
+        if not self._hides_output:
+            entries += delta.logprobs
+        offset = self._offsets[choice.position]
+        logprobs = completion_logprobs(
+            entries, self._wanted.logprobs, self._texts, offset=offset, first_token=first_token
+        )
+        self._offsets[choice.position] = offset + sum(len(token) for token in logprobs.tokens)
+        return logprobs
+
+    def _response(self, choices: list[CompletionChoice], *, is_last: bool = False, is_whole: bool = False) -> bytes:
+        wanted, generation = self._wanted, self._generation
+        usage: UsageReport | UnsetType | None = UNSET if not wanted.usage_chunk else None
+        if is_whole or wanted.continuous_usage or (is_last and wanted.usage_chunk):
+            usage = usage_report(generation, count_output=not self._hides_output)
+        first = generation.choices[0]
+        return msgspec.json.encode(
+            CompletionResponse(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                system_fingerprint=self._head.system_fingerprint,
+                choices=choices,
+                usage=usage,
+                timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
+                if is_last and wanted.timing
+                else UNSET,
+            )
+        )

@@ -1,0 +1,47 @@
+"""Usage and timing of an answer. Pure."""
+
+from __future__ import annotations
+
+from services.gateway.openai_schema.usage import PromptTokensDetails, TimingReport, UsageReport
+from services.gateway.pending import Generation
+from services.gateway.views.answer import first_choices
+from shared.messages.tokens import Timing, Usage
+
+
+def usage_report(generation: Generation, *, count_output: bool = True) -> UsageReport:
+    """Tokens so far. Cached tokens are those of each prompt's first choice, since a prompt counts once."""
+    firsts = first_choices(generation)
+    prompt_tokens = sum(choice.request.prompt_tokens for choice in firsts)
+    output = sum(len(choice.assembly.tokens) for choice in generation.choices) if count_output else 0
+    usages = [choice.assembly.usage or Usage() for choice in firsts]
+    device = sum(usage.device_tokens for usage in usages)
+    host = sum(usage.host_tokens for usage in usages)
+    return UsageReport(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=output,
+        total_tokens=prompt_tokens + output,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=device + host, device_tokens=device, host_tokens=host),
+    )
+
+
+def timing_report(timing: Timing | None, received_ns: int, now_ns: int) -> TimingReport:
+    """The way of one choice to its first token, from wall-clock times of several processes of one node or cell."""
+    timing = timing or Timing()
+    received = timing.received_ns or received_ns
+    computing_from = max(timing.started_ns, timing.loaded_ns)
+    return TimingReport(
+        accept_ms=_between_ms(received, timing.accepted_ns),
+        admit_ms=_between_ms(timing.accepted_ns, timing.admitted_ns),
+        queue_ms=_between_ms(timing.admitted_ns, timing.started_ns),
+        load_ms=_between_ms(timing.started_ns, timing.loaded_ns) if timing.loaded_ns else 0.0,
+        compute_ms=_between_ms(computing_from, timing.first_token_ns),
+        first_token_ms=_between_ms(received, timing.first_token_ns),
+        total_ms=_between_ms(received, now_ns),
+    )
+
+
+def _between_ms(start_ns: int, end_ns: int) -> float | None:
+    """Milliseconds between two times; None when one is unknown. Clocks may disagree, so never below 0."""
+    if not start_ns or not end_ns:
+        return None
+    return max(0, end_ns - start_ns) / 1e6

@@ -1,0 +1,132 @@
+"""A gateway with its real routes and shell, beside a scripted cell on an in-memory bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+from starlette.types import ASGIApp
+
+from services.gateway.app import build_app
+from services.gateway.bootstrap import compose
+from services.gateway.config import GatewayConfig
+from services.gateway.gateway import Gateway
+from services.gateway.http_server import bind, make_server
+from services.gateway.model_facts import ModelFacts, SamplingDefaults
+from services.gateway.shell import GatewayShell
+from services.gateway.tokenizer import Tokenizer
+from shared.bus.memory_bus import MemoryBroker, MemoryBus
+from shared.lifecycle import Lifecycle
+from shared.messages.requests import SubmitRequest
+from shared.model_files import load_config
+from tests.unit.gateway.scripted_cell import ScriptedCell, Step
+
+MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "thermocline-mha"
+
+FACTS = ModelFacts(
+    name="test-model",
+    fingerprint="0123456789abcdef0123456789abcdef",
+    vocab_size=load_config(MODEL_DIR)["vocab_size"],
+    max_context=512,
+    defaults=SamplingDefaults(),
+    created=1_700_000_000,
+)
+
+POLL_S = 0.005
+
+_tokenizers: list[Tokenizer] = []
+
+
+def tokenizer() -> Tokenizer:
+    """The bundled model's tokenizer, loaded once."""
+    if not _tokenizers:
+        _tokenizers.append(Tokenizer(MODEL_DIR, threads=1))
+    return _tokenizers[0]
+
+
+def says(text: str) -> Callable[[SubmitRequest], Sequence[Step]]:
+    """A script whose every answer is ``text``, token by token."""
+    ids = tokenizer().encode_now(text, add_special_tokens=False)
+    steps = [(token, tokenizer().decode([token])) for token in ids]
+    return lambda request: steps
+
+
+async def until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait for something that the test has no event for."""
+    for _ in range(int(timeout_s / POLL_S)):
+        if claim():
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError("it did not come true in time")
+
+
+@dataclass
+class Harness:
+    """The parts that a test touches. ``client`` talks to the application without a network, or over HTTP."""
+
+    gateway: Gateway
+    cell: ScriptedCell
+    bus: MemoryBus
+    app: ASGIApp
+    client: httpx.AsyncClient
+    life: Lifecycle
+    base_url: str = ""
+
+    async def heard(self) -> None:
+        """Wait until the gateway has heard the cell's status."""
+        await self.cell.announce()
+        await until(lambda: not self.gateway.reasons_not_ready())
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    script: Callable[[SubmitRequest], Sequence[Step]] | None = None,
+    *,
+    over_http: bool = False,
+    facts: ModelFacts = FACTS,
+    max_payload: int = 1024 * 1024,
+    **settings: object,
+) -> AsyncIterator[Harness]:
+    """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port."""
+    broker = MemoryBroker(max_payload=max_payload)
+    bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
+    cell = ScriptedCell(cell_bus, script)
+    await cell.start()
+    config = msgspec.convert({"model": str(MODEL_DIR), "id": "gw", **settings}, GatewayConfig)
+    gateway = compose(config, bus, facts, tokenizer(), "beef0001")
+    app = build_app(gateway)
+    shell = GatewayShell(gateway, "beef0001")
+    life = Lifecycle()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(cell_bus.close)
+        stack.push_async_callback(bus.close)
+        stack.push_async_callback(cell.close)
+        if over_http:
+            sock = bind("127.0.0.1", 0)
+            server = make_server(app)
+            port = sock.getsockname()[1]
+            serving = asyncio.create_task(shell.serve(server, sock, life))
+            await until(lambda: server.started)
+
+            async def stop() -> None:
+                life.stop()
+                await serving
+
+            stack.push_async_callback(stop)
+            base_url = f"http://127.0.0.1:{port}"
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=20))
+        else:
+            await stack.enter_async_context(shell.running())
+            base_url = "http://gateway"
+            transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(transport=transport, base_url=base_url, timeout=20)
+            )
+        harness = Harness(gateway, cell, bus, app, client, life, base_url)
+        await harness.heard()
+        yield harness

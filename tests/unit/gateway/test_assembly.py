@@ -1,0 +1,193 @@
+"""Whatever order, repetition or loss tokens arrive with, the assembled answer is the one that was generated."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.assembly import MAX_HELD_ITEMS, Assembly, Placement
+from shared.messages.tokens import TokenItem, TokenLogprob, Usage
+
+ANSWER = 12
+"""Output tokens of the true answer: token 100 + i with text <i>, and the end with the last."""
+
+
+def item(start: int, end: int, attempt: int = 1) -> TokenItem:
+    """Positions [start, end) of the true answer, as a worker would send them."""
+    return TokenItem(
+        request_id="r",
+        attempt=attempt,
+        index=start,
+        tokens=tuple(100 + i for i in range(start, end)),
+        text="".join(f"<{i}>" for i in range(start, end)),
+        logprobs=tuple(TokenLogprob(token=100 + i, logprob=-1.0) for i in range(start, end)),
+        finish="length" if end == ANSWER else None,
+        usage=Usage(device_tokens=attempt) if start == 0 else None,
+    )
+
+
+WHOLE = "".join(f"<{i}>" for i in range(ANSWER))
+
+
+def test_items_in_order_make_the_answer() -> None:
+    """One token at a time, each is accepted, and the last one finishes."""
+    assembly = Assembly()
+    placements = [assembly.accept(item(i, i + 1)) for i in range(ANSWER)]
+
+    assert placements == [Placement.ACCEPTED] * ANSWER
+    assert assembly.take().text == WHOLE
+    assert assembly.is_finished
+
+
+def test_a_repeat_changes_nothing() -> None:
+    """An item that came already is dropped, text included."""
+    assembly = Assembly()
+    assembly.accept(item(0, 3))
+
+    assert assembly.accept(item(1, 2)) is Placement.REPEATED
+    assert assembly.accept(item(0, 3)) is Placement.REPEATED
+    assert assembly.take().text == "<0><1><2>"
+
+
+def test_a_gap_holds_later_items_until_it_is_filled() -> None:
+    """What came after a gap is not shown before what fills it, and then at once."""
+    assembly = Assembly()
+    assembly.accept(item(0, 1))
+    assert assembly.accept(item(2, 3)) is Placement.GAP
+    assert assembly.accept(item(3, 4)) is Placement.GAP
+    assert assembly.has_gap
+    assert assembly.take().text == "<0>"
+
+    assert assembly.fill(item(1, 2)) is Placement.ACCEPTED
+    assert assembly.take().text == "<1><2><3>"
+    assert not assembly.has_gap
+
+
+def test_an_overlap_is_asked_for_again_because_text_cannot_be_cut() -> None:
+    """An item that is half known is no repeat and cannot be taken either."""
+    assembly = Assembly()
+    assembly.accept(item(0, 3))
+
+    assert assembly.accept(item(2, 5)) is Placement.GAP
+    assert assembly.take().text == "<0><1><2>"
+
+
+def test_older_attempts_are_fenced() -> None:
+    """After attempt 2 was announced, attempt 1 cannot add anything unasked."""
+    assembly = Assembly()
+    assembly.accept(item(0, 2))
+    assembly.fence(2)
+
+    assert assembly.accept(item(2, 3, attempt=1)) is Placement.FENCED
+    assert assembly.accept(item(2, 3, attempt=2)) is Placement.ACCEPTED
+    assert assembly.take().text == "<0><1><2>"
+
+
+def test_a_newer_attempt_fences_by_speaking() -> None:
+    """After a preemption nobody announces the new attempt; its first item does."""
+    assembly = Assembly()
+    assembly.accept(item(0, 2))
+    assembly.accept(item(2, 3, attempt=4))
+
+    assert assembly.attempt == 4
+    assert assembly.accept(item(3, 4, attempt=3)) is Placement.FENCED
+
+
+def test_items_held_for_an_old_attempt_are_let_go() -> None:
+    """A held item of a fenced attempt does not join later."""
+    assembly = Assembly()
+    assembly.accept(item(1, 2, attempt=1))
+    assembly.fence(2)
+    assembly.accept(item(0, 1, attempt=2))
+
+    assert assembly.take().text == "<0>"
+
+
+def test_the_end_is_taken_from_an_item_whose_token_is_known() -> None:
+    """A resumed attempt repeats the last token, and brings the end with it."""
+    assembly = Assembly()
+    assembly.accept(item(0, ANSWER - 1))
+    assembly.accept(TokenItem(request_id="r", attempt=1, index=ANSWER - 1, tokens=(100 + ANSWER - 1,), text="<11>"))
+
+    assert assembly.accept(item(ANSWER - 1, ANSWER, attempt=2)) is Placement.ACCEPTED
+    delta = assembly.take()
+    assert (delta.text, delta.finish) == (WHOLE, "length")
+
+
+def test_an_end_without_tokens_flushes_withheld_text() -> None:
+    """An item may bring text and the end alone."""
+    assembly = Assembly()
+    assembly.accept(item(0, 1))
+    assembly.accept(TokenItem(request_id="r", attempt=1, index=1, tokens=(), text="tail", finish="stop"))
+
+    delta = assembly.take()
+    assert (delta.text, delta.finish, delta.tokens) == ("<0>tail", "stop", [100])
+
+
+def test_usage_is_that_of_the_first_attempt() -> None:
+    """A resumed attempt finds its own earlier work; the caller's prompt was found where the first one says."""
+    assembly = Assembly()
+    assembly.accept(item(0, 1))
+    resumed = TokenItem(request_id="r", attempt=2, index=1, tokens=(101,), usage=Usage(device_tokens=99))
+    assembly.accept(resumed)
+
+    assert assembly.usage == Usage(device_tokens=1)
+
+
+def test_take_gives_each_thing_once() -> None:
+    """A second take is empty."""
+    assembly = Assembly()
+    assembly.accept(item(0, ANSWER))
+    first, second = assembly.take(), assembly.take()
+
+    assert len(first.tokens) == len(first.logprobs) == ANSWER
+    assert second.is_empty
+    assert second.finish is None
+
+
+def test_held_items_are_bounded() -> None:
+    """A flood beyond a gap is dropped, not kept."""
+    assembly = Assembly()
+    for index in range(1, MAX_HELD_ITEMS + 100):
+        assembly.accept(TokenItem(request_id="r", attempt=1, index=index, tokens=(1,)))
+    assembly.accept(TokenItem(request_id="r", attempt=1, index=0, tokens=(1,)))
+
+    assert assembly.next_index == MAX_HELD_ITEMS + 1
+
+
+@given(data=st.data())
+def test_any_delivery_with_refetching_gives_the_true_answer(data: st.DataObject) -> None:
+    """Drops, repeats, reordering and attempts in any order: after fetching what is missing, text is exact."""
+    assembly = Assembly()
+    shown = ""
+    for _ in range(data.draw(st.integers(0, 40), label="deliveries")):
+        start = data.draw(st.integers(0, ANSWER - 1), label="start")
+        end = data.draw(st.integers(start + 1, min(ANSWER, start + 3)), label="end")
+        attempt = data.draw(st.integers(1, 3), label="attempt")
+        if data.draw(st.booleans(), label="fences"):
+            assembly.fence(attempt)
+        placement = assembly.accept(item(start, end, attempt))
+        if placement is Placement.GAP and data.draw(st.booleans(), label="fetches"):
+            last = data.draw(st.integers(assembly.next_index + 1, ANSWER), label="fetched to")
+            assembly.fill(item(assembly.next_index, last, attempt))
+        shown += assembly.take().text
+
+        assert shown == WHOLE[: len(shown)]
+        assert assembly.tokens == [100 + i for i in range(assembly.next_index)]
+    while not assembly.is_finished:
+        assert assembly.fill(item(assembly.next_index, ANSWER)) is Placement.ACCEPTED
+    shown += assembly.take().text
+
+    assert shown == WHOLE
+    assert assembly.tokens == [100 + i for i in range(ANSWER)]
+
+
+@given(order=st.permutations(range(ANSWER)))
+def test_any_order_of_single_tokens_gives_the_true_answer(order: list[int]) -> None:
+    """Held items join as soon as they fit, so a mere reordering needs no fetch at all."""
+    assembly = Assembly()
+    for index in order:
+        assembly.accept(item(index, index + 1))
+
+    assert assembly.take().text == WHOLE
+    assert assembly.is_finished

@@ -1,0 +1,85 @@
+"""Errors keep their meaning on the way to a client."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from services.gateway.failures import error_of_body, error_of_notice, error_of_status, retry_after_s
+from services.gateway.openai_schema.completions import CompletionRequest
+from services.gateway.openai_schema.errors import error_body
+from shared.errors import AttemptsExhausted, ContextTooLong, DeadlineExceeded, QueueFull, Unavailable
+from shared.messages.gateway_notices import RequestFailed
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        ("queue_full", QueueFull, 429),
+        ("deadline_exceeded", DeadlineExceeded, 504),
+        ("context_too_long", ContextTooLong, 400),
+        ("context_length_exceeded", ContextTooLong, 400),
+        ("no_capacity", Unavailable, 503),
+        ("attempts_exhausted", AttemptsExhausted, 500),
+        ("service_unavailable", Unavailable, 503),
+    ],
+)
+def test_codes_of_notices_are_typed_errors(code: str, kind: type, status: int) -> None:
+    """Message and retry time travel along."""
+    error = error_of_notice(RequestFailed(request_id="r", code=code, message="why", retry_after_ms=2500))
+
+    assert type(error) is kind
+    assert (error.status, error.message, error.retry_after_ms) == (status, "why", 2500)
+
+
+def test_an_unknown_code_is_our_fault_and_is_kept() -> None:
+    """A newer scheduler may know codes that this gateway does not."""
+    error = error_of_notice(RequestFailed(request_id="r", code="new_thing", message="why"))
+
+    assert (error.status, error.code) == (500, "new_thing")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "x", "n": "1"}', "n"),
+        (b'{"prompt": [1.5]}', "prompt[0]"),
+        (b'{"prompt": "x", "logit_bias": {"1": 1000}}', "logit_bias[...]"),
+        (b'{"prompt": "x", "cache": {"read": 1}}', "cache.read"),
+        (b"{}", None),
+        (b"[]", None),
+    ],
+)
+def test_a_wrong_type_names_its_field(body: bytes, param: str | None) -> None:
+    """The path goes into param and out of the message."""
+    with pytest.raises(msgspec.ValidationError) as found:
+        msgspec.json.decode(body, type=CompletionRequest)
+    error = error_of_body(found.value)
+
+    assert error.param == param
+    assert "$" not in error.message
+
+
+def test_the_body_of_an_error_has_openais_shape() -> None:
+    """message, type, param, code."""
+    decoded = msgspec.json.decode(error_body(QueueFull("full")))
+
+    assert decoded == {"error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}}
+
+
+def test_retry_after_is_said_where_retrying_helps() -> None:
+    """In whole seconds, rounded up, at least one."""
+    assert retry_after_s(QueueFull("x", retry_after_ms=1500)) == 2
+    assert retry_after_s(Unavailable("x")) == 1
+    assert retry_after_s(ContextTooLong("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "unknown_route"), (405, "method_not_allowed"), (400, "invalid_request"), (500, "internal_error")],
+)
+def test_the_frameworks_errors_are_typed_too(status: int, code: str) -> None:
+    """Their status stays."""
+    error = error_of_status(status, "detail", "GET", "/x")
+
+    assert (error.status, error.code) == (status, code)

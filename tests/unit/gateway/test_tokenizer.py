@@ -1,0 +1,91 @@
+"""The bundled tokenizer and its chat template, and exact bytes of single tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from services.gateway.token_text import TokenTexts, byte_level_alphabet
+from services.gateway.tokenizer import template_variables
+from shared.errors import InvalidRequest
+from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
+
+REFERENCE = AutoTokenizer.from_pretrained(str(MODEL_DIR))
+
+
+@given(text=st.text(max_size=200))
+def test_encoding_equals_transformers_own(text: str) -> None:
+    """Going to the Rust tokenizer directly changes nothing."""
+    assert tokenizer().encode_now(text, add_special_tokens=True) == REFERENCE(text)["input_ids"]
+
+
+async def test_a_long_text_is_encoded_in_a_thread_to_the_same_tokens() -> None:
+    """Where it is done makes no difference."""
+    text = "hello world " * 5_000
+
+    assert await tokenizer().encode(text, add_special_tokens=False) == REFERENCE(text)["input_ids"]
+
+
+async def test_a_conversation_is_rendered_by_the_models_template() -> None:
+    """Equal to what transformers makes of it."""
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+
+    assert await tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+async def test_a_long_conversation_is_rendered_in_a_thread() -> None:
+    """To the same tokens as a short one would be."""
+    messages = [{"role": "user", "content": "hello " * 2_000}]
+
+    assert await tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_what_the_template_refuses_is_an_invalid_request() -> None:
+    """Not an error of ours."""
+    with pytest.raises(InvalidRequest) as refusal:
+        tokenizer().render([{"role": "user", "content": None}])
+
+    assert refusal.value.param == "messages"
+
+
+@given(text=st.text(max_size=100))
+def test_bytes_of_tokens_join_to_the_text(text: str) -> None:
+    """Even where a token holds only a part of a character."""
+    ids = tokenizer().encode_now(text, add_special_tokens=False)
+
+    assert b"".join(tokenizer().texts.bytes(token) for token in ids) == text.encode()
+
+
+def test_bytes_of_special_and_unknown_tokens() -> None:
+    """A special token's bytes are its name; an id beyond the vocabulary has none."""
+    assert tokenizer().texts.bytes(2) == b"<|end|>"
+    assert tokenizer().texts.bytes(2047 + 10_000) == b""
+
+
+def test_byte_fallback_tokens_are_single_bytes() -> None:
+    """Vocabularies without byte level name bytes as <0xE5>."""
+    pieces = {0: "<0xE5>", 1: "▁the"}
+    texts = TokenTexts(
+        decode=lambda token: "�" if token == 0 else "the", piece=pieces.get, byte_level=False, special=set()
+    )
+
+    assert texts.bytes(0) == b"\xe5"
+    assert texts.bytes(1) == b"the"
+
+
+def test_the_byte_level_alphabet_covers_every_byte_once() -> None:
+    """256 characters for 256 bytes."""
+    assert sorted(byte_level_alphabet().values()) == list(range(256))
+
+
+def test_template_variables_are_those_from_outside() -> None:
+    """Loop variables are not; a template that does not parse is searched as text."""
+    assert template_variables("{% for m in messages %}{{ m }}{% endfor %}{{ tools }}") == {"messages", "tools"}
+    assert template_variables("{% generation %}{{ tools }}") == {"tools"}
+    assert template_variables("") == frozenset()

@@ -1,0 +1,176 @@
+"""What clients read: logprobs, usage and timing from what workers said."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.gateway.assembly import Delta
+from services.gateway.pending import Choice, Generation
+from services.gateway.views.answer import Head, Wanted
+from services.gateway.views.chat_view import ChatView
+from services.gateway.views.completion_view import CompletionView
+from services.gateway.views.logprobs import LEAST_LOGPROB, chat_logprobs, completion_logprobs, prompt_logprob_list
+from services.gateway.views.usage import timing_report, usage_report
+from shared.messages.base import pack_int32
+from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
+from tests.unit.gateway.running_gateway import tokenizer
+
+TEXTS = tokenizer().texts
+HEAD = Head("id-1", 1_700_000_000, "m", "fp_0")
+HELLO = tokenizer().encode_now(" the", add_special_tokens=False)[0]
+
+
+def generation(prompts: int = 1, n: int = 1, prompt_tokens: int = 8) -> Generation:
+    choices = []
+    for position in range(prompts * n):
+        request = SubmitRequest(
+            request_id=f"r-{position}",
+            gateway_id="g",
+            namespace="0" * 32,
+            prompt=pack_int32(range(prompt_tokens)),
+            sampling=SamplingParams(max_tokens=4),
+            received_ns=1_000_000,
+        )
+        choices.append(Choice(request, position, position // n, 0.0))
+    return Generation(choices)
+
+
+def feed(choice: Choice, tokens: int, device: int, host: int) -> None:
+    item = TokenItem(
+        request_id=choice.request_id,
+        attempt=1,
+        index=0,
+        tokens=(HELLO,) * tokens,
+        text=" the" * tokens,
+        finish="length",
+        usage=Usage(device_tokens=device, host_tokens=host),
+    )
+    choice.accept("w", item, 1.0)
+
+
+def test_a_prompt_counts_once_however_many_choices() -> None:
+    """Output counts for every choice, cached tokens for the first of each prompt."""
+    made = generation(prompts=2, n=2)
+    for number, choice in enumerate(made.choices):
+        feed(choice, tokens=3, device=number, host=1)
+    report = usage_report(made)
+
+    assert (report.prompt_tokens, report.completion_tokens, report.total_tokens) == (16, 12, 28)
+    assert report.prompt_tokens_details.device_tokens == 0 + 2
+    assert report.prompt_tokens_details.host_tokens == 2
+    assert report.prompt_tokens_details.cached_tokens == 4
+
+
+def test_usage_is_zero_before_the_first_token() -> None:
+    """Nothing is invented."""
+    assert usage_report(generation()).prompt_tokens_details.cached_tokens == 0
+
+
+def test_timing_adds_up_to_the_first_token() -> None:
+    """Accept, admit, queue, load and compute are its parts."""
+    at = Timing(
+        received_ns=1_000_000, accepted_ns=2_000_000, admitted_ns=4_000_000, started_ns=7_000_000,
+        loaded_ns=11_000_000, first_token_ns=16_000_000,
+    )  # fmt: skip
+    report = timing_report(at, 1_000_000, 20_000_000)
+    parts = (report.accept_ms, report.admit_ms, report.queue_ms, report.load_ms, report.compute_ms)
+
+    assert parts == (1, 2, 3, 4, 5)
+    assert report.first_token_ms == 15
+    assert report.total_ms == 19
+
+
+def test_timing_without_loads_has_no_load_time() -> None:
+    """Compute then begins with the first step."""
+    at = Timing(received_ns=1, accepted_ns=2, admitted_ns=3, started_ns=4_000_000, first_token_ns=9_000_000)
+    report = timing_report(at, 1, 10_000_000)
+
+    assert (report.load_ms, report.compute_ms) == (0.0, 5.0)
+
+
+def test_unknown_times_are_null_and_clocks_that_disagree_give_no_negative_time() -> None:
+    """A worker's clock may be behind the gateway's."""
+    assert timing_report(None, 5, 9).first_token_ms is None
+    assert timing_report(Timing(received_ns=9, accepted_ns=5), 9, 9).accept_ms == 0
+
+
+ENTRY = TokenLogprob(token=HELLO, logprob=-0.5, top=((HELLO, -0.5), (7, -1.5), (8, float("-inf"))))
+
+
+def test_chat_logprobs_name_bytes_and_the_most_likely() -> None:
+    """As many as asked for; minus infinity becomes a number that JSON has."""
+    found = chat_logprobs([ENTRY], 3, TEXTS).content[0]
+
+    assert (found.token, bytes(found.bytes or []), found.logprob) == (" the", b" the", -0.5)
+    assert [top.logprob for top in found.top_logprobs] == [-0.5, -1.5, LEAST_LOGPROB]
+    assert chat_logprobs([ENTRY], 0, TEXTS).content[0].top_logprobs == []
+
+
+def test_completion_logprobs_include_the_chosen_token_beyond_the_top() -> None:
+    """Lists of equal length, offsets in characters."""
+    chosen = TokenLogprob(token=9, logprob=-7.0, top=((HELLO, -0.5),))
+    found = completion_logprobs([None, ENTRY, chosen], 1, TEXTS, offset=2, first_token=7)
+
+    assert found.tokens == [TEXTS.text(7), " the", TEXTS.text(9)]
+    assert found.token_logprobs == [None, -0.5, -7.0]
+    assert found.top_logprobs == [None, {" the": -0.5}, {" the": -0.5, TEXTS.text(9): -7.0}]
+    assert found.text_offset == [2, 3, 7]
+
+
+def test_prompt_logprobs_have_vllms_shape() -> None:
+    """By token id, with ranks where they are known."""
+    rare = TokenLogprob(token=9, logprob=-7.0, top=((HELLO, -0.5),))
+    found = prompt_logprob_list([None, rare], TEXTS)
+
+    assert found[0] is None
+    assert found[1] is not None
+    assert (found[1][str(HELLO)].rank, found[1]["9"].rank, found[1]["9"].logprob) == (1, None, -7.0)
+
+
+def test_a_chat_chunk_without_news_is_not_sent() -> None:
+    """Withheld text makes no chunk, unless token ids or logprobs were asked for."""
+    made = generation()
+    plain = ChatView(made, HEAD, Wanted(), TEXTS, lambda: 0)
+    with_ids = ChatView(made, HEAD, Wanted(token_ids=True), TEXTS, lambda: 0)
+
+    assert plain.chunk(made.choices[0], Delta(tokens=[5])) is None
+    assert msgspec.json.decode(with_ids.chunk(made.choices[0], Delta(tokens=[5])) or b"")["choices"][0][
+        "token_ids"
+    ] == [5]
+
+
+def test_the_usage_chunk_has_no_choices() -> None:
+    """OpenAI's form of include_usage; other chunks carry null."""
+    made = generation()
+    view = ChatView(made, HEAD, Wanted(usage_chunk=True), TEXTS, lambda: 0)
+    opening = msgspec.json.decode(view.opening()[0])
+    closing = msgspec.json.decode(view.closing()[0])
+
+    assert opening["usage"] is None
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert closing["choices"] == []
+    assert closing["usage"]["prompt_tokens"] == 8
+
+
+def test_an_echo_without_output_hides_the_token_that_was_generated() -> None:
+    """max_tokens 0 scores a prompt: no text, no output tokens, the reason is length."""
+    made = generation()
+    view = CompletionView(made, HEAD, Wanted(), TEXTS, lambda: 0, echoes=["prompt"], hides_output=True)
+    feed(made.choices[0], tokens=1, device=0, host=0)
+    whole = msgspec.json.decode(view.whole())
+
+    assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == ("prompt", "length")
+    assert whole["usage"]["completion_tokens"] == 0
+
+
+def test_a_streamed_echo_comes_once() -> None:
+    """With the first chunk of each choice."""
+    made = generation()
+    view = CompletionView(made, HEAD, Wanted(), TEXTS, lambda: 0, echoes=["prompt "])
+    texts = []
+    for text in ("", "a", "b"):
+        chunk = view.chunk(made.choices[0], Delta(text=text, tokens=[1]))
+        texts.append(msgspec.json.decode(chunk)["choices"][0]["text"] if chunk else None)
+
+    assert texts == ["prompt ", "a", "b"]

@@ -1,0 +1,215 @@
+"""Slots, pending choices, timeouts, notices and readiness: the pure parts of waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.gateway.cell import FRESH_S, CellView
+from services.gateway.notices import NoticeCursor
+from services.gateway.pending import MAX_STREAM_BACKLOG_TOKENS, Choice, Generation, PendingTable, Slots
+from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, overdue
+from shared.errors import DeadlineExceeded, InternalError, QueueFull, RequestCancelled, TooManyConnections
+from shared.messages.base import pack_int32
+from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.status import CellStatus, WorkerStatus
+from shared.messages.tokens import TokenItem
+
+LIMITS = WaitLimits(request_s=100, first_token_s=10, idle_s=5, probe_s=2)
+
+
+def choice(deadline_ms: int = 0) -> Choice:
+    request = SubmitRequest(
+        request_id="r",
+        gateway_id="g",
+        namespace="0" * 32,
+        prompt=pack_int32([1]),
+        sampling=SamplingParams(max_tokens=4),
+        deadline_ms=deadline_ms,
+    )
+    return Choice(request, 0, 0, now_s=0.0)
+
+
+def token(index: int = 0, **fields: object) -> TokenItem:
+    return TokenItem(request_id="r", attempt=1, index=index, tokens=(1,), **fields)  # type: ignore[arg-type]
+
+
+def test_slots_are_all_or_nothing() -> None:
+    """What does not fit takes none, and the error says when to come back."""
+    slots = Slots(4)
+    slots.take(3)
+    with pytest.raises(TooManyConnections) as refusal:
+        slots.take(2)
+    slots.take(1)
+
+    assert slots.used == 4
+    assert (refusal.value.status, refusal.value.retry_after_ms > 0) == (429, True)
+
+
+def test_slots_are_idle_when_all_are_back() -> None:
+    """Which is what a graceful end waits for."""
+    slots = Slots(4)
+    slots.take(2)
+    assert not slots.idle.is_set()
+    slots.give_back(2)
+
+    assert slots.idle.is_set()
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("deadline", DeadlineExceeded), ("cancelled", RequestCancelled), ("error", InternalError)]
+)
+def test_bad_ends_are_failures(reason: str, kind: type) -> None:
+    """The worker's own words are kept for errors."""
+    one = choice()
+    one.accept("w", token(finish=reason, error="boom"), 1.0)
+
+    assert type(one.failure) is kind
+    assert one.is_settled
+    if reason == "error":
+        assert one.failure is not None
+        assert one.failure.message == "boom"
+
+
+def test_the_first_failure_stays() -> None:
+    """Later ones are consequences."""
+    one = choice()
+    one.fail(QueueFull("first"))
+    one.fail(InternalError("second"))
+
+    assert isinstance(one.failure, QueueFull)
+
+
+def test_a_choice_that_failed_takes_no_tokens() -> None:
+    """Nobody waits for them."""
+    one = choice()
+    one.fail(QueueFull("x"))
+    one.accept("w", token(), 1.0)
+
+    assert one.assembly.tokens == []
+
+
+def test_a_client_far_behind_is_abandoned() -> None:
+    """What waits for a slow reader is bounded."""
+    one = choice()
+    generation = Generation([one], is_streaming=True)
+    many = TokenItem(request_id="r", attempt=1, index=0, tokens=(1,) * (MAX_STREAM_BACKLOG_TOKENS + 1))
+    one.accept("w", many, 1.0)
+
+    assert generation.abandoned is not None
+    assert generation.abandoned.code == "client_too_slow"
+
+
+async def test_an_answer_wakes_for_what_it_waits_for() -> None:
+    """A stream for every token, a whole answer for its end alone."""
+    streaming, whole = choice(), choice()
+    stream, body = Generation([streaming], is_streaming=True), Generation([whole])
+    streaming.accept("w", token(), 1.0)
+    whole.accept("w", token(), 1.0)
+
+    assert await stream.changed(0.001) == [streaming]
+    assert await stream.changed(0.001) is None
+    assert await body.changed(0.001) is None
+    whole.accept("w", token(1, finish="stop"), 1.0)
+    await body.finished(1.0)
+
+
+async def test_waiting_for_a_whole_answer_is_bounded() -> None:
+    """Even when nothing at all happens."""
+    with pytest.raises(DeadlineExceeded):
+        await Generation([choice()]).finished(0.001)
+
+
+def test_the_pending_table_iterates_over_a_snapshot() -> None:
+    """Choices may end while a sweep goes over them."""
+    table = PendingTable()
+    generation = Generation([choice()])
+    table.add(generation)
+    for _ in table:
+        table.remove(generation)
+
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("now_s", "has_token", "code"),
+    [
+        (9.9, False, None),
+        (10.1, False, "first_token_timeout"),
+        (10.1, True, None),
+        (14.2, True, "idle_timeout"),
+        (100.1, True, "request_timeout"),
+    ],
+)
+def test_every_wait_ends(now_s: float, has_token: bool, code: str | None) -> None:
+    """For the first token, between tokens, and for the whole answer."""
+    one = choice()
+    if has_token:
+        one.accept("w", token(), 9.1)
+    error = overdue(one, now_s, LIMITS)
+
+    assert (error.code if error else None) == code
+
+
+def test_a_missed_deadline_is_caught_after_its_slack() -> None:
+    """The scheduler and the worker come first."""
+    one = choice(deadline_ms=1000)
+
+    assert overdue(one, 1.0 + DEADLINE_SLACK_S, LIMITS) is None
+    found = overdue(one, 1.1 + DEADLINE_SLACK_S, LIMITS)
+    assert found is not None
+    assert found.code == "deadline_exceeded"
+
+
+def test_a_quiet_choice_is_probed_now_and_then() -> None:
+    """Only when its worker is known, and not again right after a probe."""
+    one = choice()
+    assert not needs_probe(one, 50.0, LIMITS)
+    one.accept("w", token(), 1.0)
+
+    assert not needs_probe(one, 2.9, LIMITS)
+    assert needs_probe(one, 3.1, LIMITS)
+    one.probed_s = 3.1
+    assert not needs_probe(one, 5.0, LIMITS)
+
+
+def test_notices_are_placed_by_number() -> None:
+    """Next, repeated, or with a gap before it."""
+    cursor = NoticeCursor(last=3)
+
+    assert [cursor.place(number) for number in (3, 4, 5)] == ["repeated", "next", "gap"]
+
+
+def status(workers: int = 1, model: str = "") -> CellStatus:
+    return CellStatus(
+        scheduler_id="s", epoch=1, seq=1, model=model, page_size=16, queued=0, running=0, max_queued=1, max_context=100,
+        workers=tuple(WorkerStatus(worker_id=f"w{n}", incarnation="i", running=0, waiting=0) for n in range(workers)),
+    )  # fmt: skip
+
+
+def test_readiness_needs_a_broker_a_scheduler_and_a_worker() -> None:
+    """Each missing one is named."""
+    cell = CellView("fingerprint")
+    assert cell.reasons_not_ready(0.0, is_connected=True) == ["the scheduler has not been heard of"]
+    cell.hear(status(), 1.0)
+
+    assert cell.reasons_not_ready(1.0, is_connected=True) == []
+    assert "broker" in cell.reasons_not_ready(1.0, is_connected=False)[0]
+    assert "last heard" in cell.reasons_not_ready(1.1 + FRESH_S, is_connected=True)[0]
+    cell.hear(status(workers=0), 2.0)
+    assert cell.reasons_not_ready(2.0, is_connected=True) == ["no worker has joined"]
+    cell.hear(status(model="other"), 3.0)
+    assert "another model" in cell.reasons_not_ready(3.0, is_connected=True)[0]
+    cell.hear(status(model="fingerprint"), 4.0)
+    assert cell.reasons_not_ready(4.0, is_connected=True) == []
+    cell.is_draining = True
+    assert "shutting down" in cell.reasons_not_ready(4.0, is_connected=True)[0]
+
+
+def test_the_context_is_the_smaller_of_model_and_cell() -> None:
+    """A cell that says nothing bounds nothing."""
+    cell = CellView("f")
+    assert cell.max_context(512) == 512
+    cell.hear(status(), 0.0)
+
+    assert cell.max_context(512) == 100
+    assert cell.max_context(50) == 50
