@@ -1,0 +1,155 @@
+"""A whole cell in one process: every service's own composition root on one event loop, and a real NATS server.
+
+Nothing is faked; only process boundaries are missing, which saves the seconds that starting five interpreters
+takes. Tests that need those boundaries (kills, signals, leftovers) use ``thermocline.supervisor.api``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.gateway import bootstrap as gateway
+from services.gateway.config import GatewayConfig
+from services.scheduler import bootstrap as scheduler
+from services.scheduler.config import SchedulerConfig
+from services.storage import bootstrap as storage
+from services.storage.config import StorageConfig
+from services.worker import bootstrap as worker
+from services.worker.config import WorkerConfig
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.lifecycle import Lifecycle
+from shared.memory import unlink_all
+from shared.messages.status import CellStatus, GetInventory, GetStatus, Inventory
+
+READY_S = 60.0
+IDLE_S = 30.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Cell:
+    """A handle on a running cell."""
+
+    base_url: str
+    bus: Bus
+    http: httpx.AsyncClient
+    model: str
+    lives: dict[str, Lifecycle] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def status(self) -> CellStatus:
+        """What the scheduler thinks."""
+        return decode(await self.bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
+
+    async def inventory(self, worker_id: str = "worker-0") -> Inventory:
+        """What a worker really did."""
+        subject = subjects.rpc("worker", "inventory", worker_id)
+        return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
+
+    async def complete(self, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
+        """POST /v1/completions with token ids, greedy unless told otherwise; returns the response's JSON."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        response = await self.http.post("/v1/completions", json=body | {"return_token_ids": True} | extra)
+        assert response.status_code == httpx.codes.OK, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def settle(self) -> CellStatus:
+        """Wait until nothing runs, waits or moves, and check the pages: free + cached = total in every pool."""
+        async with asyncio.timeout(IDLE_S):
+            while True:
+                status = await self.status()
+                if not status.queued and not status.running and not any(pool.leased for pool in status.pools):
+                    break
+                await asyncio.sleep(0.02)
+        for pool in status.pools:
+            assert pool.free + pool.cached == pool.total, pool
+        return status
+
+
+@asynccontextmanager
+async def running_cell(
+    nats_url: str,
+    model: Path,
+    *,
+    workers: int = 1,
+    worker_settings: dict[str, Any] | None = None,
+    scheduler_settings: dict[str, Any] | None = None,
+    gateway_settings: dict[str, Any] | None = None,
+    host_kv_bytes: int = 64 * 2**20,
+) -> AsyncIterator[Cell]:
+    """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
+    prefix = f"test-{secrets.token_hex(4)}"
+    port = free_port()
+    common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
+    worker_common = {"model": str(model), "dtype": "float32", "threads": 1, "shm_prefix": prefix, **common}
+    parts = {
+        "scheduler": (
+            scheduler.run,
+            SchedulerConfig(**common, **({"check_invariants_every": 1} | (scheduler_settings or {}))),
+        ),
+        "storage": (storage.serve, StorageConfig(**common, shm_prefix=prefix, host_kv_bytes=host_kv_bytes, threads=1)),
+        "gateway": (
+            gateway.run,
+            GatewayConfig(**common, **({"model": str(model), "port": port, "grace_ms": 500} | (gateway_settings or {}))),
+        ),
+    }
+    for number in range(workers):
+        config = WorkerConfig(**(worker_common | {"id": f"worker-{number}"} | (worker_settings or {})))
+        parts[f"worker-{number}"] = (worker.serve, config)
+    bus = await connect((nats_url,), "test")
+    http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120)
+    cell = Cell(str(http.base_url), bus, http, model.name)
+    try:
+        for name, (serve, settings) in parts.items():
+            cell.lives[name] = Lifecycle()
+            cell.tasks[name] = asyncio.create_task(serve(settings, cell.lives[name]), name=name)
+        await _ready(cell, workers)
+        yield cell
+        await cell.settle()
+    finally:
+        # The order in which the supervisor stops them.
+        for name in ("gateway", *(n for n in parts if n.startswith("worker")), "storage", "scheduler"):
+            cell.lives[name].stop()
+            await asyncio.gather(cell.tasks[name], return_exceptions=True)
+        await http.aclose()
+        await bus.close()
+        unlink_all(prefix)
+    for task in cell.tasks.values():
+        task.result()
+
+
+async def _ready(cell: Cell, workers: int) -> None:
+    """Wait for the gateway's readiness and all workers; a service that ends meanwhile raises its reason."""
+    async with asyncio.timeout(READY_S):
+        while True:
+            for task in cell.tasks.values():
+                if task.done():
+                    task.result()
+            try:
+                response = await cell.http.get("/health/ready")
+                status = await cell.status() if response.status_code == httpx.codes.OK else None
+            except httpx.HTTPError:
+                status = None
+            if status is not None and len(status.workers) == workers and len(status.pools) == workers + 1:
+                return
+            await asyncio.sleep(0.05)

@@ -1,0 +1,148 @@
+"""Served greedy answers are ``model.generate``'s, token for token, whatever happens around a request.
+
+Every case is a whole cell behind its HTTP API. Prefill tokens really computed are counted at the worker, so a
+reuse that is only claimed would be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cell import Cell, running_cell
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+
+DEVICE_TOKENS = 512
+DOCUMENT_TOKENS = 140
+CASES = [
+    ("llama", 1),
+    ("llama", 16),
+    ("llama", 32),
+    ("llama", 64),
+    ("llama3", 16),
+    ("qwen2", 32),
+    ("qwen3", 64),
+    ("mistral", 1),
+    ("mistral", 16),
+    ("gemma2", 16),
+    ("gemma2", 32),
+    ("opt", 16),
+    ("opt", 64),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
+    """One checkpoint and its reference per family, made when first asked for."""
+    folder = tmp_path_factory.mktemp("families")
+    return {family: (made := make_checkpoint(family, folder / family), Reference(made)) for family in FAMILIES}
+
+
+class Scenario:
+    """One cell, its reference, and prompts that share documents."""
+
+    def __init__(self, cell: Cell, reference: Reference, page_size: int) -> None:
+        self.cell, self.reference, self.page_size = cell, reference, page_size
+        self._rng = random.Random(page_size)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
+
+    async def ask(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """Ask and compare; returns the usage details."""
+        answer = await self.cell.complete(prompt, max_tokens)
+        assert answer["choices"][0]["token_ids"] == self.reference.greedy(prompt, max_tokens)
+        details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
+        return details
+
+    async def ask_counting(self, prompt: list[int], max_tokens: int) -> tuple[dict[str, Any], int]:
+        """Ask alone; also returns the prefill tokens that the worker computed for it."""
+        before = (await self.cell.inventory()).counters.get("prefill_tokens_computed", 0)
+        details = await self.ask(prompt, max_tokens)
+        after = (await self.cell.inventory()).counters["prefill_tokens_computed"]
+        return details, after - before
+
+    def whole_pages(self, tokens: int) -> int:
+        """Tokens of the full pages among the first ``tokens``."""
+        return tokens // self.page_size * self.page_size
+
+
+def test_every_proven_family_is_covered() -> None:
+    """The cases name every family that the README claims, and every page size that must work."""
+    assert {family for family, _ in CASES} == set(FAMILIES)
+    assert {size for _, size in CASES} == {1, 16, 32, 64}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), CASES)
+async def test_served_tokens_equal_generate(
+    family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
+) -> None:
+    """Alone, on device and host hits, in mixed batches with cancelled neighbours, and through preemption."""
+    model, reference = checkpoints[family]
+    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
+    scheduler = {"max_batch_tokens": 48, "lease_tokens": 16, "max_running": 8}
+    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+        run = Scenario(cell, reference, page_size)
+        document = run.tokens(DOCUMENT_TOKENS)
+        await _hits(run, document)
+        await _mixed(run)
+        await _host(run, document)
+        await _preempted(run)
+
+
+async def _hits(run: Scenario, document: list[int]) -> None:
+    """A prompt longer than a batch is computed in chunks; the next over the same document computes its tail."""
+    first = document + run.tokens(9)
+    details, computed = await run.ask_counting(first, 12)
+    assert (details["cached_tokens"], computed) == (0, len(first))
+
+    second = document + run.tokens(13)
+    details, computed = await run.ask_counting(second, 12)
+    cached = run.whole_pages(DOCUMENT_TOKENS)
+    assert (details["device_tokens"], details["host_tokens"], computed) == (cached, 0, len(second) - cached)
+
+    # The same prompt again: all of it is cached, but its last token must be computed to know what follows.
+    details, computed = await run.ask_counting(second, 12)
+    cached = run.whole_pages(len(second) - 1)
+    assert (details["device_tokens"], computed) == (cached, len(second) - cached)
+
+
+async def _mixed(run: Scenario) -> None:
+    """Prompts of all lengths at once over two documents, while neighbours are cancelled in their midst."""
+    documents = [run.tokens(70), run.tokens(33)]
+    prompts = [documents[n % 2] + run.tokens(n * 5 + 1) for n in range(7)]
+    doomed = [asyncio.create_task(run.cell.complete(documents[0] + run.tokens(21), 120)) for _ in range(3)]
+    asked = [asyncio.create_task(run.ask(prompt, 6 + 3 * n)) for n, prompt in enumerate(prompts)]
+    for task in doomed:
+        await asked[0]
+        task.cancel()
+    await asyncio.gather(*asked)
+    await asyncio.gather(*doomed, return_exceptions=True)
+    await run.cell.settle()
+
+
+async def _host(run: Scenario, document: list[int]) -> None:
+    """What was pushed out of the device comes back from host memory and is not computed again."""
+    for _ in range(2 * DEVICE_TOKENS // 100):
+        await run.ask(run.tokens(100), 2)
+    await run.cell.settle()
+    prompt = document + run.tokens(5)
+    details, computed = await run.ask_counting(prompt, 12)
+    cached = run.whole_pages(DOCUMENT_TOKENS)
+    assert details["host_tokens"] > 0
+    assert (details["cached_tokens"], computed) == (cached, len(prompt) - cached)
+
+
+async def _preempted(run: Scenario) -> None:
+    """Answers that outgrow the pool together: some are preempted, recomputed, and still exact."""
+    prompts = [run.tokens(50) for _ in range(6)]
+    await asyncio.gather(*(run.ask(prompt, 110) for prompt in prompts))
+    status = await run.cell.settle()
+    assert status.counters.get("preemptions", 0) > 0

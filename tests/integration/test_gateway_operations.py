@@ -1,0 +1,169 @@
+"""Health, metrics, tokenisation, the OpenAPI description, the page, and the reference in docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shared import errors, subjects
+from shared.codec import decode
+from shared.messages.status import Heartbeat
+from tests.unit.gateway.running_gateway import running_gateway, says, tokenizer, until
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
+
+
+async def test_ready_needs_a_worker() -> None:
+    """200 with one, 503 with reasons and OpenAI's error shape without."""
+    async with running_gateway() as harness:
+        ready = await harness.client.get("/health/ready")
+        await harness.cell.announce(workers=0)
+        await until(lambda: bool(harness.gateway.reasons_not_ready()))
+        not_ready = await harness.client.get("/health/ready")
+        live = await harness.client.get("/health/live")
+        head = await harness.client.head("/health/ready")
+
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert not_ready.status_code == head.status_code == 503
+    assert not_ready.json()["reasons"] == ["no worker has joined"]
+    assert not_ready.json()["error"]["code"] == "service_unavailable"
+    assert (live.status_code, live.json()) == (200, {"status": "live"})
+
+
+async def test_metrics_count_requests_and_tokens() -> None:
+    """Under the names that the field uses."""
+
+    async def value(name: str) -> float:
+        text = (await harness.client.get("/metrics")).text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    names = {
+        'thermocline_http_requests_total{method="POST",route="/v1/completions",status="200"}': 2,
+        "thermocline_time_to_first_token_seconds_count": 2,
+        "thermocline_e2e_request_latency_seconds_count": 2,
+        "thermocline_prompt_tokens_total": 8,
+        'thermocline_prompt_tokens_cached_total{tier="device"}': 4,
+        'thermocline_prompt_tokens_cached_total{tier="host"}': 2,
+        'thermocline_request_success_total{finished_reason="length"}': 2,
+        "thermocline_generation_tokens_total": 6,
+        "thermocline_inter_token_latency_seconds_count": 4,
+    }
+    async with running_gateway(says("one two three four five")) as harness:
+        before = {name: await value(name) for name in names}
+        for stream in (False, True):
+            await harness.client.post("/v1/completions", json={"prompt": [5] * 4, "max_tokens": 3, "stream": stream})
+        after = {name: await value(name) for name in names}
+
+        assert {name: after[name] - before[name] for name in names} == names
+        assert await value("thermocline_num_requests_in_flight") == 0
+
+
+async def test_paths_that_do_not_exist_make_one_series() -> None:
+    """A label is a route, never what a caller typed."""
+    async with running_gateway() as harness:
+        await harness.client.get("/secret-path")
+        text = (await harness.client.get("/metrics")).text
+
+    assert 'route="unmatched"' in text
+    assert "secret-path" not in text
+
+
+async def test_tokenize_and_detokenize_are_inverse() -> None:
+    """In vLLM's shapes, for prompts and conversations."""
+    async with running_gateway() as harness:
+        made = (await harness.client.post("/tokenize", json={"prompt": "hello you", "return_token_strs": True})).json()
+        back = (await harness.client.post("/detokenize", json={"tokens": made["tokens"]})).json()
+        chat = (
+            await harness.client.post("/tokenize", json={"messages": [{"role": "user", "content": "hello you"}]})
+        ).json()
+        neither = await harness.client.post("/tokenize", json={})
+        wrong = await harness.client.post("/detokenize", json={"tokens": [10**9]})
+
+    assert made["tokens"] == tokenizer().encode_now("hello you", add_special_tokens=True)
+    assert (made["count"], made["max_model_len"]) == (len(made["tokens"]), 512)
+    assert "".join(made["token_strs"]) == "hello you"
+    assert back == {"prompt": "hello you"}
+    assert tokenizer().decode(chat["tokens"]).endswith("<|assistant|>")
+    assert (neither.status_code, wrong.status_code) == (400, 400)
+
+
+async def test_the_openapi_description_names_every_route_and_resolves() -> None:
+    """Every reference in it has its schema, and request bodies are the decoded types."""
+    async with running_gateway() as harness:
+        description = (await harness.client.get("/openapi.json")).json()
+
+    assert set(description["paths"]) == {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+        "/health/live", "/health/ready", "/metrics", "/version",
+    }  # fmt: skip
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(description)))
+    assert references <= set(description["components"]["schemas"])
+    body = description["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatRequest"}
+    assert "temperature" in description["components"]["schemas"]["ChatRequest"]["properties"]
+
+
+async def test_the_page_names_the_endpoints_and_loads_nothing() -> None:
+    """No external resource, no script."""
+    async with running_gateway() as harness:
+        page = await harness.client.get("/")
+
+    assert page.status_code == 200
+    assert "/v1/chat/completions" in page.text
+    assert not re.search(r"https?://|<script|src=", page.text)
+
+
+async def test_every_response_has_a_request_id() -> None:
+    """Good or bad, and each its own."""
+    async with running_gateway() as harness:
+        ids = [(await harness.client.get(path)).headers["x-request-id"] for path in ("/version", "/nope")]
+
+    assert len(set(ids)) == 2
+
+
+async def test_the_gateway_beats() -> None:
+    """Under the id that its requests carry."""
+    heard: list[Heartbeat] = []
+    async with running_gateway() as harness:
+
+        async def hear(delivery: object) -> None:
+            heard.append(decode(delivery.data, Heartbeat))  # type: ignore[attr-defined]
+
+        await harness.cell.bus.subscribe(subjects.HEARTBEATS, hear)
+        await until(lambda: bool(heard))
+
+    assert (heard[0].kind, heard[0].id) == ("gateway", harness.gateway.gateway_id)
+
+
+def _every_error() -> list[type[errors.ThermoclineError]]:
+    found, queue = [], [errors.ThermoclineError]
+    while queue:
+        kind = queue.pop()
+        found.append(kind)
+        queue += kind.__subclasses__()
+    return [kind for kind in found if kind.__module__ == "shared.errors" and not issubclass(kind, errors.OperatorError)]
+
+
+@pytest.mark.parametrize("kind", _every_error(), ids=lambda kind: kind.__name__)
+def test_the_reference_lists_every_error(kind: type[errors.ThermoclineError]) -> None:
+    """Code, status and type in the table of docs are those of the code."""
+    row = f"| `{kind.code}` | {kind.status} | `{kind.kind}` |"
+
+    assert row in REFERENCE.read_text(encoding="utf-8")
+
+
+async def test_the_reference_names_every_endpoint_and_field() -> None:
+    """A field that is decoded is documented."""
+    from services.gateway.openai_schema.chat import ChatRequest
+    from services.gateway.openai_schema.completions import CompletionRequest
+
+    text = REFERENCE.read_text(encoding="utf-8")
+    async with running_gateway() as harness:
+        paths = list((await harness.client.get("/openapi.json")).json()["paths"])
+    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+
+    assert [path for path in paths if f"`{path}`" not in text] == []
+    assert sorted(field for field in fields if f"`{field}`" not in text) == []

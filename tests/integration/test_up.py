@@ -1,0 +1,169 @@
+"""``thermocline up`` with the bundled model: it serves, heals, stops without a trace, and refuses clearly."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from shared.memory.segment import SHM_DIRECTORY
+from thermocline.supervisor.api import RunningCell, running
+from thermocline.supervisor.config import SupervisorConfig, to_flags
+from thermocline.supervisor.process_identity import is_same_process, start_time
+from thermocline.supervisor.records import runs_dir
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SMALL = SupervisorConfig(port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=20.0)
+CHILDREN = ["nats", "scheduler", "storage", "worker-0", "gateway"]
+
+
+def ask(cell: RunningCell) -> str:
+    """One greedy answer; raises if the cell does not give one."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+    with httpx.Client(base_url=cell.base_url, timeout=60, trust_env=False) as client:
+        body["model"] = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
+    """Whether ``condition`` came to hold in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def is_ready(cell: RunningCell) -> bool:
+    """Whether the gateway says that the cell can serve."""
+    return httpx.get(f"{cell.base_url}/health/ready", timeout=10, trust_env=False).status_code == 200
+
+
+def segments(prefix: str) -> list[str]:
+    """Names of the cell's shared segments."""
+    return [path.name for path in SHM_DIRECTORY.iterdir() if path.name.startswith(prefix + ".")]
+
+
+def run_up(*flags: str) -> subprocess.CompletedProcess[str]:
+    """``thermocline up`` that is expected to end by itself."""
+    command = [sys.executable, "-m", "thermocline", "up", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[RunningCell]:
+    """A running cell that the tests share; each leaves it able to serve."""
+    with running(SMALL) as running_cell:
+        yield running_cell
+
+
+def test_it_serves(cell: RunningCell) -> None:
+    """Once ready, the cell answers; the same question gets the same answer."""
+    assert ask(cell) == ask(cell) != ""
+
+
+def test_it_says_where_it_serves(cell: RunningCell) -> None:
+    """The operator is told the URL, and given a command to try that works as printed."""
+    command = next(line for line in cell.output.splitlines() if line.startswith("Try: "))
+
+    done = subprocess.run(["sh", "-c", command.removeprefix("Try: ")], capture_output=True, text=True, timeout=120)
+
+    assert f"Thermocline is ready at {cell.base_url}" in cell.output
+    assert json.loads(done.stdout)["choices"], done.stderr
+
+
+def test_the_handle_knows_every_child(cell: RunningCell) -> None:
+    """Names, pids and logs of all processes are at hand."""
+    assert list(cell.pids()) == CHILDREN
+    assert all(cell.logs(name) for name in CHILDREN)
+    assert segments(cell.shm_prefix)
+
+
+@pytest.mark.parametrize("name", ["worker-0", "scheduler", "storage", "gateway", "nats"])
+def test_whatever_is_killed_comes_back(cell: RunningCell, name: str) -> None:
+    """Any one process may die; soon after the cell answers as before."""
+    expected = ask(cell)
+    killed = cell.kill(name, signal.SIGKILL)
+    cell.wait_restarted(name, killed, timeout_s=120)
+
+    def answers() -> bool:
+        try:
+            return is_ready(cell) and ask(cell) == expected
+        except httpx.HTTPError:
+            return False
+
+    assert until(answers), cell.logs(name, 20)
+
+
+def test_a_stopped_cell_leaves_nothing() -> None:
+    """No process, no shared memory, no folder and no port is left, and the exit code is 0."""
+    with running(SMALL) as cell:
+        children = cell.children()
+        record = cell.record
+        assert ask(cell)
+        code = cell.stop()
+
+    assert code == 0
+    assert not [child for child in children.values() if is_same_process(child.pid, child.started)]
+    assert segments(record.shm_prefix) == []
+    assert not cell.data_dir.exists()
+    assert not (runs_dir() / f"{record.shm_prefix}.json").exists()
+    with socket.create_server(("127.0.0.1", int(record.base_url.rpartition(":")[2]))):
+        pass
+
+
+def test_a_killed_supervisor_leaves_no_orphans_and_its_streams_can_be_used_again(tmp_path: Path) -> None:
+    """After SIGKILL nothing runs on; the next start with the same folder clears up and serves."""
+    config = msgspec.structs.replace(SMALL, data_dir=str(tmp_path))
+    with running(config) as cell:
+        expected = ask(cell)
+        first = cell.record
+        os.kill(cell.supervisor_pid, signal.SIGKILL)
+        assert until(lambda: not any(start_time(child.pid) == child.started for child in first.children))
+
+    with running(config) as cell:
+        assert ask(cell) == expected
+        assert cell.shm_prefix != first.shm_prefix
+        assert segments(first.shm_prefix) == []
+
+
+def test_a_data_folder_in_use_is_refused(cell: RunningCell) -> None:
+    """Two cells never share one folder."""
+    done = run_up("--port", "0", "--data-dir", str(cell.data_dir))
+
+    assert done.returncode == 2
+    assert "another cell runs in" in done.stderr
+    assert is_ready(cell)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The message names the flag that helps, and not even a folder is made."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run_up("--port", str(taken.getsockname()[1]), "--data-dir", str(tmp_path / "data"))
+
+    assert done.returncode == 2
+    assert "choose another port with --port" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_service_that_refuses_stops_everything(tmp_path: Path) -> None:
+    """A setting that only the worker can judge ends the start with exit code 2 and the worker's reason."""
+    config = msgspec.structs.replace(SMALL, dtype="float7", data_dir=str(tmp_path))
+
+    done = run_up(*to_flags(config))
+
+    assert done.returncode == 2
+    assert "worker-0 refused to start" in done.stderr
+    assert "float7" in done.stderr

@@ -1,0 +1,99 @@
+"""The doctor's judgement: what is fatal, what is only worth knowing."""
+
+from dataclasses import replace
+
+import pytest
+
+from thermocline.doctor.__main__ import table
+from thermocline.doctor.checks import Check, judge
+from thermocline.doctor.facts import Facts, parse_cpu_limit, parse_limit, parse_memory_table
+
+GIB = 1024**3
+
+HEALTHY = Facts(
+    system="Linux x86_64",
+    python=(3, 12, 1),
+    torch_version="2.13.0",
+    torch_error="",
+    gpus=(("NVIDIA H100", 80 * GIB),),
+    nats_server="nats-server: v2.15.1",
+    nats_server_error="",
+    shm_total=8 * GIB,
+    shm_free=8 * GIB,
+    memory_total=16 * GIB,
+    memory_available=12 * GIB,
+    memory_limit=None,
+    cores=8,
+    cores_limit=None,
+    open_files=1024,
+    open_files_hard=65536,
+    bundled_model="/m",
+)
+
+
+def verdicts(facts: Facts) -> dict[str, str]:
+    """Verdicts by name, without those that are ok."""
+    return {check.name: check.verdict for check in judge(facts) if check.verdict != "ok"}
+
+
+def test_a_healthy_machine_has_no_remarks() -> None:
+    """Nothing is said about a machine that has it all."""
+    assert verdicts(HEALTHY) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"system": "Darwin arm64"}, {"system": "bad"}),
+        ({"python": (3, 10, 9)}, {"python": "bad"}),
+        ({"torch_error": "no module"}, {"torch": "bad"}),
+        ({"gpus": ()}, {"gpu": "note"}),
+        ({"nats_server_error": "none"}, {"nats-server": "bad"}),
+        ({"shm_free": None}, {"/dev/shm": "bad"}),
+        ({"shm_free": 10 * 1024**2}, {"/dev/shm": "bad"}),
+        ({"shm_free": 64 * 1024**2}, {"/dev/shm": "note"}),
+        ({"memory_available": GIB}, {"memory": "bad"}),
+        ({"memory_limit": GIB}, {"memory": "bad"}),
+        ({"memory_limit": 4 * GIB}, {}),
+        ({"cores": 1}, {"cores": "note"}),
+        ({"cores_limit": 0.5}, {"cores": "note"}),
+        ({"open_files_hard": 512}, {"open files": "bad"}),
+        ({"open_files_hard": 4096}, {"open files": "note"}),
+        ({"bundled_model": ""}, {"bundled model": "note"}),
+    ],
+)
+def test_each_lack_is_judged(change: dict[str, object], expected: dict[str, str]) -> None:
+    """One lack changes one verdict."""
+    assert verdicts(replace(HEALTHY, **change)) == expected  # type: ignore[arg-type]
+
+
+def test_whatever_is_bad_comes_with_advice() -> None:
+    """No fault is named without a way out."""
+    sick = replace(
+        HEALTHY, system="x", python=(3, 9, 0), torch_error="e", nats_server_error="e", shm_free=0, memory_available=0
+    )
+
+    assert all(check.advice for check in judge(sick) if check.verdict == "bad")
+
+
+def test_the_table_names_what_is_bad_last() -> None:
+    """The last line is the answer in a sentence."""
+    assert table([Check("a", "ok", "1"), Check("b", "bad", "2", "do c")]).splitlines() == [
+        "ok    a  1",
+        "BAD   b  2",
+        "         -> do c",
+        "",
+        "Not usable yet: b.",
+    ]
+    assert table([Check("a", "note", "1")]).endswith("This machine can run Thermocline.")
+
+
+def test_limits_of_containers() -> None:
+    """cgroup files say ``max`` for no limit, and may be missing."""
+    assert [parse_limit(text) for text in ("max\n", "1048576\n", "")] == [None, 1048576, None]
+    assert [parse_cpu_limit(text) for text in ("max 100000", "150000 100000\n", "")] == [None, 1.5, None]
+
+
+def test_the_memory_table_is_in_bytes() -> None:
+    """The kernel's kB are multiples of 1024."""
+    assert parse_memory_table("MemTotal:  2 kB\nHugePages_Total:  0\nodd\n") == {"MemTotal": 2048, "HugePages_Total": 0}

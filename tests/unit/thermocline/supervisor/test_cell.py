@@ -1,0 +1,84 @@
+"""The choices that turn settings into one cell."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError
+from thermocline.supervisor.cell import divide_cores, pool_sizes, resolve
+from thermocline.supervisor.config import SupervisorConfig
+
+MIB = 1024**2
+
+
+def test_cores_are_divided_among_workers() -> None:
+    """Every worker gets its share, and one thread at least."""
+    assert [divide_cores(16, workers) for workers in (1, 2, 3, 32)] == [16, 8, 5, 1]
+
+
+def test_unset_pools_shrink_to_fit_the_shared_memory() -> None:
+    """With 64 MiB of shared memory all device pools take 16 MiB and the host pool 32."""
+    assert pool_sizes(SupervisorConfig(workers=2), 64 * MIB) == (8 * MIB, 32 * MIB)
+
+
+def test_unset_pools_have_a_bound() -> None:
+    """Plenty of shared memory does not make the pools huge."""
+    assert pool_sizes(SupervisorConfig(), 1024**4) == (64 * MIB, 1024 * MIB)
+
+
+def test_set_pools_are_taken_as_they_are() -> None:
+    """A size that somebody chose is never changed."""
+    config = SupervisorConfig(device_kv_bytes=5 * MIB, host_kv_bytes=7 * MIB)
+
+    assert pool_sizes(config, 1 * MIB) == (5 * MIB, 7 * MIB)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The message names the flag that helps."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
+            resolve(SupervisorConfig(port=port), tmp_path)
+        with pytest.raises(ConfigError, match="--nats-port"):
+            resolve(SupervisorConfig(port=0, nats_port=port), tmp_path)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    """A wrong --model is found before anything starts."""
+    with pytest.raises(ConfigError, match="is not the folder of a model"):
+        resolve(SupervisorConfig(model=str(tmp_path), port=0), tmp_path)
+
+
+def test_pools_that_do_not_fit_are_refused_with_figures(tmp_path: Path) -> None:
+    """Pools larger than /dev/shm are found before anything starts."""
+    config = SupervisorConfig(port=0, host_kv_bytes=1 << 50)
+
+    with pytest.raises(ConfigError, match=r"need \d+ MiB of shared memory and /dev/shm has \d+ MiB free"):
+        resolve(config, tmp_path)
+
+
+def test_free_ports_and_a_temporary_folder_are_chosen(tmp_path: Path) -> None:
+    """Port 0 and no data folder leave the choice to the supervisor."""
+    cell = resolve(SupervisorConfig(port=0), tmp_path)
+
+    assert cell.port > 0
+    assert cell.nats_urls == (f"nats://127.0.0.1:{cell.nats_port}",)
+    assert cell.data_dir == tmp_path / cell.shm_prefix
+    assert cell.data_dir_is_temporary
+
+
+def test_an_external_broker_is_used_as_named(tmp_path: Path) -> None:
+    """With --nats no broker of our own is planned."""
+    cell = resolve(SupervisorConfig(port=0, nats=("nats://broker:4222",)), tmp_path)
+
+    assert (cell.nats_port, cell.nats_urls) == (0, ("nats://broker:4222",))
+
+
+@pytest.mark.parametrize(("host", "url_host"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
+def test_the_base_url_is_reachable_from_here(tmp_path: Path, host: str, url_host: str) -> None:
+    """A wildcard address is no address to connect to."""
+    cell = resolve(SupervisorConfig(port=0, host=host), tmp_path)
+
+    assert cell.base_url == f"http://{url_host}:{cell.port}"

@@ -1,0 +1,110 @@
+"""The processes of a cell and their flags."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from thermocline.supervisor.cell import Cell
+from thermocline.supervisor.child import ChildSpec
+from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.config import SupervisorConfig
+
+
+def make_cell(config: SupervisorConfig, **changes: object) -> Cell:
+    """A cell with fixed choices."""
+    choices: dict[str, object] = {
+        "config": config,
+        "model": Path("/models/m"),
+        "host": "127.0.0.1",
+        "port": 8000,
+        "nats_port": 4333,
+        "nats_urls": ("nats://127.0.0.1:4333",),
+        "data_dir": Path("/data"),
+        "data_dir_is_temporary": False,
+        "shm_prefix": "tc-1-abc",
+        "device_kv_bytes": 1024,
+        "host_kv_bytes": 2048,
+        "threads": 3,
+    }
+    return Cell(**(choices | changes))  # type: ignore[arg-type]
+
+
+def flags_of(child: ChildSpec) -> dict[str, str]:
+    """The flags of a service's command line."""
+    flags = child.argv[4:]
+    return {name.removeprefix("--"): value for name, value in zip(flags[::2], flags[1::2], strict=True)}
+
+
+def test_children_in_starting_order() -> None:
+    """Scheduler and storage first, the gateway last, every worker with a name of its own."""
+    children = service_children(make_cell(SupervisorConfig(workers=2)), {})
+
+    assert [child.name for child in children] == ["scheduler", "storage", "worker-0", "worker-1", "gateway"]
+
+
+def test_children_in_stopping_order() -> None:
+    """New work is cut off first; the broker outlives everybody."""
+    cell = make_cell(SupervisorConfig())
+    children = [nats_child(cell, Path("/bin/nats-server"), Path("/data/nats.conf")), *service_children(cell, {})]
+
+    stopping = [child.name for child in sorted(children, key=lambda child: child.stage)]
+    assert stopping == ["gateway", "worker-0", "storage", "scheduler", "nats"]
+
+
+def test_every_child_is_told_the_broker_and_its_name() -> None:
+    """All meet at the same broker."""
+    for child in service_children(make_cell(SupervisorConfig(nats=("a", "b")), nats_urls=("a", "b")), {}):
+        assert flags_of(child)["nats"] == "a,b"
+        assert flags_of(child)["id"] == child.name
+
+
+def test_workers_get_their_share_of_the_machine() -> None:
+    """Threads, pools and the cell's own shared memory prefix reach the worker."""
+    worker = service_children(make_cell(SupervisorConfig(dtype="float32")), {})[2]
+
+    flags = flags_of(worker)
+    assert worker.argv[:4] == (sys.executable, "-P", "-m", "services.worker")
+    assert (flags["threads"], flags["device-kv-bytes"], flags["shm-prefix"]) == ("3", "1024", "tc-1-abc")
+    assert flags["dtype"] == "float32"
+    assert worker.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_is_unset_is_left_to_the_services() -> None:
+    """No default is repeated here."""
+    scheduler = service_children(make_cell(SupervisorConfig()), {})[0]
+
+    assert {"policy", "max-batch-tokens", "max-running", "config"}.isdisjoint(flags_of(scheduler))
+
+
+def test_a_settings_file_reaches_every_service() -> None:
+    """Each service reads its own section."""
+    cell = make_cell(SupervisorConfig(), config_file=Path("/etc/cell.toml"))
+
+    assert {flags_of(child)["config"] for child in service_children(cell, {})} == {"/etc/cell.toml"}
+
+
+def test_a_checkout_comes_first_and_keeps_the_users_path() -> None:
+    """Packages are found without an installation; what the user added stays."""
+    child = service_children(make_cell(SupervisorConfig()), {"PYTHONPATH": "/mine"})[0]
+
+    first, second = child.env["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "thermocline").is_dir()
+    assert second == "/mine"
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "storage", "worker"])
+def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
+    """The supervisor says nothing that a service would not understand."""
+    config = SupervisorConfig(
+        page_size=16, policy="lru", dtype="float32", device="cpu", max_batch_tokens=8, max_running=2, max_queued=9
+    )
+    child = next(child for child in service_children(make_cell(config), {}) if child.name.startswith(service))
+    module = importlib.import_module(f"services.{service}.config")
+
+    structs = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    known = [{field.name.replace("_", "-") for field in msgspec.structs.fields(kind)} for kind in structs]
+    assert any(set(flags_of(child)) <= names for names in known), (flags_of(child), known)

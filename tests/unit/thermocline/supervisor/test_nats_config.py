@@ -1,0 +1,25 @@
+"""The embedded broker's configuration, judged by the broker itself."""
+
+import subprocess
+from pathlib import Path
+
+from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES, nats_config_text
+from thermocline.supervisor.nats_server import find_nats_server
+
+
+def test_the_server_accepts_it(tmp_path: Path) -> None:
+    """``nats-server -t`` finds no fault, even with a folder whose name needs quoting."""
+    config_file = tmp_path / "nats.conf"
+    config_file.write_text(nats_config_text(server_name="cell-1", port=4222, store_dir=tmp_path / 'a "b" c'))
+
+    done = subprocess.run([find_nats_server(), "-t", "-c", config_file], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
+    """Without accounts the broker must not be reachable from elsewhere."""
+    text = nats_config_text(server_name="cell-1", port=4333, store_dir=tmp_path)
+
+    assert 'listen: "127.0.0.1:4333"' in text
+    assert f"max_payload: {MAX_PAYLOAD_BYTES}" in text

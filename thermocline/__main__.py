@@ -1,0 +1,113 @@
+"""``thermocline COMMAND``: finds the command's ``main`` and hands it the rest of the line.
+
+Modules are imported only when their command runs, so that ``thermocline --help`` is quick and a command that
+needs no PyTorch never waits for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``target`` is ``module:function``; the function takes argv and returns an exit code."""
+
+    name: str
+    target: str
+    summary: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether the module can be found; only its parent packages are imported to tell."""
+        try:
+            return importlib.util.find_spec(self.target.partition(":")[0]) is not None
+        except ModuleNotFoundError:
+            return False
+
+    def load(self) -> Callable[[list[str]], int]:
+        module, _, function = self.target.partition(":")
+        main: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+        return main
+
+
+COMMANDS = (
+    Command("up", "thermocline.supervisor.__main__:main", "every process on this machine, with an embedded NATS"),
+    Command("gateway", "services.gateway.__main__:main", "one gateway: the OpenAI-compatible HTTP API"),
+    Command("scheduler", "services.scheduler.__main__:main", "one scheduler: batches, placement and every page table"),
+    Command("worker", "services.worker.__main__:main", "one worker: runs the model"),
+    Command("storage", "services.storage.__main__:main", "this node's storage: the lower tiers"),
+    Command("demo", "thermocline.demo.__main__:main", "serve the bundled model and show the prefix cache at work"),
+    Command("record", "services.scheduler.record:main", "export the input stream of a running cell to a file"),
+    Command("replay", "services.scheduler.replay:main", "fold a recording again and compare every output"),
+    Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
+    Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
+    Command("version", "thermocline.__main__:print_version", "print the version"),
+)
+
+
+def commands() -> dict[str, Command]:
+    """The commands that this installation has, by name."""
+    return {command.name: command for command in COMMANDS if command.exists}
+
+
+def usage(known: Sequence[Command]) -> str:
+    """The text of ``--help``: one line per command."""
+    width = max(len(command.name) for command in known)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in known]
+    return "\n".join(
+        [
+            "usage: thermocline COMMAND [flags]",
+            "",
+            "LLM serving whose prefix KV cache lives in tiers.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`thermocline COMMAND --help` lists a command's flags. Start with: thermocline up",
+        ]
+    )
+
+
+def print_version(argv: list[str] | None = None) -> int:
+    """Print ``thermocline X.Y.Z``."""
+    try:
+        version = metadata.version("thermocline")
+    except metadata.PackageNotFoundError:
+        version = "(not installed)"
+    print(f"thermocline {version}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Exit code 2 is a command line that makes no sense."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    known = commands()
+    if not arguments:
+        print(usage(list(known.values())), file=sys.stderr)
+        return EXIT_USAGE
+    name, *rest = arguments
+    if name in ("-h", "--help", "help"):
+        print(usage(list(known.values())))
+        return 0
+    if name in ("-V", "--version"):
+        name = "version"
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean `thermocline {close[0]}`?" if close else ""
+        print(f"thermocline: there is no command {name!r}{hint}", file=sys.stderr)
+        print(f"commands: {', '.join(known)}", file=sys.stderr)
+        return EXIT_USAGE
+    return known[name].load()(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""A small streaming client that measures; the demo and the trace driver use it."""
+
+from thermocline.client.stream import Answer, RequestError, served_model, stream_answer
+
+__all__ = ["Answer", "RequestError", "served_model", "stream_answer"]

@@ -1,0 +1,103 @@
+"""Send one streaming request to an OpenAI-compatible server and time what comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+
+class RequestError(Exception):
+    """The server answered with an error, or the stream broke. ``code`` is the API's, or ``transport``."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+@dataclass
+class Answer:
+    """What one request gave. Times are seconds; tokens are counted by the server."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    timing_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """Where most of the reused prefix was: ``recomputed``, ``device`` or ``host``."""
+        if not self.cached_tokens:
+            return "recomputed"
+        return "host" if self.host_tokens > self.device_tokens else "device"
+
+
+def _apply(answer: Answer, event: dict[str, Any]) -> bool:
+    """Fold one SSE event into ``answer``; returns whether it carried generated tokens."""
+    if "error" in event:
+        raise RequestError(str(event["error"].get("code")), str(event["error"].get("message")))
+    has_tokens = False
+    for choice in event.get("choices", ()):
+        delta = choice.get("delta", {})
+        answer.text += choice.get("text") or delta.get("content") or ""
+        answer.token_ids += choice.get("token_ids") or []
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        has_tokens |= bool(choice.get("token_ids") or choice.get("text") or delta.get("content"))
+        has_tokens |= bool(choice.get("finish_reason"))
+    if usage := event.get("usage"):
+        details = usage.get("prompt_tokens_details") or {}
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.completion_tokens = usage["completion_tokens"]
+        answer.cached_tokens = details.get("cached_tokens", 0)
+        answer.device_tokens = details.get("device_tokens", 0)
+        answer.host_tokens = details.get("host_tokens", 0)
+    if timing := event.get("timing"):
+        answer.timing_ms = timing
+    return has_tokens
+
+
+async def stream_answer(client: httpx.AsyncClient, path: str, payload: dict[str, Any]) -> Answer:
+    """POST ``payload`` with streaming on and usage asked for. Raises RequestError."""
+    answer = Answer()
+    body = {**payload, "stream": True, "stream_options": {"include_usage": True}}
+    started = time.perf_counter()
+    try:
+        async with client.stream("POST", path, json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+                try:
+                    error = response.json()["error"]
+                    code, message = str(error.get("code")), str(error.get("message"))
+                except (ValueError, KeyError, AttributeError):
+                    code, message = f"http_{response.status_code}", response.text[:200]
+                raise RequestError(code, message)
+            async for line in response.aiter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    break
+                if _apply(answer, json.loads(data)) and not answer.ttft_s:
+                    answer.ttft_s = time.perf_counter() - started
+    except httpx.HTTPError as error:
+        raise RequestError("transport", f"{type(error).__name__}: {error}") from error
+    answer.total_s = time.perf_counter() - started
+    if not answer.finish_reason:
+        raise RequestError("transport", "the stream ended before the answer did")
+    return answer
+
+
+async def served_model(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The first entry of GET /v1/models: ``id``, ``max_model_len``, ``vocab_size``. Raises httpx.HTTPError."""
+    entry: dict[str, Any] = (await client.get("/v1/models")).raise_for_status().json()["data"][0]
+    return entry

@@ -1,0 +1,95 @@
+"""What the demo prints, from what it measured. Pure but for the console."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from thermocline.client import Answer
+
+SOURCES = ("recomputed", "device", "host")
+
+BROKER_STEPS = ("broker_ms", "queue_ms")
+
+
+@dataclass
+class Pass:
+    """All answers of one pass over the workload, each with whether it was right."""
+
+    name: str
+    answers: list[Answer] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right) / max(1, len(self.right))
+
+    @property
+    def cached_fraction(self) -> float:
+        return sum(a.cached_tokens for a in self.answers) / max(1, sum(a.prompt_tokens for a in self.answers))
+
+
+def quantile(values: list[float], fraction: float) -> float:
+    """Nearest-rank quantile; 0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+def print_passes(console: Console, passes: list[Pass]) -> None:
+    """One row per pass: accuracy, reuse, TTFT, time."""
+    table = Table(title="Answers, with the prefix cache and without")
+    for column in ("pass", "requests", "right", "prompt tokens", "cached", "TTFT median", "TTFT p99", "seconds"):
+        table.add_column(column, justify="left" if column == "pass" else "right")
+    for one in passes:
+        ttft = [a.ttft_s * 1e3 for a in one.answers]
+        table.add_row(
+            one.name,
+            str(len(one.answers)),
+            f"{one.accuracy:.0%}",
+            f"{sum(a.prompt_tokens for a in one.answers):,}",
+            f"{one.cached_fraction:.0%}",
+            f"{statistics.median(ttft):.1f} ms",
+            f"{quantile(ttft, 0.99):.1f} ms",
+            f"{one.seconds:.1f}",
+        )
+    console.print(table)
+
+
+def print_sources(console: Console, one: Pass) -> None:
+    """TTFT by where the prefix was."""
+    table = Table(title="Time to first token by where the prefix was")
+    for column in ("prefix was", "requests", "tokens reused", "TTFT median", "TTFT p99"):
+        table.add_column(column, justify="left" if column == "prefix was" else "right")
+    for source in SOURCES:
+        answers = [a for a in one.answers if a.source == source]
+        if not answers:
+            table.add_row(source, "0", "-", "-", "-")
+            continue
+        ttft = [a.ttft_s * 1e3 for a in answers]
+        reused = sum(a.cached_tokens for a in answers)
+        median = f"{statistics.median(ttft):.1f} ms"
+        table.add_row(source, str(len(answers)), f"{reused:,}", median, f"{quantile(ttft, 0.99):.1f} ms")
+    console.print(table)
+
+
+def print_broker(console: Console, one: Pass) -> None:
+    """How much of the time to first token broker and scheduler took."""
+    shares = [
+        (sum(a.timing_ms.get(step, 0.0) for step in BROKER_STEPS), a.ttft_s * 1e3)
+        for a in one.answers
+        if a.timing_ms and a.ttft_s
+    ]
+    if not shares:
+        return
+    times = [broker for broker, _ in shares]
+    fraction = statistics.median(broker / ttft for broker, ttft in shares)
+    console.print(
+        f"Broker and scheduler took {statistics.median(times):.2f} ms of a request's TTFT "
+        f"(median; p99 {quantile(times, 0.99):.2f} ms), {fraction:.0%} of it.\n"
+    )

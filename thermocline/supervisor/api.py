@@ -1,0 +1,179 @@
+"""Cells for programs: tests and the demo start ``thermocline up`` as a process of its own and hold a handle on it.
+
+::
+
+    with running(SupervisorConfig(port=0, workers=2)) as cell:
+        httpx.get(f"{cell.base_url}/health/ready")
+        cell.kill("worker-0", signal.SIGKILL)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Unavailable
+from thermocline.supervisor.config import PACKAGE_ROOT, SupervisorConfig, to_flags
+from thermocline.supervisor.log_tail import tail
+from thermocline.supervisor.process_identity import is_same_process
+from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, read_record
+
+_POLL_S = 0.05
+
+
+class CellNotReady(Unavailable):
+    """The cell ended, or was not ready in time; the message holds what it printed and the ends of its logs."""
+
+    code = "cell_not_ready"
+
+
+class RunningCell:
+    """A handle on a running ``thermocline up``. Everything it says is read afresh from the cell's record."""
+
+    def __init__(self, process: subprocess.Popen[bytes], data_dir: Path, output: Path) -> None:
+        self.data_dir = data_dir
+        self.supervisor_pid = process.pid
+        self._process = process
+        self._output = output
+
+    @property
+    def record(self) -> CellRecord:
+        """The cell as last written down. Raises CellNotReady before the first writing."""
+        record = read_record(self.data_dir / RECORD_NAME)
+        if record is None or record.owner_pid != self._process.pid:
+            # None yet; what a killed predecessor left in the same folder says nothing about this cell.
+            raise CellNotReady(f"the cell has not started\n{self.output}")
+        return record
+
+    @property
+    def base_url(self) -> str:
+        """The gateway's address, such as ``http://127.0.0.1:8000``."""
+        return self.record.base_url
+
+    @property
+    def nats_url(self) -> str:
+        """The broker's address (several are joined by commas)."""
+        return self.record.nats_url
+
+    @property
+    def shm_prefix(self) -> str:
+        """What the names of the cell's shared segments begin with."""
+        return self.record.shm_prefix
+
+    @property
+    def output(self) -> str:
+        """What ``thermocline up`` itself printed so far."""
+        return self._output.read_text(encoding="utf-8", errors="replace")
+
+    def children(self) -> dict[str, ChildRecord]:
+        """The children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
+        return {child.name: child for child in self.record.children}
+
+    def pids(self) -> dict[str, int]:
+        """The children that run now, by name."""
+        return {name: child.pid for name, child in self.children().items() if is_same_process(child.pid, child.started)}
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal one child; returns its pid. Raises KeyError if none of that name runs."""
+        pid = self.pids()[name]
+        os.kill(pid, number)
+        return pid
+
+    def logs(self, name: str, lines: int = 200) -> str:
+        """The last lines of a child's log."""
+        return tail(self.data_dir / "logs" / f"{name}.log", lines)
+
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
+        """Wait until the cell has been ready once. Raises CellNotReady when it ended or time is up."""
+        self._wait_for(lambda: self.record.is_ready, "not ready", timeout_s)
+
+    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 60.0) -> int:
+        """Wait until ``name`` runs under another pid, which is returned. Raises CellNotReady."""
+        self._wait_for(lambda: self.pids().get(name, old_pid) != old_pid, f"{name} not restarted", timeout_s)
+        return self.pids()[name]
+
+    def _wait_for(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self._process.poll() is not None
+            try:
+                if condition():
+                    return
+            except CellNotReady:
+                pass  # No record yet.
+            if ended or time.monotonic() > deadline:
+                why = f"it ended with exit code {self._process.returncode}" if ended else f"after {timeout_s:.0f} s"
+                raise CellNotReady(f"{complaint}: {why}\n{self.output}{self._all_tails()}")
+            time.sleep(_POLL_S)
+
+    def _all_tails(self) -> str:
+        files: Sequence[Path] = sorted((self.data_dir / "logs").glob("*.log"))
+        return "".join(f"\n--- {file.name}\n{tail(file, 15)}" for file in files)
+
+    def stop(self, timeout_s: float = 120.0) -> int:
+        """Stop the cell as Ctrl-C does and return its exit code; past ``timeout_s`` it is killed."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+@contextmanager
+def running(
+    config: SupervisorConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    ready: bool = True,
+    ready_timeout_s: float = 300.0,
+) -> Iterator[RunningCell]:
+    """A cell for the duration of the block; with ``ready`` the block is entered once it can serve.
+
+    Without ``config.data_dir`` the cell gets a folder of its own that is removed at the end. ``environ`` is
+    added to this process's environment. Call it from a thread that outlives the block: the kernel ends the
+    cell when the thread that started it ends, so that a killed test leaves nothing behind.
+    Raises CellNotReady.
+    """
+    temporary = None if config.data_dir else Path(tempfile.mkdtemp(prefix="thermocline-cell-"))
+    data_dir = temporary or Path(config.data_dir).resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    config = msgspec.structs.replace(config, data_dir=str(data_dir), ready_timeout_s=ready_timeout_s)
+    output = data_dir / "up.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "thermocline", "up", *to_flags(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **_import_path(), **(environ or {}), "THERMOCLINE_SUPERVISED": "1"},
+            process_group=0,
+        )
+    cell = RunningCell(process, data_dir, output)
+    try:
+        if ready:
+            cell.wait_ready(ready_timeout_s)
+        yield cell
+    finally:
+        cell.stop()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _import_path() -> dict[str, str]:
+    """Lets a checkout that is not installed find its own packages."""
+    if not (PACKAGE_ROOT / "pyproject.toml").is_file():
+        return {}
+    earlier = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), earlier)))}

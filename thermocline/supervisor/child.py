@@ -1,0 +1,114 @@
+"""One child process: how it is started, that it never outlives its supervisor, and how it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thermocline.supervisor.restarts import EXIT_REFUSED
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LOG_BYTES = 64 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run.
+
+    ``stage`` orders the shutdown: stage 0 is stopped first. ``refusal_code`` is the exit code with which the
+    program says that it refuses to start, or None if it has no such convention.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    stage: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    refusal_code: int | None = EXIT_REFUSED
+
+
+def die_with(parent_pid: int) -> Callable[[], None] | None:
+    """A ``preexec_fn`` that has the kernel send SIGTERM to the child when its parent dies (Linux; else None).
+
+    The setting survives exec, so it works for programs that are not ours. The library is looked up here and
+    not in the child, where nothing but the system call is safe.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(1)  # The parent died before the kernel knew about us.
+
+    return bind
+
+
+class Child:
+    """A running process in a process group of its own, so that Ctrl-C reaches only the supervisor."""
+
+    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self._process = process
+
+    @classmethod
+    async def spawn(cls, spec: ChildSpec) -> Child:
+        """Start it; output goes to ``spec.log``. Raises OSError if the program cannot be run."""
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if spec.log.exists() and spec.log.stat().st_size > _MAX_LOG_BYTES:
+            spec.log.replace(spec.log.with_suffix(".log.1"))
+        with spec.log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                env={**os.environ, **spec.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with(os.getpid()),
+                process_group=0,
+            )
+        return cls(spec, process)
+
+    async def wait(self) -> int:
+        """The exit code, once it ended; negative for a signal."""
+        return await self._process.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process if it still runs."""
+        if not self.has_ended:
+            try:
+                self._process.send_signal(number)
+            except ProcessLookupError:
+                pass  # It ended a moment ago; whoever waits for it will learn that.
+
+    def kill_group(self) -> None:
+        """SIGKILL everything left in its process group: the process, and whatever it started."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # Nothing is left in the group.
+
+    async def stop(self, grace_s: float) -> bool:
+        """SIGTERM, then SIGKILL after ``grace_s``. Returns whether it went by itself."""
+        self.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self.kill_group()
+            await self.wait()

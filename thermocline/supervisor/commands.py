@@ -1,0 +1,114 @@
+"""Which processes a cell consists of and with which flags each is started. Pure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thermocline.supervisor.cell import Cell
+from thermocline.supervisor.child import ChildSpec
+from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
+
+# The order of the shutdown: first whoever takes new work, last whoever all others talk through.
+STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, "nats": 4}
+
+Settings = Mapping[str, Any]
+
+
+def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
+    """The embedded broker. It has no exit code for refusals: Go programs exit with 2 when they crash."""
+    return ChildSpec(
+        name="nats",
+        argv=(str(program), "--config", str(config_file)),
+        log=cell.logs / "nats.log",
+        stage=STAGES["nats"],
+        refusal_code=None,
+    )
+
+
+def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tuple[ChildSpec, ...]:
+    """Scheduler, storage, workers and gateway, in the order in which they are started."""
+    environment = dict(os.environ) if environ is None else dict(environ)
+    config = cell.config
+    common: Settings = {
+        "nats": cell.nats_urls,
+        "log_level": config.log_level.lower(),
+        "config": cell.config_file,
+    }
+    # What runs may end within the time that the supervisor waits, less what closing takes.
+    grace_ms = max(1, int(config.grace_s * 800))
+    # Digests of weight files; what one process has read through the others need not.
+    digests = cell.data_dir / "models"
+    scheduler: Settings = {
+        **common,
+        "id": "scheduler",
+        "policy": config.policy,
+        "max_batch_tokens": config.max_batch_tokens,
+        "max_running": config.max_running,
+        "max_queued": config.max_queued,
+    }
+    storage: Settings = {
+        **common,
+        "id": "storage",
+        "data_dir": cell.data_dir / "storage",
+        "shm_prefix": cell.shm_prefix,
+        "host_kv_bytes": cell.host_kv_bytes,
+    }
+    worker: Settings = {
+        **common,
+        "data_dir": digests,
+        "model": cell.model,
+        "page_size": config.page_size,
+        "device_kv_bytes": cell.device_kv_bytes,
+        "shm_prefix": cell.shm_prefix,
+        "threads": cell.threads,
+        "dtype": config.dtype,
+        "device": config.device,
+        "stop_timeout_ms": grace_ms,
+    }
+    gateway: Settings = {
+        **common,
+        "id": "gateway",
+        "data_dir": digests,
+        "model": cell.model,
+        "host": cell.host,
+        "port": cell.port,
+        "grace_ms": grace_ms,
+    }
+    worker_ids = [f"worker-{number}" for number in range(config.workers)]
+    return (
+        _service(cell, environment, "scheduler", scheduler),
+        _service(cell, environment, "storage", storage),
+        *(_service(cell, environment, "worker", {**worker, "id": worker_id}) for worker_id in worker_ids),
+        _service(cell, environment, "gateway", gateway),
+    )
+
+
+def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Settings) -> ChildSpec:
+    name = settings["id"]
+    threads = cell.threads if service == "worker" else 1
+    env = {
+        "THERMOCLINE_SUPERVISED": "1",
+        # Thread pools read this before any flag is parsed.
+        "OMP_NUM_THREADS": str(threads),
+        # The tokenizer's own pool would only fight the gateway's event loop for cores.
+        "TOKENIZERS_PARALLELISM": "false",
+        # Weights lie in a folder; nothing is ever looked up on a hub.
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if (PACKAGE_ROOT / "pyproject.toml").is_file():
+        # A checkout works whether or not it is installed.
+        earlier = environ.get("PYTHONPATH", "")
+        env["PYTHONPATH"] = f"{PACKAGE_ROOT}{os.pathsep}{earlier}" if earlier else str(PACKAGE_ROOT)
+    return ChildSpec(
+        name=name,
+        # -P: a folder called ``services`` where the user happens to stand must not be taken for ours.
+        argv=(sys.executable, "-P", "-m", f"services.{service}", *to_flags(settings)),
+        log=cell.logs / f"{name}.log",
+        stage=STAGES[service],
+        env=env,
+    )

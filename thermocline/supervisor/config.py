@@ -1,0 +1,88 @@
+"""Settings of ``thermocline up``. What is None is left to the service's own default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+BUNDLED_MODEL = "thermocline-mha"
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]  # The folder that holds thermocline/, services/ and shared/.
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Section ``[up]``."""
+
+    model: Annotated[str, Meta(description="folder of a Hugging Face model; empty is the bundled one")] = ""
+    host: Annotated[str, Meta(description="address that the gateway listens on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="port that the gateway listens on; 0 is any free one")] = 8000
+    workers: Annotated[int, Meta(description="number of workers")] = 1
+    page_size: Annotated[int | None, Meta(description="tokens of a page")] = None
+    policy: Annotated[str | None, Meta(description="eviction policy")] = None
+    device_kv_bytes: Annotated[int | None, Meta(description="device pool of each worker, such as 64MiB")] = None
+    host_kv_bytes: Annotated[int | None, Meta(description="host pool of this node, such as 1GiB")] = None
+    data_dir: Annotated[str, Meta(description="keeps streams and logs across runs; empty is a temporary one")] = ""
+    nats: Annotated[tuple[str, ...], Meta(description="URLs of a running broker; none starts an embedded one")] = ()
+    nats_port: Annotated[int, Meta(description="port of the embedded broker; 0 is any free one")] = 0
+    dtype: Annotated[str | None, Meta(description="data type of weights and KV")] = None
+    device: Annotated[str | None, Meta(description="cpu or cuda")] = None
+    threads: Annotated[int | None, Meta(description="threads of each worker; unset divides the cores")] = None
+    max_batch_tokens: Annotated[int | None, Meta(description="prefill tokens of one batch")] = None
+    max_running: Annotated[int | None, Meta(description="requests that a worker runs at once")] = None
+    max_queued: Annotated[int | None, Meta(description="requests that may wait in the cell")] = None
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    ready_timeout_s: Annotated[float, Meta(description="give up if the cell is not ready by then")] = 300.0
+    grace_s: Annotated[float, Meta(description="time for each process to stop by itself")] = 10.0
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name in ("port", "nats_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                faults.append(f"{name} must lie between 0 and 65535")
+        for name in ("workers", "page_size", "threads", "max_batch_tokens", "max_running", "max_queued"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                faults.append(f"{name} must be at least 1")
+        for name in ("device_kv_bytes", "host_kv_bytes", "ready_timeout_s", "grace_s"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                faults.append(f"{name} must not be negative")
+        if self.log_level.lower() not in ("debug", "info", "warning", "error"):
+            faults.append("log_level must be debug, info, warning or error")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+def bundled_model() -> Path | None:
+    """The model that comes with the repository, if this is a checkout or it was started from one."""
+    for root in (PACKAGE_ROOT, Path.cwd()):
+        candidate = root / "models" / BUNDLED_MODEL
+        if (candidate / "config.json").is_file():
+            return candidate
+    return None
+
+
+def to_flags(settings: msgspec.Struct | Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags that say the same as ``settings``; None and empty values are left out.
+
+    A struct's values equal to their defaults are left out too.
+    """
+    if isinstance(settings, msgspec.Struct):
+        settings = {
+            field.name: getattr(settings, field.name)
+            for field in msgspec.structs.fields(settings)
+            if getattr(settings, field.name) != field.default
+        }
+    flags: list[str] = []
+    for name, value in settings.items():
+        if value is None or value in ("", ()):
+            continue
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, tuple):
+            value = ",".join(value)
+        flags += ["--" + name.replace("_", "-"), str(value)]
+    return tuple(flags)

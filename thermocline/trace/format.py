@@ -1,0 +1,88 @@
+"""The Mooncake trace format: one JSON object a line, ``hash_ids`` naming 512-token prefix blocks.
+
+Two requests share a prefix exactly where their ``hash_ids`` agree from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import InvalidRequest
+
+BLOCK_TOKENS = 512
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One request of a trace. ``timestamp`` is milliseconds since its start; lengths are tokens."""
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a trace is shrunk to fit a machine: lengths and times are divided by these factors."""
+
+    length: float
+    time: float
+
+    def block_tokens(self) -> int:
+        """Tokens that stand for one block of 512."""
+        return max(1, round(BLOCK_TOKENS / self.length))
+
+    def output_tokens(self, request: TraceRequest) -> int:
+        return max(1, round(request.output_length / self.length))
+
+    def starts_at_s(self, request: TraceRequest) -> float:
+        return request.timestamp / 1e3 / self.time
+
+
+_DECODER = msgspec.json.Decoder(TraceRequest)
+
+
+def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
+    """Stream the requests of a trace. Raises InvalidRequest naming the line that is malformed."""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if limit is not None and number > limit:
+                    return
+                try:
+                    request = _DECODER.decode(line)
+                except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+                    raise InvalidRequest(f"{path}:{number}: {error}") from error
+                if (
+                    min(request.timestamp, request.output_length) < 0
+                    or request.input_length < 1
+                    or not request.hash_ids
+                ):
+                    raise InvalidRequest(f"{path}:{number}: negative time or length, or no hash_ids")
+                yield request
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def prompt_tokens(request: TraceRequest, scale: Scale, *, vocabulary: range) -> list[int]:
+    """Deterministic token ids in ``vocabulary`` for a request: equal hash_ids give equal blocks.
+
+    The last block is cut to the request's scaled length, as in the trace.
+    """
+    block = scale.block_tokens()
+    length = max(1, round(request.input_length / scale.length))
+    span = len(vocabulary)
+    tokens: list[int] = []
+    for hash_id in request.hash_ids:
+        state = (hash_id * 2_654_435_761 + 97) % 4_294_967_291
+        for _ in range(block):
+            # A 32-bit linear congruential generator: cheap, and the same on every machine.
+            state = (state * 1_664_525 + 1_013_904_223) % 4_294_967_296
+            tokens.append(vocabulary.start + (state >> 8) % span)
+        if len(tokens) >= length:
+            break
+    return tokens[:length]
