@@ -1,0 +1,91 @@
+"""TTFT of a prefix hit on the device and in host memory against recomputing it, at 512 to 8,192 tokens.
+
+A whole cell on this machine with the ~100M-parameter Llama. For each length and repetition: a new prompt
+(recomputed), the same again (device hit), then other prompts push it to host memory and it is asked again (host
+hit). The three are measured in alternation, so drift of the machine hits them alike.
+
+``python -m bench.hits_vs_recompute [--repeats 5] [--lengths 512,1024,2048,4096,8192]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench import results_file
+from bench.make_model import make_model
+from thermocline.client import Answer, served_model, stream_answer
+from thermocline.supervisor.api import running
+from thermocline.supervisor.config import SupervisorConfig
+
+VOCABULARY = 16_000
+DEVICE_TOKENS = 16_384
+
+
+async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int]) -> Answer:
+    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    return await stream_answer(client, "/v1/completions", body | {"return_token_ids": True})
+
+
+async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int) -> dict[str, Any]:
+    """Median TTFT in ms per length and source, and how many times faster than recomputing."""
+    rng = random.Random(seed)
+
+    def fresh(length: int) -> list[int]:
+        return [rng.randrange(8, VOCABULARY) for _ in range(length)]
+
+    table: dict[str, Any] = {}
+    async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
+        model = (await served_model(client))["id"]
+        await _ask(client, model, fresh(512))
+        for length in lengths:
+            times: dict[str, list[float]] = {"recomputed": [], "device": [], "host": []}
+            for _ in range(repeats):
+                prompt = fresh(length)
+                first = await _ask(client, model, prompt)
+                again = await _ask(client, model, prompt)
+                # Twice the pool's tokens in other prompts leave nothing of this one on the device.
+                for _ in range(2 * DEVICE_TOKENS // 4096):
+                    await _ask(client, model, fresh(4096))
+                back = await _ask(client, model, prompt)
+                for name, answer in (("recomputed", first), ("device", again), ("host", back)):
+                    if answer.source != name or answer.token_ids != first.token_ids:
+                        raise SystemExit(f"{length} tokens: wanted {name}, got {answer}")
+                    times[name].append(answer.ttft_s * 1e3)
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            table[str(length)] = {
+                "ttft_ms": medians,
+                "device_speedup": medians["recomputed"] / medians["device"],
+                "host_speedup": medians["recomputed"] / medians["host"],
+            }
+            print(length, table[str(length)], flush=True)
+    return {"repeats": repeats, "by_prompt_tokens": table}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder) / "llama-88m", seed=options.seed)
+        # 12 layers of 4 KV heads of 64 in float32: 24 KiB a token.
+        config = SupervisorConfig(
+            model=str(model), dtype="float32", port=0, device_kv_bytes=DEVICE_TOKENS * 24_576, host_kv_bytes=3 * 2**30
+        )
+        with running(config) as cell:
+            lengths = [int(part) for part in options.lengths.split(",")]
+            results = asyncio.run(measure(cell.base_url, lengths=lengths, repeats=options.repeats, seed=options.seed))
+    print(results_file.write("hits_vs_recompute", results | {"dtype": "float32"}, seed=options.seed))
+
+
+if __name__ == "__main__":
+    main()

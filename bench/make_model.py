@@ -1,0 +1,45 @@
+"""Make the ~100M-parameter Llama that speed is measured on: random weights, bfloat16 on disk, the bundled tokenizer.
+
+``python -m bench.make_model OUT`` writes a Hugging Face directory. Speed does not depend on what the weights say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TOKENIZER = Path(__file__).parent.parent / "models" / "thermocline-mha"
+
+
+def make_model(out: Path, *, seed: int = 0) -> Path:
+    """12 layers, hidden 768, 12 query and 4 KV heads, 88M parameters with a vocabulary of 16,384."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=16_384,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=16_384,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, out / name)
+    return out
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(make_model(options.out, seed=options.seed))

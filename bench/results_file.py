@@ -1,0 +1,75 @@
+"""Write a benchmark's figures with what is needed to run it again: commit, hardware, seed, command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def _commit() -> str:
+    """The commit of the code that was measured, with ``-dirty`` where files differ from it."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=RESULTS.parent,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def hardware() -> dict[str, Any]:
+    """What the figures were measured on."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "load_average_1min": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
+
+
+def write(name: str, results: dict[str, Any], *, seed: int, out: Path | None = None) -> Path:
+    """Write ``bench/results/<name>.json`` (or ``out``) and return its path."""
+    document = {
+        "benchmark": name,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "hardware": hardware(),
+        "seed": seed,
+        "command": " ".join(["python", *_relative_command()]),
+        "results": results,
+    }
+    path = out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _relative_command() -> list[str]:
+    """The command line without this machine's paths."""
+    module = sys.modules["__main__"].__spec__
+    script = ["-m", module.name] if module else [Path(sys.argv[0]).name]
+    return script + [Path(a).name if a.startswith("/") else a for a in sys.argv[1:]]

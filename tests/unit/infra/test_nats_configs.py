@@ -1,0 +1,51 @@
+"""The example configurations of the broker are valid and agree with what the embedded one does."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
+from thermocline.supervisor.nats_server import find_nats_server
+
+FOLDER = Path(__file__).parents[3] / "infra" / "nats"
+CONFIGS = sorted(FOLDER.glob("*.conf"))
+
+ENVIRONMENT = {
+    "TC_NATS_NAME": "nats-1",
+    "TC_NATS_PASSWORD": "secret",
+    "TC_NATS_ROUTE_PASSWORD": "other-secret",
+    **{f"TC_NATS_{number}": f"nats://routes:other-secret@nats-{number}:6222" for number in (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_the_server_accepts_it(config: Path) -> None:
+    """``nats-server -t`` finds no fault."""
+    command = [find_nats_server(), "-t", "-c", config]
+
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_variable_is_explained(config: Path) -> None:
+    """A server that lacks a variable does not start, so the README names each."""
+    variables = {word.strip("[],") for word in config.read_text().split() if word.startswith("$TC_")}
+
+    readme = (FOLDER / "README.md").read_text()
+    assert variables
+    assert all(variable.removeprefix("$") in readme for variable in variables)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_prompts_have_one_bound_everywhere(config: Path) -> None:
+    """The same prompt is accepted with the embedded broker and with these."""
+    assert f"max_payload: {MAX_PAYLOAD_BYTES // 1024**2}MB" in config.read_text()
+
+
+def test_both_examples_are_there() -> None:
+    """The README's two files exist."""
+    assert [config.name for config in CONFIGS] == ["cluster.conf", "single.conf"]
