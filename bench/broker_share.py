@@ -18,11 +18,9 @@ import httpx
 
 from bench import results_file
 from thermocline.client import served_model, stream_answer
-from thermocline.demo.report import quantile
+from thermocline.demo.report import BROKER_STEPS, quantile
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig, bundled_model
-
-STEPS = ("broker_ms", "queue_ms", "load_ms", "compute_ms", "first_token_ms")
 
 
 async def measure(base_url: str, *, requests: int, seed: int) -> dict[str, Any]:
@@ -36,12 +34,13 @@ async def measure(base_url: str, *, requests: int, seed: int) -> dict[str, Any]:
             body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, "timing": True}
             answer = await stream_answer(client, "/v1/completions", body)
             if number >= 20:  # The first requests warm up caches and connections.
-                rows.append(answer.timing_ms | {"client_ttft_ms": answer.ttft_s * 1e3})
+                known = {name: value or 0.0 for name, value in answer.timing_ms.items()}
+                rows.append(known | {"client_ttft_ms": answer.ttft_s * 1e3})
     parts = {}
     for name in sorted(rows[0]):
         values = [row[name] for row in rows]
         parts[name] = {"p50": quantile(values, 0.5), "p90": quantile(values, 0.9), "p99": quantile(values, 0.99)}
-    before = [row["broker_ms"] + row["queue_ms"] for row in rows]
+    before = [sum(row[step] for step in BROKER_STEPS) for row in rows]
     share = {"p50": quantile(before, 0.5), "p90": quantile(before, 0.9), "p99": quantile(before, 0.99)}
     return {"requests": requests, "broker_and_scheduler_ms": share, "target_p99_ms": 2.0, "parts": parts}
 

@@ -53,6 +53,7 @@ class Cell:
     bus: Bus
     http: httpx.AsyncClient
     model: str
+    shm_prefix: str
     lives: dict[str, Lifecycle] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -110,7 +111,9 @@ async def running_cell(
         "storage": (storage.serve, StorageConfig(**common, shm_prefix=prefix, host_kv_bytes=host_kv_bytes, threads=1)),
         "gateway": (
             gateway.run,
-            GatewayConfig(**common, **({"model": str(model), "port": port, "grace_ms": 500} | (gateway_settings or {}))),
+            GatewayConfig(
+                **common, **({"model": str(model), "port": port, "grace_ms": 500} | (gateway_settings or {}))
+            ),
         ),
     }
     for number in range(workers):
@@ -118,7 +121,7 @@ async def running_cell(
         parts[f"worker-{number}"] = (worker.serve, config)
     bus = await connect((nats_url,), "test")
     http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120)
-    cell = Cell(str(http.base_url), bus, http, model.name)
+    cell = Cell(str(http.base_url), bus, http, model.name, prefix)
     try:
         for name, (serve, settings) in parts.items():
             cell.lives[name] = Lifecycle()

@@ -12,7 +12,7 @@ from typing import TypeVar
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
-from services.gateway.openai_schema.sampling import REFUSED_FIELDS, SamplingFields
+from services.gateway.openai_schema.sampling import REFUSED_FIELDS, CacheOptions, SamplingFields
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
 from shared.messages.requests import CacheHints, SamplingParams
 
@@ -185,9 +185,10 @@ def sampling_params(
     )
 
 
-def cache_hints(fields: SamplingFields) -> CacheHints:
-    """The ``cache`` extension; both on where it is absent."""
-    return CacheHints(read=fields.cache.read, write=fields.cache.write) if fields.cache else CacheHints()
+def cache_hints(fields: SamplingFields, params: SamplingParams) -> CacheHints:
+    """The ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed."""
+    given = fields.cache or CacheOptions()
+    return CacheHints(read=given.read and params.prompt_logprobs is None, write=given.write)
 
 
 def check_logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:

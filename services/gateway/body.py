@@ -39,7 +39,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
         slow.status = 408
         raise slow from error
     except ClientDisconnect as error:
-        raise RequestCancelled("the client went away") from error
+        raise RequestCancelled("the client went away", code="client_disconnected") from error
     return bytes(received)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.gateway.assembly import Placement
 from services.gateway.pending import Generation
 from shared.messages.tokens import Usage
 from shared.metrics import counter, gauge, histogram
@@ -22,6 +23,8 @@ GENERATION_TOKENS = counter("generation_tokens", "Output tokens")
 REQUEST_PROMPT_TOKENS = histogram("request_prompt_tokens", "Prompt tokens of a choice", buckets=_TOKEN_COUNTS)
 REQUEST_GENERATION_TOKENS = histogram("request_generation_tokens", "Output tokens of a choice", buckets=_TOKEN_COUNTS)
 TOKEN_ITEMS = counter("gateway_token_items", "Items of token messages by what became of them", ("placement",))
+PLACEMENTS = {placement: TOKEN_ITEMS.labels(placement.value) for placement in Placement}
+FETCHED = TOKEN_ITEMS.labels("fetched")
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
 TOKENS_DROPPED = gauge("gateway_token_messages_dropped", "Token messages lost to a full subscription")
 OUTBOX_WAITING = gauge("gateway_outbox_waiting", "Cancellations and resumptions not yet stored")

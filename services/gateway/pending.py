@@ -7,6 +7,7 @@ here runs on the event loop and never waits, but for :meth:`Generation.changed`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from services.gateway.assembly import Assembly, Placement
@@ -161,6 +162,15 @@ class Slots:
         self.used += count
         self.idle.clear()
         self._observe(self.used)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold one slot for a while."""
+        self.take(1)
+        try:
+            yield
+        finally:
+            self.give_back(1)
 
     def give_back(self, count: int) -> None:
         self.used -= count

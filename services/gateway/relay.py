@@ -67,7 +67,7 @@ class TokenRelay:
     def _observe_and_place(self, worker_id: str, item: TokenItem, choice: Choice, now_s: float) -> None:
         had, before_s = choice.assembly.next_index, choice.progress_s
         placement = choice.accept(worker_id, item, now_s)
-        metrics.TOKEN_ITEMS.labels(placement.value).inc()
+        metrics.PLACEMENTS[placement].inc()
         if placement is Placement.GAP:
             self._fetch(choice, [worker_id])
         elif placement is Placement.ACCEPTED and choice.assembly.next_index > had:
@@ -123,7 +123,7 @@ class TokenRelay:
             if item is None:
                 continue
             placement = choice.accept(worker_id, item, self._clock(), asked=True)
-            metrics.TOKEN_ITEMS.labels("fetched").inc()
+            metrics.FETCHED.inc()
             if placement is not Placement.GAP:
                 return True
         return False

@@ -49,7 +49,7 @@ def make_generation(
                 tenant=tenant,
                 priority=fields.priority or 0,
                 deadline_ms=fields.deadline_ms or 0,
-                cache=cache_hints(fields),
+                cache=cache_hints(fields, params),
                 received_ns=received_ns,
             )
             choices.append(Choice(request, position, prompt, gateway.clock()))
@@ -63,7 +63,7 @@ async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Ge
     error with a status of its own.
     """
     config = gateway.config
-    watch = DisconnectWatch(http.receive, lambda: generation.abandon(RequestCancelled("the client went away")))
+    watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
     await gateway.dispatcher.start(generation)
     if generation.is_streaming:
@@ -79,3 +79,7 @@ async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Ge
     body = view.whole()
     ticket.close()
     return Response(body, media_type="application/json")
+
+
+def _gone() -> RequestCancelled:
+    return RequestCancelled("the client went away", code="client_disconnected")

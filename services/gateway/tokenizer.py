@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -24,6 +24,11 @@ from shared.errors import InvalidRequest, OperatorError
 
 INLINE_CHARACTERS = 2_000
 """A shorter text is tokenised at once: handing it to a thread would cost more."""
+
+MESSAGE_CHARACTERS = 100
+"""What rendering one message costs beside its content, in characters."""
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -67,11 +72,13 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``, without holding up the event loop."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(lambda: self.encode_now(text, add_special_tokens=add_special_tokens))
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text, without holding up the event loop."""
+
+        def work() -> list[list[int]]:
+            return [self.encode_now(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return await self._run(work, sum(map(len, texts)))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ``tokens``; ids beyond the vocabulary have none."""
@@ -99,9 +106,8 @@ class Tokenizer:
             )
             return self.encode_now(text, add_special_tokens=False)
 
-        if sum(len(str(message.get("content", ""))) for message in messages) <= INLINE_CHARACTERS:
-            return work()
-        return await self._in_thread(work)
+        size = sum(MESSAGE_CHARACTERS + len(str(message.get("content", ""))) for message in messages)
+        return await self._run(work, size + (INLINE_CHARACTERS if tools else 0))
 
     def render(
         self,
@@ -128,9 +134,11 @@ class Tokenizer:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
         return rendered
 
-    async def _in_thread(self, work: Any) -> list[int]:
-        tokens: list[int] = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        return tokens
+    async def _run(self, work: Callable[[], T], characters: int) -> T:
+        """Do ``work`` here when it is small, in a thread when it is not."""
+        if characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 def chat_template_of(tokenizer: Any) -> str:

@@ -15,19 +15,18 @@ Output = Published | SetTimer | CancelTimer
 
 
 class Folded:
-    """What one message led to. ``input`` is None when it could not be decoded."""
+    """What one message led to: ``published`` are the outputs that go to targets, in order.
 
-    __slots__ = ("fault", "input", "outputs")
+    ``input`` is None when the message could not be decoded; ``fault`` says why.
+    """
+
+    __slots__ = ("fault", "input", "outputs", "published")
 
     def __init__(self, message: Input | None, outputs: list[Output], fault: str = "") -> None:
         self.input = message
         self.outputs = outputs
+        self.published: list[Published] = [one for one in outputs if not isinstance(one, SetTimer | CancelTimer)]
         self.fault = fault
-
-    @property
-    def published(self) -> list[Published]:
-        """The outputs that go to targets, in order."""
-        return [output for output in self.outputs if not isinstance(output, SetTimer | CancelTimer)]
 
 
 class Fold:

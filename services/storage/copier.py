@@ -1,8 +1,14 @@
-"""Runs queued transfers in I/O threads and answers each with ``BackupDone``."""
+"""Runs queued transfers in I/O threads and answers each with ``BackupDone``.
+
+The threads run at low priority: nobody waits for a backup, and on full cores an unhindered one halves the speed of
+the model (``infra/adr/0003-storage-drives-backups.md``).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +24,9 @@ from shared.errors import ThermoclineError
 from shared.messages.storage_events import BackupDone
 
 MAX_ERROR_LENGTH = 500
+
+# Against a process of niceness 0 such a thread gets about a tenth of a contended core, and all of a free one.
+COPY_NICENESS = 10
 
 _log = logs.get_logger("storage")
 
@@ -59,7 +68,7 @@ class Copier:
         await self.wake()
 
     async def run(self) -> None:
-        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy")
+        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy", initializer=_lower_priority)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._threads):
@@ -121,3 +130,11 @@ class Copier:
             measures.COPY_SECONDS.labels(measures.DEVICE_TO_HOST).inc(seconds)
             measures.COPY_LATENCY.labels(measures.DEVICE_TO_HOST).observe(seconds)
         await self.answer(ended, seconds)
+
+
+def _lower_priority() -> None:
+    try:
+        # On Linux this sets the niceness of the calling thread alone, so the event loop keeps its own.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COPY_NICENESS)
+    except OSError as error:
+        _log.warning("priority_not_lowered", reason=str(error))

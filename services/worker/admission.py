@@ -26,8 +26,8 @@ class ModelLimits:
 
 def admit(
     order: AdmitRequest, limits: ModelLimits, vocabulary: Vocabulary, *, admitted_ns: int
-) -> tuple[RunningRequest, Growth | None]:
-    """The request, and the growth that ended its answer already in an earlier attempt (None as a rule).
+) -> tuple[RunningRequest, list[Growth]]:
+    """The request, and what the output tokens of its earlier attempts brought, one growth a token.
 
     Raises InvalidRequest when the order contradicts itself or the model; it would break a step or, worse, make
     attention read KV that belongs to others.
@@ -45,7 +45,7 @@ def admit(
         stream=vocabulary.stream(skip_special_tokens=order.sampling.skip_special_tokens),
     )
     listed: list[int] = tokens.tolist()
-    ended = answer.replay(listed[order.prompt_tokens :])
+    growths = answer.replay(listed[order.prompt_tokens :])
     request = RunningRequest(
         request_id=order.request_id,
         attempt=order.attempt,
@@ -62,7 +62,7 @@ def admit(
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
     )
-    return request, ended
+    return request, growths
 
 
 def _fault(order: AdmitRequest, tokens: np.ndarray, pages: np.ndarray, limits: ModelLimits) -> str:

@@ -1,7 +1,7 @@
 """The answer of one request as it grows: tokens in, text, finish reason and resumption state out. Pure.
 
 An answer is a function of its parameters and its tokens alone, so one that is resumed elsewhere is fed the
-tokens of earlier attempts with their text discarded, and then goes on as if it had never been interrupted.
+tokens of earlier attempts, and then goes on as if it had never been interrupted.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class Answer:
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
 
-    def replay(self, tokens: Iterable[int]) -> Growth | None:
-        """Feed the tokens of earlier attempts silently. Returns the last growth if they already end the answer."""
+    def replay(self, tokens: Iterable[int]) -> list[Growth]:
+        """Feed the tokens of earlier attempts, which the gateway has; up to the one that ends the answer, if any."""
+        growths: list[Growth] = []
         for token in tokens:
-            growth = self.grow(token)
-            if growth.finish is not None:
-                return growth
-        return None
+            growths.append(self.grow(token))
+            if self.finish is not None:
+                break
+        return growths
 
     def grow(self, token: int) -> Growth:
         """Append one sampled token."""

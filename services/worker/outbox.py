@@ -90,7 +90,8 @@ class EventOutbox:
     async def drained(self, timeout_s: float) -> bool:
         """Wait until everything is stored; False if it took too long."""
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
         except TimeoutError:
             return False
         return True

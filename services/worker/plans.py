@@ -66,7 +66,9 @@ class PlanReceiver:
         """Read from the stream what was missed, for ever. Raises TransportError when a gap cannot be closed."""
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), RESYNC_S)
+                # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the event.
+                async with asyncio.timeout(RESYNC_S):
+                    await self._wanted.wait()
             except TimeoutError:
                 pass  # Nothing is known to be missing; look all the same.
             self._wanted.clear()

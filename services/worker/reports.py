@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.answers import Growth
@@ -28,11 +29,12 @@ class Report:
     step: int
     events: list[Event] = field(default_factory=list)
     items: dict[str, list[TokenItem]] = field(default_factory=dict)
-    forgotten: list[tuple[str, int]] = field(default_factory=list)  # (request id, attempt) that speak no more.
+    recalled: list[TokenItem] = field(default_factory=list)  # Said by earlier attempts; sent only when asked for.
+    preempted: list[str] = field(default_factory=list)  # Requests that speak no more in this attempt.
 
     @property
     def is_empty(self) -> bool:
-        return not self.events and not self.items and not self.forgotten
+        return not (self.events or self.items or self.recalled or self.preempted)
 
 
 class Reporter:
@@ -88,7 +90,20 @@ class Reporter:
         self.report.events.append(
             RequestPreempted(**self._who, request_id=request_id, attempt=attempt, output=pack_int32(output))
         )
-        self.report.forgotten.append((request_id, attempt))
+        self.report.preempted.append(request_id)
+
+    def recall(self, request: RunningRequest, growths: Sequence[Growth]) -> None:
+        """Note what earlier attempts said, for a gateway that missed some of it and asks this worker."""
+        for index, growth in enumerate(growths):
+            self.report.recalled.append(
+                TokenItem(
+                    request_id=request.request_id,
+                    attempt=request.attempt,
+                    index=index,
+                    tokens=(request.answer.tokens[index],),
+                    text=growth.text,
+                )
+            )
 
     def refused(self, order: AdmitRequest, *, index: int, error: str) -> None:
         """Tell the gateway that a request could not even begin."""

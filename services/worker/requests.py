@@ -135,4 +135,6 @@ class RunningRequest:
         if not self.is_decoding or self.lease_requested:
             return False
         still_to_come = self.answer.max_tokens - len(self.answer.tokens)
-        return self.room < min(still_to_come, max(self.lease_tokens // 2, low_tokens))
+        # A low mark above the lease itself would make every single token ask.
+        low = max(self.lease_tokens // 2, min(low_tokens, self.lease_tokens - self.page_size))
+        return self.room < still_to_come and self.room <= low

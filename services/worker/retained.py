@@ -1,4 +1,8 @@
-"""What this worker has told gateways, kept so that they can ask again (``rpc.worker.<id>.outputs``)."""
+"""What this worker has told gateways, kept so that they can ask again (``rpc.worker.<id>.outputs``).
+
+Attempts of one request agree on every token, because sampling is a pure function of seed, position and logits. So
+whatever is known of a request answers the question, whichever attempt said it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ class _Told:
 
 
 class RetainedOutputs:
-    """Items of running requests, and of the last ``finished_limit`` finished ones. Owned by the event loop."""
+    """Items of running requests, and of the last ``finished_limit`` that are over. Owned by the event loop."""
 
     def __init__(self, finished_limit: int) -> None:
         self._finished_limit = finished_limit
@@ -32,23 +36,24 @@ class RetainedOutputs:
             self._finished.pop(item.request_id, None)
         told.items.append(item)
         if item.finish is not None:
-            self._finished[item.request_id] = self._running.pop(item.request_id)
-            while len(self._finished) > self._finished_limit:
-                self._finished.popitem(last=False)
+            self.retire(item.request_id)
 
-    def forget(self, request_id: str, attempt: int) -> None:
-        """Drop a request that was preempted here; its next attempt speaks for itself."""
-        told = self._running.get(request_id)
-        if told is not None and told.attempt <= attempt:
-            del self._running[request_id]
+    def retire(self, request_id: str) -> None:
+        """The request is over here, or was preempted: keep it among the last ones."""
+        told = self._running.pop(request_id, None)
+        if told is None:
+            return
+        self._finished[request_id] = told
+        while len(self._finished) > self._finished_limit:
+            self._finished.popitem(last=False)
 
-    def find(self, request_id: str, attempt: int, index: int, *, max_bytes: int) -> TokenItem | None:
+    def find(self, request_id: str, index: int, *, max_bytes: int) -> TokenItem | None:
         """Everything from output position ``index`` on as one item, or None if the request is not known.
 
         An answer too long for ``max_bytes`` is cut between two tokens; the gateway asks again from there.
         """
         told = self._running.get(request_id) or self._finished.get(request_id)
-        if told is None or told.attempt != attempt:
+        if told is None:
             return None
         wanted = [item for item in told.items if item.index >= index or item.index + len(item.tokens) > index]
         kept: list[TokenItem] = []
@@ -58,7 +63,7 @@ class RetainedOutputs:
             if kept and nbytes > max_bytes:
                 break
             kept.append(item)
-        return _join(kept) if kept else TokenItem(request_id=request_id, attempt=attempt, index=index, tokens=())
+        return _join(kept) if kept else TokenItem(request_id=request_id, attempt=told.attempt, index=index, tokens=())
 
 
 def _join(items: list[TokenItem]) -> TokenItem:

@@ -58,16 +58,17 @@ class Roster:
             self._counters.requests_replaced += 1
             self._drop(known)
         try:
-            request, ended = admit(order, self._limits, self._vocabulary, admitted_ns=arrived_ns)
+            request, growths = admit(order, self._limits, self._vocabulary, admitted_ns=arrived_ns)
         except InvalidRequest as error:
             self._refuse(order, error.message)
             return
         self.requests[request.request_id] = request
         self._counters.requests_admitted += 1
-        if ended is not None and ended.finish is not None:
+        self._reporter.recall(request, growths)
+        if growths and growths[-1].finish is not None:
             # The last attempt died after its last token and before it could say so. The gateway has that
             # token's text.
-            self.finish(request, Growth("", ended.finish, ended.stop_match))
+            self.finish(request, Growth("", growths[-1].finish, growths[-1].stop_match))
 
     def extend(self, order: ExtendLease) -> None:
         """Grant pages to a running request; for one that has ended it means nothing."""

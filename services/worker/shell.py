@@ -235,6 +235,8 @@ class WorkerShell:
         except InternalError as error:
             self._end(error)
             return
+        for item in report.recalled:
+            self._retained.add(item)
         for gateway_id, items in report.items.items():
             for item in items:
                 self._retained.add(item)
@@ -245,8 +247,8 @@ class WorkerShell:
                 items=tuple(items),
             )
             self._tokens.put(gateway_id, batch)
-        for request_id, attempt in report.forgotten:
-            self._retained.forget(request_id, attempt)
+        for request_id in report.preempted:
+            self._retained.retire(request_id)
 
     # -- calls and membership ---------------------------------------------------------------------------------
 
@@ -267,7 +269,7 @@ class WorkerShell:
         asked = decode(data, GetOutputs)
         # Some room is left for what surrounds the item on the wire.
         limit = self._bus.max_payload * 3 // 4
-        item = self._retained.find(asked.request_id, asked.attempt, asked.index, max_bytes=limit)
+        item = self._retained.find(asked.request_id, asked.index, max_bytes=limit)
         return encode(Outputs(item=item))
 
     async def _see_status(self, delivery: Delivery) -> None:

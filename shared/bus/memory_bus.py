@@ -156,6 +156,7 @@ class MemoryBus:
         self.servers: list[tuple[str, Inbox[_Call]]] = []
         self._broker = broker
         self._connected = True
+        self._is_ending = False
         self._closed = False
         self._inboxes: list[tuple[str, Inbox[Delivery]]] = []
         self._on_disconnect: list[Callable[[], None]] = []
@@ -190,7 +191,7 @@ class MemoryBus:
 
     def deliver(self, delivery: Delivery) -> None:
         """Called by the broker for every message."""
-        if self.is_connected:
+        if self.is_connected and not self._is_ending:
             for pattern, inbox in self._inboxes:
                 if matches(pattern, delivery.subject):
                     inbox.put(delivery)
@@ -203,16 +204,18 @@ class MemoryBus:
         self._require()
 
     async def close(self) -> None:
-        if self._closed:
+        if self._is_ending:
             return
-        self._closed = True
-        self._broker.forget(self)
-        self._broker.wake()
+        self._is_ending = True
+        # Handlers of what has arrived may still publish and append.
         for _, inbox in [*self._inboxes]:
             await inbox.drain()
             await inbox.close()
         for _, server in [*self.servers]:
             await server.close()
+        self._closed = True
+        self._broker.forget(self)
+        self._broker.wake()
 
     # -- core messages ----------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class NatsBus:
         self._urls = list(urls)
         self._name = name
         self._client: Any = None
+        self._is_ending = False
         self._closing = False
         self._appender = jetstream.Appender()
         self._tails = Tails()
@@ -128,16 +129,13 @@ class NatsBus:
         await self._client.flush(FLUSH_S)
 
     async def close(self) -> None:
-        if self._closing:
+        if self._is_ending:
             return
-        self._closing = True
-        self._tails.break_all("closing")
-        self._appender.fail_all("the bus is closing")
-        if self._replacing is not None:
-            self._replacing.cancel()
-        inboxes = [inbox for _, inbox, _ in self._sources.values()]
+        self._is_ending = True
         for number in list(self._subscribed):
             await self._unsubscribe(number)
+        # Handlers of what has arrived may still publish and append.
+        inboxes = [inbox for _, inbox, _ in self._sources.values()]
         if inboxes:
             draining = [asyncio.create_task(self._finish(inbox)) for inbox in inboxes]
             _, late = await asyncio.wait(draining, timeout=CLOSE_S)
@@ -145,6 +143,11 @@ class NatsBus:
                 task.cancel()
             for inbox in inboxes:
                 inbox.cancel()
+        self._closing = True
+        self._tails.break_all("closing")
+        self._appender.fail_all("the bus is closing")
+        if self._replacing is not None:
+            self._replacing.cancel()
         try:
             if self._client is not None and self._client.is_connected:
                 await self._flush()
@@ -188,7 +191,8 @@ class NatsBus:
 
     async def _ended(self) -> None:
         """nats-py gave this client up for good."""
-        if not self._closing and self._client is not None:
+        is_replacing = self._replacing is not None and not self._replacing.done()
+        if not self._closing and self._client is not None and not is_replacing:
             _log.error("broker_connection_ended", reason=repr(self._client.last_error))
             self._tails.break_all("connection ended")
             self._replacing = asyncio.create_task(self._replace())

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.gateway.running_gateway import Harness, running_gateway, says
+from tests.unit.gateway.running_gateway import Harness, running_gateway, says, until
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -230,7 +230,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
         request = harness.cell.submitted[0]
         await harness.cell.emit(request, [(5, "some ")])
         await harness.cell.emit(request, [(6, "text")], index=1)
-        await asyncio.sleep(0.05)
+        await until(lambda: harness.taken(request) == 2)
         await harness.cell.refuse(request, "attempts_exhausted")
         response = await call
 

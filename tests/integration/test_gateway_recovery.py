@@ -82,7 +82,7 @@ async def test_a_dead_workers_stream_goes_on() -> None:
     async with running_gateway(over_http=True) as harness:
         call, request = await begin(harness, stream=True)
         await harness.cell.emit(request, STEPS[:3])
-        await until(lambda: harness.gateway.dispatcher.pending.get(request.request_id).assembly.next_index == 3)  # type: ignore[union-attr]
+        await until(lambda: harness.placed(request) == 3)
         await harness.cell.lose_worker(request, attempt=2)
         await harness.cell.until(lambda: bool(harness.cell.resumed))
         await harness.cell.emit(request, [(99, "WRONG")], index=3, attempt=1)

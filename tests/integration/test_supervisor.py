@@ -38,7 +38,7 @@ def spec(tmp_path: Path, name: str, code: str, *arguments: str, stage: int = 0) 
 async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until ``condition`` holds; a test that waits in vain fails with TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (files and processes announce nothing)
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -65,7 +65,9 @@ def expected_output(submit: requests.SubmitRequest) -> list[int]:
     """All tokens that a request must get, whatever happens on the way."""
     tokens = unpack_int32(submit.prompt)
     output: list[int] = []
-    while len(output) < submit.sampling.max_tokens and (not output or output[-1] != EOS):
+    while len(output) < submit.sampling.max_tokens:
+        if output and output[-1] == EOS and not submit.sampling.ignore_eos:
+            break
         output.append(next_token(submit.sampling.seed, tokens + output))
     return output
 
@@ -313,10 +315,11 @@ class ModelWorker:
         gateway = self.cell.gateways.get(request.admit.gateway_id)
         if gateway is not None:
             gateway.take_token(name, request.admit.attempt, index, token)
-        if token == EOS or len(request.output) >= request.admit.sampling.max_tokens:
+        is_eos = token == EOS and not request.admit.sampling.ignore_eos
+        if is_eos or len(request.output) >= request.admit.sampling.max_tokens:
             if gateway is not None:
                 gateway.take_end(name, request.admit.attempt)
-            self._end(name, "stop" if token == EOS else "length", finished)
+            self._end(name, "stop" if is_eos else "length", finished)
 
     def _end(self, name: str, reason: str, into: deque[codec.Input] | list[codec.Input]) -> None:
         request = self.requests.pop(name)
@@ -628,6 +631,7 @@ class CellModel:
         write: bool = True,
         prompt_logprobs: int | None = None,
         seed: int = 0,
+        ignore_eos: bool = False,
     ) -> str:
         """Submit a request; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
@@ -636,7 +640,9 @@ class CellModel:
             gateway_id=gateway_id,
             namespace=namespace(salt),
             prompt=pack_int32(tokens),
-            sampling=requests.SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
+            sampling=requests.SamplingParams(
+                max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs, ignore_eos=ignore_eos
+            ),
             priority=priority,
             deadline_ms=deadline_ms,
             cache=requests.CacheHints(read=read, write=write),

@@ -32,7 +32,7 @@ class Answer:
     cached_tokens: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
-    timing_ms: dict[str, float] = field(default_factory=dict)
+    timing_ms: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def source(self) -> str:

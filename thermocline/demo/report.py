@@ -12,7 +12,8 @@ from thermocline.client import Answer
 
 SOURCES = ("recomputed", "device", "host")
 
-BROKER_STEPS = ("broker_ms", "queue_ms")
+# From the complete HTTP request to its first step: gateway, stream, scheduler, plan, and the wait for the step.
+BROKER_STEPS = ("accept_ms", "admit_ms", "queue_ms")
 
 
 @dataclass
@@ -44,8 +45,8 @@ def quantile(values: list[float], fraction: float) -> float:
 def print_passes(console: Console, passes: list[Pass]) -> None:
     """One row per pass: accuracy, reuse, TTFT, time."""
     table = Table(title="Answers, with the prefix cache and without")
-    for column in ("pass", "requests", "right", "prompt tokens", "cached", "TTFT median", "TTFT p99", "seconds"):
-        table.add_column(column, justify="left" if column == "pass" else "right")
+    for column in ("pass", "requests", "right", "prompt tokens", "cached", "TTFT p50", "p99", "seconds"):
+        table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
     for one in passes:
         ttft = [a.ttft_s * 1e3 for a in one.answers]
         table.add_row(
@@ -65,7 +66,7 @@ def print_sources(console: Console, one: Pass) -> None:
     """TTFT by where the prefix was."""
     table = Table(title="Time to first token by where the prefix was")
     for column in ("prefix was", "requests", "tokens reused", "TTFT median", "TTFT p99"):
-        table.add_column(column, justify="left" if column == "prefix was" else "right")
+        table.add_column(column, justify="left" if column == "prefix was" else "right", no_wrap=True)
     for source in SOURCES:
         answers = [a for a in one.answers if a.source == source]
         if not answers:
@@ -78,13 +79,14 @@ def print_sources(console: Console, one: Pass) -> None:
     console.print(table)
 
 
+def broker_ms(answer: Answer) -> float:
+    """What broker and scheduler took of this answer's TTFT; a part that is not known counts as 0."""
+    return sum(answer.timing_ms.get(step) or 0.0 for step in BROKER_STEPS)
+
+
 def print_broker(console: Console, one: Pass) -> None:
     """How much of the time to first token broker and scheduler took."""
-    shares = [
-        (sum(a.timing_ms.get(step, 0.0) for step in BROKER_STEPS), a.ttft_s * 1e3)
-        for a in one.answers
-        if a.timing_ms and a.ttft_s
-    ]
+    shares = [(broker_ms(a), a.ttft_s * 1e3) for a in one.answers if a.timing_ms and a.ttft_s]
     if not shares:
         return
     times = [broker for broker, _ in shares]

@@ -36,6 +36,7 @@ class Cell:
     device_kv_bytes: int
     host_kv_bytes: int
     threads: int
+    dtype: str | None = None
     config_file: Path | None = None
 
     @property
@@ -66,6 +67,17 @@ def pool_sizes(config: SupervisorConfig, free_bytes: int) -> tuple[int, int]:
     if host is None:
         host = min(DEFAULT_HOST_KV_BYTES, free_bytes // 2)
     return device, host
+
+
+def data_type(config: SupervisorConfig, model: Path) -> str | None:
+    """The data type of weights and KV; None leaves the checkpoint's own.
+
+    The bundled model is so small that float32 costs nothing, and with it a continuation that is computed anew,
+    after a worker died, equals the one that was lost. In bfloat16 the two may round differently.
+    """
+    if config.dtype is None and model == bundled_model() and config.device != "cuda":
+        return "float32"
+    return config.dtype
 
 
 def free_shared_memory() -> int:
@@ -122,5 +134,6 @@ def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = 
         device_kv_bytes=device_kv_bytes,
         host_kv_bytes=host_kv_bytes,
         threads=config.threads or divide_cores(usable_cores(), config.workers),
+        dtype=data_type(config, model),
         config_file=config_file,
     )

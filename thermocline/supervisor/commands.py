@@ -65,7 +65,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "device_kv_bytes": cell.device_kv_bytes,
         "shm_prefix": cell.shm_prefix,
         "threads": cell.threads,
-        "dtype": config.dtype,
+        "dtype": cell.dtype,
         "device": config.device,
         "stop_timeout_ms": grace_ms,
     }

@@ -27,11 +27,11 @@ async def wait_until_ready(base_url: str) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-async def served_model(base_url: str, default: str) -> str:
-    """The model's name in the API, or ``default`` if the gateway wants a key to tell."""
+async def served_model(base_url: str) -> str | None:
+    """The model's name in the API, or None if the gateway wants a key to tell."""
     async with _client() as client:
         try:
             response = await client.get(f"{base_url}/v1/models")
             return str(response.json()["data"][0]["id"])
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
-            return default
+            return None

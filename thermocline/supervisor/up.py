@@ -129,16 +129,20 @@ class Up:
 
     async def _announce(self) -> None:
         cell = self._cell
-        self._is_ready = True
         self._supervisor.policy = RUNNING
-        self._write_record()
-        model = await readiness.served_model(cell.base_url, cell.model.name)
+        open_model = await readiness.served_model(cell.base_url)
+        model = open_model or cell.model.name
         workers = "1 worker" if cell.config.workers == 1 else f"{cell.config.workers} workers"
+        headers = "-H 'content-type: application/json'"
+        if open_model is None:
+            headers += " -H 'authorization: Bearer YOUR-KEY'"
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
         print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
         print(f"Broker: {','.join(cell.nats_urls)}  Logs: {cell.logs}")
-        print(f"Try: curl {cell.base_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+        print(f"Try: curl {cell.base_url}/v1/chat/completions {headers} -d '{body}'")
         sys.stdout.flush()
+        self._is_ready = True
+        self._write_record()
 
     def _explain(self, failure: Failure) -> None:
         log_file = self._supervisor.minded[failure.name].spec.log

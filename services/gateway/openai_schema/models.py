@@ -9,13 +9,14 @@ from services.gateway.openai_schema.errors import ErrorDetail
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's fields and vLLM's ``root`` and ``max_model_len``."""
+    """OpenAI's fields, vLLM's ``root`` and ``max_model_len``, and the bound of token ids."""
 
     id: str
     object: str = "model"
     created: int
     root: str
     max_model_len: int
+    vocab_size: int
     owned_by: str = "thermocline"
     parent: str | None = None
 

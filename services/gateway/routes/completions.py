@@ -52,7 +52,7 @@ async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response
     if choices > gateway.slots.limit:
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
     ticket.extend(choices)
-    tokenised = [await _tokens(gateway, request, prompt, place, len(prompts)) for place, prompt in enumerate(prompts)]
+    tokenised = await _tokenise(gateway, request, prompts)
     answer_id = new_id("cmpl")
     generation = make_generation(
         gateway,
@@ -75,15 +75,19 @@ async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response
     return await answer(gateway, http, ticket, generation, view)
 
 
-async def _tokens(
-    gateway: Gateway, request: CompletionRequest, prompt: str | list[int], place: int, count: int
-) -> list[int]:
-    if isinstance(prompt, str):
+async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[str | list[int]]) -> list[list[int]]:
+    """Token ids of every prompt; texts and token ids are never mixed. Raises InvalidRequest, ContextTooLong."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    tokenised = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for text in texts:
         longest = gateway.tokenizer.longest_token_characters
-        admission.check_prompt_characters(len(prompt), longest, gateway.max_context)
-        prompt = await gateway.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
-    admission.check_prompt_tokens(prompt, gateway.facts.vocab_size, place=place, count=count)
-    return prompt
+        admission.check_prompt_characters(len(text), longest, gateway.max_context)
+    if texts:
+        special = request.add_special_tokens is not False
+        tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special)
+    for place, tokens in enumerate(tokenised):
+        admission.check_prompt_tokens(tokens, gateway.facts.vocab_size, place=place, count=len(prompts))
+    return tokenised
 
 
 def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) -> SamplingParams:

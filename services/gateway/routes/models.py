@@ -16,7 +16,13 @@ def models_router(gateway: Gateway) -> APIRouter:
 
     def card() -> ModelCard:
         facts = gateway.facts
-        return ModelCard(id=facts.name, created=facts.created, root=facts.name, max_model_len=gateway.max_context)
+        return ModelCard(
+            id=facts.name,
+            created=facts.created,
+            root=facts.name,
+            max_model_len=gateway.max_context,
+            vocab_size=facts.vocab_size,
+        )
 
     @router.get(
         "/v1/models", response_model=None, openapi_extra=describes(None, ModelList), summary="The model of this cell"

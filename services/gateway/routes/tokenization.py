@@ -31,10 +31,11 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         summary="Token ids of a text or a conversation",
     )
     async def tokenize(http: Request) -> Response:
-        body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
-        request = decode_body(body, TokenizeRequest)
-        admission.check_model(request.model, gateway.facts.name)
-        tokens = await _tokenize(gateway, request)
+        with gateway.slots.taken():
+            body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+            request = decode_body(body, TokenizeRequest)
+            admission.check_model(request.model, gateway.facts.name)
+            tokens = await _tokenize(gateway, request)
         strings = [gateway.tokenizer.texts.text(token) for token in tokens] if request.return_token_strs else None
         return _json(
             TokenizeResponse(count=len(tokens), max_model_len=gateway.max_context, tokens=tokens, token_strs=strings)
@@ -47,8 +48,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
         summary="Text of token ids",
     )
     async def detokenize(http: Request) -> Response:
-        body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
-        request = decode_body(body, DetokenizeRequest)
+        with gateway.slots.taken():
+            body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
+            request = decode_body(body, DetokenizeRequest)
         admission.check_model(request.model, gateway.facts.name)
         for token in request.tokens:
             if not 0 <= token < gateway.facts.vocab_size:
@@ -63,7 +65,8 @@ async def _tokenize(gateway: Gateway, request: TokenizeRequest) -> list[int]:
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if request.messages is None:
         text = request.prompt or ""
-        return await gateway.tokenizer.encode(text, add_special_tokens=request.add_special_tokens is not False)
+        special = request.add_special_tokens is not False
+        return (await gateway.tokenizer.encode([text], add_special_tokens=special))[0]
     chat = ChatRequest(
         messages=request.messages,
         tools=request.tools,

@@ -98,12 +98,10 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
             give_host(state, node, storage, pages)
         else:
             release(host_pool(storage), pages)
-    # A timed-out backup frees nothing on the device: what it held has been cached all along, and may be evicted
-    # like anything else from now on.
     worker = state.workers.get(transfer.worker_id)
     for node in reversed(nodes):  # A split puts the upper part first, and the lower part must leave before it.
         offer(state, node)
-        if worker is not None and not transfer.is_timed_out:
+        if worker is not None:
             _leave_device(state, node, worker)
 
 

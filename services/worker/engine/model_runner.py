@@ -21,26 +21,26 @@ from services.worker.engine.model_loading import (
     load_model,
     max_context_tokens,
 )
+from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.engine.probe import find_geometry, verify_attention
+from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
-_PROBE_TOKENS, _PROBE_TOKENS_SMALL = 16, 64
 
 
 class ModelRunner:
     """A loaded model. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Any, pool: DevicePool) -> None:
+    def __init__(self, model: Any, pool: DevicePool, *, vocab_size: int) -> None:
         self._model = model
         self._device = pool.device
         self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
         self.pool = pool
         self.max_context = max_context_tokens(model.config)
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
 
     @classmethod
@@ -71,8 +71,11 @@ class ModelRunner:
         count = pages if pages is not None else (device_kv_bytes or 0) // geometry.page_bytes
         pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
         try:
-            runner = cls(model, pool)
-            runner._verify()
+            verification = Verification(model, _probe_tokens(model, pool))
+            if pool.device.type == "cpu":
+                pack_linears(model)
+            runner = cls(model, pool, vocab_size=verification.vocab_size)
+            verification.check(runner.forward, pages=count, page_size=page_size)
         except BaseException:
             pool.close()
             raise
@@ -119,12 +122,11 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self.pool.close()
 
-    def _verify(self) -> None:
-        page_size, pages = self.geometry.page_size, self.pool.pages
-        wanted = _PROBE_TOKENS_SMALL if self._model.num_parameters() <= _SMALL_MODEL_PARAMETERS else _PROBE_TOKENS
-        if pages < 2:
-            raise ConfigError("the device pool needs two pages at least")
-        tokens = min(wanted, self.max_context, pages // 2 * page_size)
-        verify_attention(
-            self._model, self.forward, tokens=tokens, pages=pages, page_size=page_size, vocab_size=self.vocab_size
-        )
+
+def _probe_tokens(model: Any, pool: DevicePool) -> int:
+    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little."""
+    wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
+    tokens = min(wanted, max_context_tokens(model.config), pool.pages // 2 * pool.geometry.page_size)
+    if tokens < 2:
+        raise ConfigError(f"a device pool of {pool.pages} pages is too small to serve anything")
+    return tokens

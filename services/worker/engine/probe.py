@@ -81,41 +81,46 @@ def find_geometry(model: Any, windows: list[int | None], page_size: int) -> KvGe
     )
 
 
-@torch.inference_mode()
-def verify_attention(model: Any, forward: Forward, *, tokens: int, pages: int, page_size: int, vocab_size: int) -> None:
-    """Compare ``forward`` over the paged pool (its first ``pages`` pages, which it overwrites) with ``eager``.
+class Verification:
+    """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
 
-    Two prompts of ``tokens`` tokens share the batch, one of them in two chunks over pages in reverse order.
-    Raises UnsupportedModel when they differ by more than rounding.
-    """
-    device = model.device
-    prompts = (torch.arange(2 * tokens, device=device) * 7919 % vocab_size).view(2, tokens)
-    per_prompt, first = pages_for(tokens, page_size), tokens - tokens // 3
-    numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
-    tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]
-    positions = torch.arange(tokens, device=device)
-    step = ForwardMeta.build([Segment(first, 0, tables[0]), Segment(tokens, 0, tables[1])], page_size, device)
-    ids, places = torch.cat([prompts[0, :first], prompts[1]]), torch.cat([positions[:first], positions])
-    ours = [forward(ids, places, step, torch.arange(first + tokens, device=device))]
-    if first < tokens:
+    @torch.inference_mode()
+    def __init__(self, model: Any, tokens: int) -> None:
+        """``tokens`` is the length of each prompt, at least 2."""
+        self._name, self._dtype = type(model).__name__, model.dtype
+        vocab_size = model.get_input_embeddings().weight.shape[0]
+        self._prompts = (torch.arange(2 * tokens, device=model.device) * 7919 % vocab_size).view(2, tokens)
+        try:
+            model.set_attn_implementation("eager")
+            self._expected = model(input_ids=self._prompts, use_cache=False).logits.float()
+        finally:
+            model.set_attn_implementation(ATTENTION_NAME)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self._expected.shape[-1])
+
+    def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
+        """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
+        logits than expected. The prompts share the batch, one of them in two chunks, over pages in reverse order.
+        """
+        tokens, device = self._prompts.shape[1], self._prompts.device
+        per_prompt, first = pages_for(tokens, page_size), tokens - tokens // 3
+        numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
+        tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]
+        positions = torch.arange(tokens, device=device)
+        step = ForwardMeta.build([Segment(first, 0, tables[0]), Segment(tokens, 0, tables[1])], page_size, device)
+        ids, places = torch.cat([self._prompts[0, :first], self._prompts[1]]), torch.cat([positions[:first], positions])
+        head = forward(ids, places, step, torch.arange(first + tokens, device=device))
         step = ForwardMeta.build([Segment(tokens - first, first, tables[0])], page_size, device)
         rest = torch.arange(tokens - first, device=device)
-        ours.append(forward(prompts[0, first:], positions[first:], step, rest))
-    theirs = _eager_logits(model, prompts)
-    expected = torch.cat([theirs[0, :first], theirs[1], theirs[0, first:]])
-    spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
-    deviation = ((torch.cat(ours) - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
-    if not deviation <= _TOLERANCE[model.dtype]:
-        raise UnsupportedModel(
-            f"paged attention gives {type(model).__name__} other logits than its own attention: "
-            f"mean relative deviation {deviation:.2g}"
-        )
-
-
-def _eager_logits(model: Any, prompts: torch.Tensor) -> torch.Tensor:
-    """Logits of the model by its own attention, float32 [prompts, tokens, vocab]."""
-    try:
-        model.set_attn_implementation("eager")
-        return model(input_ids=prompts, use_cache=False).logits.float()
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        tail = forward(self._prompts[0, first:], positions[first:], step, rest)
+        expected = torch.cat([self._expected[0, :first], self._expected[1], self._expected[0, first:]])
+        spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
+        deviation = ((torch.cat([head, tail]) - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
+        if not deviation <= _TOLERANCE[self._dtype]:
+            raise UnsupportedModel(
+                f"paged attention gives {self._name} other logits than its own attention: "
+                f"mean relative deviation {deviation:.2g}"
+            )

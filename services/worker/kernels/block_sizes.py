@@ -47,7 +47,7 @@ def block_sizes(head_dim: int, group: int, itemsize: int) -> BlockSizes:
         decode_rows=max(MIN_BLOCK, padded_group),
         extend_rows=max(64 if row_bytes <= 256 else 32, padded_group),
         block_n=64 if row_bytes <= 256 else 32,
-        num_warps=4,
+        num_warps=4 if row_bytes <= 256 else 8,
         num_stages=2,
     )
 

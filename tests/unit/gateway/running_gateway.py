@@ -77,6 +77,16 @@ class Harness:
     life: Lifecycle
     base_url: str = ""
 
+    def placed(self, request: SubmitRequest) -> int:
+        """Tokens of a running request that the gateway has."""
+        choice = self.gateway.dispatcher.pending.get(request.request_id)
+        return choice.assembly.next_index if choice is not None else 0
+
+    def taken(self, request: SubmitRequest) -> int:
+        """Those of them that were written to the client."""
+        choice = self.gateway.dispatcher.pending.get(request.request_id)
+        return choice.assembly.next_index - choice.assembly.waiting_tokens if choice is not None else 0
+
     async def heard(self) -> None:
         """Wait until the gateway has heard the cell's status."""
         await self.cell.announce()

@@ -12,6 +12,7 @@ from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
 from shared.errors import ContextTooLong, InvalidRequest, NotFound, ThermoclineError
+from shared.messages.requests import CacheHints
 
 FACTS = ModelFacts(name="m", fingerprint="00", vocab_size=100, max_context=64)
 
@@ -44,6 +45,16 @@ def test_the_models_own_defaults_apply_where_the_caller_is_silent() -> None:
     assert (params(completion(), facts).temperature, params(completion(), facts).top_k) == (0.6, 20)
     assert (params(completion(temperature=0, top_k=-1), facts).temperature) == 0
     assert (params(completion(temperature=0, top_k=-1), facts).top_k) == 0
+
+
+def test_logprobs_of_the_prompt_read_no_cache() -> None:
+    """Its logits must all be computed; otherwise the caller decides."""
+    request = completion(cache={"write": False})
+    scored = admission.sampling_params(request, FACTS, max_tokens=10, logprobs=None, prompt_logprobs=0)
+
+    assert admission.cache_hints(request, scored) == CacheHints(read=False, write=False)
+    assert admission.cache_hints(request, params(request)) == CacheHints(read=True, write=False)
+    assert admission.cache_hints(completion(), params(completion())) == CacheHints()
 
 
 def test_top_k_of_the_whole_vocabulary_is_off() -> None:

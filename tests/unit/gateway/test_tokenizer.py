@@ -25,7 +25,7 @@ async def test_a_long_text_is_encoded_in_a_thread_to_the_same_tokens() -> None:
     """Where it is done makes no difference."""
     text = "hello world " * 5_000
 
-    assert await tokenizer().encode(text, add_special_tokens=False) == REFERENCE(text)["input_ids"]
+    assert await tokenizer().encode([text], add_special_tokens=False) == [REFERENCE(text)["input_ids"]]
 
 
 async def test_a_conversation_is_rendered_by_the_models_template() -> None:

@@ -1,6 +1,7 @@
 """A whole storage over a bus in this process: what the scheduler sees of it."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from services.storage.config import StorageConfig
+from services.storage.copier import COPY_NICENESS
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from shared import subjects
@@ -133,8 +135,10 @@ class _GatedPool:
         self.handle = handle
         self.entered = threading.Event()
         self.gate = threading.Event()
+        self.niceness = 0
 
     def copy_run(self, run: DeviceRun, into: np.ndarray) -> None:
+        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         self.entered.set()
         assert self.gate.wait(20.0)
         self._view.copy_run(run, into)
@@ -257,6 +261,23 @@ async def test_detaching_fails_what_waits_and_what_runs(
     assert [(answer.transfer_id, answer.ok) for answer in answers] == [(2, False), (1, False), (3, True)]
     assert "detached" in answers[0].error
     assert "detached" in answers[1].error
+
+
+async def test_copies_yield_to_everything_else(
+    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
+) -> None:
+    """The thread that copies has a low priority, and the event loop keeps its own."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    handle = make_device_pool(geometry, 6)
+    pool = _GatedPool(handle)
+    pool.gate.set()
+    async with _running(broker, shm_prefix, open_device=lambda _: pool) as cell:
+        await cell.create_pools(geometry, handle)
+        await cell.scheduler.backup(1, [(0, 0)])
+        await cell.scheduler.event()
+
+    assert pool.niceness == COPY_NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 async def test_backups_beyond_the_bound_are_refused(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -46,25 +47,33 @@ def vocabulary() -> Vocabulary:
 class Driven:
     """``give`` numbers orders; ``run`` steps until there is nothing to do."""
 
-    def __init__(self, *, pages: int = 64, lease_low_tokens: int = 2) -> None:
-        self.runner = FakeRunner(pages)
+    def __init__(
+        self,
+        runner: Any = None,
+        words: Vocabulary | None = None,
+        *,
+        submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
+    ) -> None:
+        """``submit`` runs transfers: at once by default, on the worker's own thread when None."""
+        self.runner = runner or FakeRunner()
+        geometry = self.runner.geometry
         self.reports: list[Report] = []
         self.loads = Loads(
-            GEOMETRY,
-            pages,
+            geometry,
+            self.runner.pool.pages,
             CpuPageWriter(self.runner.pool),
             timeout_s=5,
             clock_ns=self._clock,
-            submit=lambda work: work(),
+            submit=submit,
         )
         self.executor = Executor(
             "w",
             "inc",
             self.runner,
-            vocabulary(),
+            words or vocabulary(),
             self.loads,
             self.reports.append,
-            lease_low_tokens=lease_low_tokens,
+            lease_low_tokens=2,
             clock_ns=self._clock,
         )
         self._now = 0
@@ -100,7 +109,7 @@ class Driven:
 
     def host_pool(self, pages: int, *, storage_id: str = "s") -> HostPoolView:
         """A host pool that is attached as ``storage_id``."""
-        host = HostPoolView.create(SHM_PREFIX, GEOMETRY, pages)
+        host = HostPoolView.create(SHM_PREFIX, self.runner.geometry, pages)
         self._hosts.append(host)
         self.give(AttachHostPool(storage_id=storage_id, handle=host.handle))
         return host

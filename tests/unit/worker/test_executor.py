@@ -306,7 +306,10 @@ def test_a_preempted_request_resumes_where_it_was(driven: Driven, generated: int
     assert driven.tokens() == continuation(PROMPT, 8)
     assert driven.text() == text
     assert unpack_int32(driven.finished()[0].output) == continuation(PROMPT, 8)
-    assert ("r", 1) in driven.reports[generated].forgotten
+    assert [name for report in driven.reports for name in report.preempted] == ["r"]
+    recalled = [item for report in driven.reports for item in report.recalled]
+    assert [token for item in recalled for token in item.tokens] == continuation(PROMPT, generated)
+    assert [item.text for item in recalled] == [item.text for item in driven.items()[:generated]]
 
 
 def test_a_resumed_request_that_had_ended_ends_at_once(driven: Driven) -> None:

@@ -82,6 +82,18 @@ def test_pages_are_asked_for_when_half_the_lease_is_used() -> None:
     assert request.needs_lease(low_tokens=1) is False  # Room for 15 of 8.
 
 
+def test_a_low_mark_above_the_lease_does_not_make_every_token_ask() -> None:
+    """A lease of one page is asked for again when half of it is used."""
+    request = decoding(tokens=9)
+    request.grant(np.array([9], dtype=np.int32))
+    request.tokens += [1] * 8
+
+    assert request.room == 4
+    assert request.needs_lease(low_tokens=32) is False
+    request.tokens += [1] * 2
+    assert request.needs_lease(low_tokens=32) is True
+
+
 def test_no_pages_are_asked_for_that_the_answer_cannot_use() -> None:
     """Room for seven steps is enough for an answer of five tokens."""
     assert decoding(tokens=10, max_tokens=5).needs_lease(low_tokens=32) is False
@@ -90,3 +102,13 @@ def test_no_pages_are_asked_for_that_the_answer_cannot_use() -> None:
 def test_a_request_that_is_not_decoding_asks_for_nothing() -> None:
     """Its decode room is not used yet."""
     assert make_request(tokens=16).needs_lease(low_tokens=32) is False
+
+
+def test_a_request_admitted_without_any_decode_room_asks() -> None:
+    """Else it would wait for ever."""
+    request = decoding(tokens=16)
+    request.lease_tokens = 0
+    request.tokens.append(1)
+
+    assert request.room == 0
+    assert request.needs_lease(low_tokens=32) is True

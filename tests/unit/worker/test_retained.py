@@ -30,7 +30,7 @@ def test_items_are_joined_from_the_position_asked_for(count: int, index: int, fi
     for position in range(count):
         retained.add(item(position, finish="stop" if finished and position == count - 1 else None))
 
-    found = retained.find("r", 1, index, max_bytes=10**6)
+    found = retained.find("r", index, max_bytes=10**6)
 
     assert found is not None
     assert found.tokens == tuple(100 + position for position in range(index, count))
@@ -40,14 +40,12 @@ def test_items_are_joined_from_the_position_asked_for(count: int, index: int, fi
     assert found.finish == ("stop" if finished and index < count else None)
 
 
-def test_unknown_requests_and_attempts_are_none() -> None:
+def test_an_unknown_request_is_none() -> None:
     """The gateway then waits for the scheduler's word."""
     retained = RetainedOutputs(4)
-    retained.add(item(0, attempt=2))
+    retained.add(item(0))
 
-    assert retained.find("other", 1, 0, max_bytes=999) is None
-    assert retained.find("r", 1, 0, max_bytes=999) is None
-    assert retained.find("r", 2, 0, max_bytes=999) is not None
+    assert retained.find("other", 0, max_bytes=999) is None
 
 
 def test_an_end_without_tokens_is_found_after_the_last_one() -> None:
@@ -56,7 +54,7 @@ def test_an_end_without_tokens_is_found_after_the_last_one() -> None:
     retained.add(item(0))
     retained.add(TokenItem(request_id="r", attempt=1, index=1, tokens=(), finish="cancelled"))
 
-    found = retained.find("r", 1, 1, max_bytes=999)
+    found = retained.find("r", 1, max_bytes=999)
 
     assert found is not None
     assert (found.tokens, found.finish) == ((), "cancelled")
@@ -68,7 +66,7 @@ def test_a_newer_attempt_replaces_an_older_one() -> None:
     retained.add(item(0, attempt=1))
     retained.add(item(1, attempt=2))
 
-    found = retained.find("r", 2, 0, max_bytes=999)
+    found = retained.find("r", 0, max_bytes=999)
 
     assert found is not None
     assert found.index == 1
@@ -81,18 +79,21 @@ def test_only_the_last_finished_requests_are_kept() -> None:
     for name in ("a", "b", "c"):
         retained.add(item(0, request_id=name, finish="stop"))
 
-    known = [name for name in ("running", "a", "b", "c") if retained.find(name, 1, 0, max_bytes=999)]
+    known = [name for name in ("running", "a", "b", "c") if retained.find(name, 0, max_bytes=999)]
 
     assert known == ["running", "b", "c"]
 
 
-def test_a_preempted_request_is_forgotten() -> None:
-    """Its next attempt speaks for itself."""
+def test_a_preempted_request_is_still_known() -> None:
+    """What its gateway missed can be asked for until the next attempt has recalled it."""
     retained = RetainedOutputs(2)
     retained.add(item(0))
-    retained.forget("r", 1)
+    retained.retire("r")
 
-    assert retained.find("r", 1, 0, max_bytes=999) is None
+    found = retained.find("r", 0, max_bytes=999)
+
+    assert found is not None
+    assert found.tokens == (100,)
 
 
 def test_a_long_answer_is_cut_between_tokens() -> None:
@@ -101,11 +102,11 @@ def test_a_long_answer_is_cut_between_tokens() -> None:
     for position in range(20):
         retained.add(item(position, finish="stop" if position == 19 else None))
 
-    first = retained.find("r", 1, 0, max_bytes=2000)
+    first = retained.find("r", 0, max_bytes=2000)
     assert first is not None
     assert 0 < len(first.tokens) < 20
     assert first.finish is None
-    rest = retained.find("r", 1, len(first.tokens), max_bytes=10**6)
+    rest = retained.find("r", len(first.tokens), max_bytes=10**6)
     assert rest is not None
     assert first.tokens + rest.tokens == tuple(range(100, 120))
     assert rest.finish == "stop"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from thermocline.supervisor.cell import divide_cores, pool_sizes, resolve
-from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.cell import data_type, divide_cores, pool_sizes, resolve
+from thermocline.supervisor.config import SupervisorConfig, bundled_model
 
 MIB = 1024**2
 
@@ -82,3 +82,14 @@ def test_the_base_url_is_reachable_from_here(tmp_path: Path, host: str, url_host
     cell = resolve(SupervisorConfig(port=0, host=host), tmp_path)
 
     assert cell.base_url == f"http://{url_host}:{cell.port}"
+
+
+def test_the_bundled_model_runs_in_float32_unless_told_otherwise() -> None:
+    """Any other model, and any choice of the operator, is left alone."""
+    bundled = bundled_model()
+    assert bundled is not None
+
+    assert data_type(SupervisorConfig(), bundled) == "float32"
+    assert data_type(SupervisorConfig(dtype="bfloat16"), bundled) == "bfloat16"
+    assert data_type(SupervisorConfig(device="cuda"), bundled) is None
+    assert data_type(SupervisorConfig(), Path("/models/other")) is None

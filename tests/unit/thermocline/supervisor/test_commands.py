@@ -64,7 +64,7 @@ def test_every_child_is_told_the_broker_and_its_name() -> None:
 
 def test_workers_get_their_share_of_the_machine() -> None:
     """Threads, pools and the cell's own shared memory prefix reach the worker."""
-    worker = service_children(make_cell(SupervisorConfig(dtype="float32")), {})[2]
+    worker = service_children(make_cell(SupervisorConfig(), dtype="float32"), {})[2]
 
     flags = flags_of(worker)
     assert worker.argv[:4] == (sys.executable, "-P", "-m", "services.worker")
@@ -99,10 +99,10 @@ def test_a_checkout_comes_first_and_keeps_the_users_path() -> None:
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "storage", "worker"])
 def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
     """The supervisor says nothing that a service would not understand."""
-    config = SupervisorConfig(
-        page_size=16, policy="lru", dtype="float32", device="cpu", max_batch_tokens=8, max_running=2, max_queued=9
+    config = SupervisorConfig(page_size=16, policy="lru", device="cpu", max_batch_tokens=8, max_running=2, max_queued=9)
+    child = next(
+        child for child in service_children(make_cell(config, dtype="float32"), {}) if child.name.startswith(service)
     )
-    child = next(child for child in service_children(make_cell(config), {}) if child.name.startswith(service))
     module = importlib.import_module(f"services.{service}.config")
 
     structs = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]

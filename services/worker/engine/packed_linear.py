@@ -1,0 +1,63 @@
+"""Linear layers whose weights are stored the way oneDNN computes with them, for CPUs.
+
+Measured on an 88M-parameter Llama with one thread: half the time per step at batch 8 in float32 and bfloat16
+alike, 10 to 25% off prefill. What is worth as much: with at least ``_LEAST_ROWS`` rows the result of a row does
+not depend, to the bit, on how many other rows there are, so a decoding request gets the same logits alone and in
+any batch. Fewer rows are padded, which is also faster than the matrix-vector kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+_LEAST_ROWS = 4
+_EXPECTED_ROWS = 8
+"""oneDNN chooses the layout for this many; layouts chosen for 8 and 64 are equally good at every size."""
+
+
+class PackedLinear(torch.nn.Module):
+    """``x @ weight.T + bias``, as ``torch.nn.Linear``. ``weight`` only tells shape, dtype and device."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.weight = linear.weight.new_zeros(()).expand(linear.weight.shape)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _EXPECTED_ROWS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        shape = (*x.shape[:-1], self.out_features)
+        x = x.reshape(-1, self.in_features)
+        rows = x.shape[0]
+        if rows == 0:
+            return x.new_empty(shape)
+        if rows < _LEAST_ROWS:
+            x = pad(x, (0, 0, 0, _LEAST_ROWS - rows))
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return y[:rows].view(shape)
+
+
+def pack_linears(model: Any) -> int:
+    """Replace every plain linear layer of ``model`` whose dtype oneDNN computes in; returns how many.
+
+    Weights that are tied to an embedding are copied, all others are moved.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return 0
+    dtypes = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtypes.add(torch.bfloat16)
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        dtypes.add(torch.float16)
+    packed = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # Not subclasses: they may compute something else.
+            if type(child) is torch.nn.Linear and child.weight.dtype in dtypes:
+                setattr(parent, name, PackedLinear(child))
+                packed += 1
+    return packed

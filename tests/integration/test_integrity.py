@@ -1,0 +1,64 @@
+"""Cached state that went bad is noticed, quarantined and computed again; a wrong token is never served."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.memory import SharedSegment
+from tests.cell import Cell, running_cell
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+
+PAGE_SIZE = 16
+DEVICE_TOKENS = 256
+
+
+def host_segment(cell: Cell) -> SharedSegment:
+    """A mapping of the host pool of this cell's storage, found as any process of this user could."""
+    files = [path for path in Path("/dev/shm").iterdir() if path.name.startswith(cell.shm_prefix)]
+    (file,) = [path for path in files if ".host." in path.name]
+    return SharedSegment.attach(file.name, file.stat().st_size)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("damage", ["kv", "identities"])
+async def test_damaged_host_memory_is_recomputed_not_served(
+    damage: str, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """Every page of the host pool is damaged; the answer is the same, and no token is claimed from host memory."""
+    model = make_checkpoint("llama", tmp_path / "llama")
+    reference = Reference(model)
+    rng = random.Random(3)
+    document = [rng.randrange(8, VOCAB_SIZE) for _ in range(100)]
+    worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_TOKENS // PAGE_SIZE}
+    async with running_cell(nats_server.url, model, worker_settings=worker) as cell:
+        await cell.complete(document, 4)
+        for _ in range(6):
+            await cell.complete([rng.randrange(8, VOCAB_SIZE) for _ in range(120)], 2)
+        status = await cell.settle()
+        assert status.counters["backups_done"] > 0
+        segment = host_segment(cell)
+        # Tables follow the pages: identities take 16 bytes a page, checksums 8 a page and layer.
+        pages = next(pool.total for pool in status.pools if pool.tier == "host")
+        tables = segment.nbytes - pages * 16 - pages * 3 * 8
+        part = segment.array[:tables] if damage == "kv" else segment.array[tables : tables + pages * 16]
+        np.bitwise_xor(part, 1, out=part)
+
+        answer = await cell.complete(document, 12)
+        status = await cell.settle()
+
+        del part
+        segment.close()
+        assert answer["choices"][0]["token_ids"] == reference.greedy(document, 12)
+        assert answer["usage"]["prompt_tokens_details"]["host_tokens"] == 0
+        assert status.counters["loads_failed"] > 0
+        assert (await cell.inventory()).counters["loads_failed"] > 0
+        # The damaged pages are out of the tree: the next request recomputes nothing of this prompt and loads nothing.
+        again = await cell.complete(document, 12)
+        assert again["choices"][0]["token_ids"] == reference.greedy(document, 12)
+        assert again["usage"]["prompt_tokens_details"]["device_tokens"] == 96

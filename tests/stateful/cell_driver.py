@@ -1,0 +1,177 @@
+"""Everything that can be done to a model cell, as methods with plain arguments, and how it must end.
+
+A hypothesis machine and seeded random walks share it. An ``index`` picks one of what there is.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
+from shared import codec
+from shared.messages import cell_events, requests, storage_events, worker_events
+from shared.messages.cell_events import CellConfig
+from tests.stateful.cell_model import CellModel, ModelWorker, namespace
+
+TROUBLES = (
+    "worker_dies",
+    "worker_starts",
+    "chunk_fails",
+    "storage_dies",
+    "storage_starts",
+    "page_rots",
+    "page_rots",
+    "gateway_dies",
+)
+NOISES = ("cancel", "timer", "submit_again", "old_message", "old_message", "restart", "resume")
+GATEWAYS = ("gateway-a", "gateway-b")
+
+# A join that comes again for an incarnation that is gone would be a process that rose from the dead.
+_NEVER_REPEATED = (worker_events.WorkerJoined, storage_events.StorageJoined)
+
+
+def as_bytes(output: object) -> bytes:
+    """An output in a form that compares by the byte."""
+    return codec.encode(output) if hasattr(output, "__struct_fields__") else repr(output).encode()
+
+
+def replay(log: list[Stamped], cut: int) -> tuple[list[list[bytes]], bytes]:
+    """Outputs of a whole log, and the last state, by a fold that was stopped after ``cut`` inputs and restored."""
+    state = new_state()
+    outputs = []
+    for number, stamped in enumerate(log):
+        if number == cut:
+            data = encode_state(state)
+            state = decode_state(data)
+            assert encode_state(state) == data
+        outputs.append([as_bytes(output) for output in step(state, stamped)])
+    return outputs, encode_state(state)
+
+
+class CellDriver:
+    """A model cell, with one storage or none."""
+
+    def __init__(self, config: CellConfig, *, page_size: int, workers: int, pages: int, host_pages: int) -> None:
+        self.cell = CellModel(config, page_size=page_size)
+        self.pages, self.host_pages = pages, host_pages
+        if host_pages:
+            self.cell.add_storage("storage", pages=host_pages)
+        for number in range(workers):
+            self.cell.add_worker(f"worker-{number}", pages=pages)
+
+    def submit(self, shape: list[int], tail: int, max_tokens: int, **options: object) -> None:
+        """A prompt of whole pages of few kinds, so that prefixes are shared often, and a few tokens more."""
+        size = self.cell.page_size
+        tokens = [kind * 100 + place for kind in shape for place in range(size)] + [7] * min(tail, size)
+        self.cell.submit(
+            tokens,
+            max_tokens=max_tokens * (size // 4 + 1),
+            seed=len(self.cell.submitted) % 3,
+            **options,  # type: ignore[arg-type]
+        )
+
+    # Work goes on.
+
+    def everything_moves(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.cell.round()
+
+    def worker_steps(self, index: int, steps: int, finishes_before_batch_done: bool) -> None:
+        if self.cell.workers:
+            worker = self._worker(index)
+            worker.finishes_before_batch_done = finishes_before_batch_done
+            for _ in range(steps):
+                worker.step()
+
+    def worker_is_heard(self, index: int, events: int) -> None:
+        if self.cell.workers:
+            worker = self._worker(index)
+            for _ in range(events):
+                self.cell.deliver(worker)
+
+    def storage_steps(self, is_heard: bool, backups_succeed: bool) -> None:
+        storage = self.cell.storages.get("storage")
+        if storage is not None:
+            storage.step(backups_succeed=backups_succeed)
+            if is_heard:
+                self.cell.deliver(storage)
+
+    # Things go wrong.
+
+    def trouble(self, kind: str, index: int) -> None:
+        cell = self.cell
+        storage = cell.storages.get("storage")
+        if kind == "worker_dies" and cell.workers:
+            cell.lose_worker(self._worker(index).worker_id)
+        elif kind == "worker_starts":
+            name = f"worker-{index % 2}"
+            cell.workers.pop(name, None)
+            cell.add_worker(name, pages=self.pages + index % 3)
+        elif kind == "chunk_fails" and cell.workers:
+            worker = self._worker(index)
+            if worker.requests:
+                worker.fail_next_chunk_of = list(worker.requests)[index % len(worker.requests)]
+        elif kind == "storage_dies" and storage is not None:
+            cell.lose_storage("storage")
+        elif kind == "storage_starts" and self.host_pages:
+            cell.storages.pop("storage", None)
+            cell.add_storage("storage", pages=self.host_pages)
+        elif kind == "page_rots" and storage is not None and storage.pool is not None and storage.pool.memory:
+            memory = storage.pool.memory
+            memory[list(memory)[index % len(memory)]].is_corrupt = True
+        elif kind == "gateway_dies":
+            cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
+
+    def noise(self, kind: str, index: int) -> None:
+        cell = self.cell
+        known = list(cell.state.requests)
+        if kind == "cancel" and known:
+            cell.cancel(known[index % len(known)])
+        elif kind == "timer" and cell.timers:
+            cell.fire(list(cell.timers)[index % len(cell.timers)])
+        elif kind == "submit_again" and known:
+            cell.submit([1], request_id=known[index % len(known)], gateway_id=GATEWAYS[index % 2])
+        elif kind == "old_message":
+            self._repeat_old_message(index)
+        elif kind == "restart":
+            cell.state = decode_state(encode_state(cell.state))
+        elif kind == "resume":
+            cell.answer_resume(GATEWAYS[index % 2])
+
+    def _repeat_old_message(self, index: int) -> None:
+        old = [item.input for item in self.cell.log if not isinstance(item.input, _NEVER_REPEATED)]
+        message = old[-1 - index % len(old)]
+        if isinstance(message, requests.SubmitRequest) and message != self.cell.submitted[message.request_id]:
+            return  # It was refused because of the original, which may be over by now.
+        if not isinstance(message, cell_events.TimerFired) or message.timer_id not in self.cell.timers:
+            self.cell.feed(message)
+
+    def flush(self, tiers: tuple[str, ...], salt: str | None) -> None:
+        name = "" if salt is None else namespace(salt)
+        self.cell.feed(cell_events.FlushCache(call_id="call", tiers=tiers, namespace=name))
+
+    def configure(self, host_tier: bool, max_batch_tokens: int) -> None:
+        config = CellConfig(host_tier=host_tier, max_batch_tokens=max_batch_tokens, lease_tokens=4)
+        self.cell.feed(cell_events.CellConfigured(config=config))
+
+    def _worker(self, index: int) -> ModelWorker:
+        return list(self.cell.workers.values())[index % len(self.cell.workers)]
+
+    # The end.
+
+    def finish(self) -> None:
+        """Let everything end, and check that nothing is left, lost or different in a replay."""
+        cell = self.cell
+        if not cell.workers:
+            cell.add_worker("worker-0", pages=self.pages)
+        cell.drain()
+        cell.check_answers()
+        assert not cell.state.requests
+        assert not cell.state.transfers
+
+        cell.feed(cell_events.FlushCache(call_id="last"))
+        for pool in status(cell.state, "model").pools:
+            assert pool.free == pool.total
+        assert cell.state.tree.nodes == {}
+
+        whole = replay(cell.log, len(cell.log))
+        assert whole[0] == [[as_bytes(output) for output in outputs] for outputs in cell.outputs]
+        assert replay(cell.log, len(cell.log) // 2) == whole

@@ -1,0 +1,127 @@
+"""Long seeded walks under pressure. Their mixture of events reaches what short examples seldom do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shared.messages.cell_events import CellConfig
+from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, CellDriver
+
+WALKS = 150
+
+# What the walks together must have met; otherwise they would prove nothing about it.
+MUST_HAPPEN = (
+    "backups_done",
+    "backups_failed",
+    "chunks_failed",
+    "delay_hits_deferred",
+    "duplicate_requests",
+    "evicted_pages_device",
+    "evicted_pages_host",
+    "failed_attempts_exhausted",
+    "failed_cancelled",
+    "failed_deadline_exceeded",
+    "finished_cancelled",
+    "finished_deadline",
+    "finished_length",
+    "finished_stop",
+    "hit_tokens_device",
+    "hit_tokens_host",
+    "leases_extended",
+    "loads_failed",
+    "preemptions",
+    "quarantined_pages",
+    "refused_queue_full",
+    "requests_resumed",
+    "stale_inputs",
+    "storages_lost",
+    "workers_lost",
+)
+
+
+def walk(seed: int, steps: int) -> dict[str, int]:
+    """Drive one cell; returns its counters."""
+    chance = random.Random(seed)
+    config = CellConfig(
+        max_batch_tokens=chance.choice([3, 24, 200]),
+        max_running=chance.randint(1, 4),
+        max_queued=chance.randint(2, 8),
+        batches_ahead=chance.randint(1, 3),
+        lease_tokens=chance.choice([1, 8]),
+        reserve_fraction=chance.choice([0.0, 0.3]),
+        min_host_load_tokens=chance.choice([1, 20]),
+        max_attempts=chance.choice([2, 6]),
+    )
+    driver = CellDriver(
+        config,
+        page_size=chance.choice([1, 4, 16]),
+        workers=chance.randint(1, 2),
+        pages=chance.choice([6, 8, 10, 16, 24]),
+        host_pages=chance.choice([0, 3, 30, 30]),
+    )
+    troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])
+    for _ in range(steps):
+        point = chance.random()
+        if point < troubles:
+            driver.trouble(chance.choice(TROUBLES), chance.randrange(1000))
+        elif point < troubles + noises:
+            driver.noise(chance.choice(NOISES), chance.randrange(1000))
+        elif point < troubles + noises + 0.01:
+            operate(driver, chance)
+        else:
+            work(driver, chance)
+    driver.finish()
+    return driver.cell.state.counters
+
+
+def operate(driver: CellDriver, chance: random.Random) -> None:
+    """An operator does something."""
+    if chance.random() < 0.5:
+        driver.configure(chance.random() < 0.7, chance.choice([1, 40]))
+    else:
+        tiers = chance.choice([("device",), ("host",), ("device", "host")])
+        driver.flush(tiers, chance.choice([None, "", "other"]))
+
+
+def work(driver: CellDriver, chance: random.Random) -> None:
+    """A request comes, or something moves."""
+    kind = chance.choice(["submit", "submit", "all", "worker", "heard", "storage"])
+    if kind == "submit":
+        driver.submit(
+            [chance.randint(0, 1) for _ in range(chance.randint(1, 5))],
+            chance.randint(0, 3),
+            chance.randint(1, 6),
+            salt=chance.choice(["", "", "", "other"]),
+            gateway_id=chance.choice(GATEWAYS),
+            priority=chance.choice([0, 0, 1]),
+            deadline_ms=chance.choice([0, 0, 0, 5]),
+            read=chance.random() < 0.9,
+            write=chance.random() < 0.9,
+            prompt_logprobs=1 if chance.random() < 0.05 else None,
+        )
+    elif kind == "all":
+        driver.everything_moves(chance.randint(1, 4))
+    elif kind == "worker":
+        driver.worker_steps(chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5)
+    elif kind == "heard":
+        driver.worker_is_heard(chance.randrange(1000), chance.randint(1, 6))
+    else:
+        driver.storage_steps(chance.random() < 0.5, chance.random() < 0.8)
+
+
+@pytest.fixture(scope="module")
+def totals():
+    """The counters of all walks, added up."""
+    found: dict[str, int] = {}
+    for seed in range(WALKS):
+        for name, number in walk(seed, 60 + 90 * (seed % 2)).items():
+            found[name] = found.get(name, 0) + number
+    return found
+
+
+@pytest.mark.parametrize("name", MUST_HAPPEN)
+def test_walks_end_well_and_meet_everything(totals, name):
+    """Every walk ended without a wrong read, a leak or a stuck request, and this happened on the way."""
+    assert totals.get(name, 0) > 0

@@ -1,0 +1,33 @@
+"""Cells to test decisions on."""
+
+import pytest
+
+from shared.messages.cell_events import CellConfig
+from tests.stateful.cell_model import CellModel
+
+
+@pytest.fixture
+def make_cell():
+    """Build a cell with one worker and, unless ``host_pages`` is 0, a storage whose pool is ready."""
+
+    def make(*, page_size=4, pages=32, host_pages=0, workers=1, **config):
+        cell = CellModel(CellConfig(**{"lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size)
+        if host_pages:
+            cell.add_storage("storage", pages=host_pages)
+        for number in range(workers):
+            cell.add_worker(f"worker-{number}", pages=pages)
+        cell.drain()
+        return cell
+
+    return make
+
+
+@pytest.fixture
+def orders():
+    """Orders of one kind among outputs."""
+
+    def find(outputs, kind):
+        found = [getattr(output, "order", getattr(output, "word", None)) for output in outputs]
+        return [order for order in found if isinstance(order, kind)]
+
+    return find

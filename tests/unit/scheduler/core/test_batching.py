@@ -1,0 +1,81 @@
+"""Batches."""
+
+from shared.messages.worker_plans import RunBatch
+
+
+def batches(cell):
+    """Every batch sent so far."""
+    plans = [output for outputs in cell.outputs for output in outputs]
+    return [plan.order for plan in plans if isinstance(getattr(plan, "order", None), RunBatch)]
+
+
+def spans(cell):
+    """Each batch as (request, start, end) triples."""
+    return [[(chunk.request_id, chunk.start, chunk.end) for chunk in batch.chunks] for batch in batches(cell)]
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_others_fill_the_rest(make_cell):
+    """Started prompts go on first; new ones take what is left of the budget."""
+    cell = make_cell(max_batch_tokens=10, batches_ahead=1)
+    cell.submit([1] * 25, request_id="long")
+    cell.submit([2] * 12, request_id="short")
+    cell.drain()
+
+    assert spans(cell) == [
+        [("long", 0, 10)],
+        [("long", 10, 20)],
+        [("long", 20, 25), ("short", 0, 5)],
+        [("short", 5, 12)],
+    ]
+
+
+def test_a_few_batches_are_sent_ahead(make_cell):
+    """The worker has the next batch before it has answered the last, and no more than that."""
+    cell = make_cell(max_batch_tokens=4, batches_ahead=3)
+
+    cell.submit([1] * 40)
+
+    assert len(spans(cell)) == 3
+    cell.workers["worker-0"].step()
+    cell.deliver(cell.workers["worker-0"])
+    assert len(spans(cell)) == 4
+
+
+def test_no_more_than_max_running_run(make_cell):
+    """The next is admitted when one has finished."""
+    cell = make_cell(max_running=2)
+    for number in range(5):
+        cell.submit([number] * 4, max_tokens=3)
+    most = 0
+    while cell.round():
+        most = max(most, len(cell.state.workers["worker-0"].running))
+
+    assert most == 2
+    assert len(cell.gateways["gateway"].ended) == 5
+
+
+def test_computed_pages_are_shared_before_their_request_ends(make_cell):
+    """A request that comes while another decodes finds that one's prompt."""
+    cell = make_cell(pages=64)
+    cell.submit(list(range(20)), max_tokens=30, seed=3)
+    for _ in range(2):
+        cell.round()
+    assert cell.state.requests
+
+    cell.submit([*range(20), 50])
+
+    assert cell.admitted[1].cached_tokens == 20
+    cell.drain()
+    cell.check_answers()
+
+
+def test_equal_prompts_in_one_batch_keep_their_own_pages(make_cell):
+    """Both compute; the tree keeps one copy and the other's pages return at its end."""
+    cell = make_cell(pages=64)
+    cell.submit(list(range(20)), max_tokens=4, seed=1)
+    cell.submit(list(range(20)), max_tokens=4, seed=2)
+    cell.drain()
+    cell.check_answers()
+
+    assert [order.cached_tokens for order in cell.admitted] == [0, 0]
+    assert cell.state.workers["worker-0"].pool.leased == 0

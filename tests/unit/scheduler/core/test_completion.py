@@ -1,0 +1,97 @@
+"""What workers report."""
+
+import pytest
+
+from shared.messages.base import pack_int32
+from shared.messages.worker_events import BatchDone, RequestFinished
+from shared.messages.worker_plans import PreemptRequest
+
+
+def finish(cell, name, output, reason="stop"):
+    """A worker's RequestFinished."""
+    return RequestFinished(
+        worker_id="worker-0",
+        incarnation=cell.workers["worker-0"].incarnation,
+        request_id=name,
+        attempt=1,
+        reason=reason,
+        output=pack_int32(output),
+    )
+
+
+def test_prompt_and_output_are_cached_but_the_last_token(make_cell):
+    """KV of the last sampled token was never computed."""
+    cell = make_cell(page_size=1)
+    cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+    cell.drain()
+
+    assert cell.state.workers["worker-0"].pool.cached == 3 + 3
+
+
+def test_a_next_turn_finds_the_last_answer(make_cell):
+    """A conversation's prompt contains the answer before; its pages are reused."""
+    cell = make_cell(page_size=1)
+    cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True, request_id="a")
+    cell.drain()
+    answer = cell.gateways["gateway"].tokens["a"]
+
+    cell.submit([1, 2, 3, *answer, 50])
+    cell.drain()
+    cell.check_answers()
+
+    assert cell.admitted[1].cached_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("reason", "output", "cached"), [("cancelled", [], 0), ("error", [5, 6, 7], 0), ("stop", [5, 6, 7], 8)]
+)
+def test_only_what_was_certainly_computed_is_cached(make_cell, reason, output, cached):
+    """An end before the first chunk was reported, or after an error, leaves nothing behind."""
+    cell = make_cell()
+    cell.submit([1] * 6, max_tokens=8, request_id="a")
+
+    cell.feed(finish(cell, "a", output, reason))
+
+    assert cell.state.workers["worker-0"].pool.cached * 4 == cached
+    assert cell.state.workers["worker-0"].pool.leased == 0
+
+
+def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell):
+    """BatchDone for a request that is gone changes nothing."""
+    cell = make_cell()
+    cell.submit([1] * 6, max_tokens=8, request_id="a")
+    cell.feed(finish(cell, "a", [5, 6, 7]))
+    cached = cell.state.workers["worker-0"].pool.cached
+    (batch,) = cell.state.workers["worker-0"].batches
+
+    cell.feed(BatchDone(worker_id="worker-0", incarnation=cell.workers["worker-0"].incarnation, plan=batch.plan))
+
+    assert cell.state.workers["worker-0"].batches == []
+    assert cell.state.workers["worker-0"].pool.cached == cached
+
+
+def test_a_failed_chunk_starts_its_request_again(make_cell, orders):
+    """The attempt is preempted and a new one planned; chunks sent meanwhile cannot count."""
+    cell = make_cell(max_batch_tokens=4, batches_ahead=3)
+    cell.submit([1] * 12, request_id="a")
+    cell.workers["worker-0"].fail_next_chunk_of = "a"
+    cell.drain()
+    cell.check_answers()
+
+    assert [order.attempt for order in cell.admitted] == [1, 2]
+    assert sum(len(orders(outputs, PreemptRequest)) for outputs in cell.outputs) == 1
+    assert cell.gateways["gateway"].ended == {"a": "finished"}
+
+
+def test_a_request_that_fails_too_often_is_given_up(make_cell):
+    """max_attempts bounds the starts."""
+    cell = make_cell(max_attempts=3)
+    cell.submit([1] * 4, request_id="a")
+    for _ in range(50):
+        cell.workers["worker-0"].fail_next_chunk_of = "a"
+        cell.round()
+    cell.drain()
+
+    assert [order.attempt for order in cell.admitted] == [1, 2, 3]
+    assert cell.gateways["gateway"].ended == {"a": "attempts_exhausted"}
+    assert cell.state.workers["worker-0"].pool.free == 32

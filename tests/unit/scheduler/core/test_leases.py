@@ -1,0 +1,100 @@
+"""Decode leases and preemption."""
+
+from shared.messages.worker_events import LeaseRequested
+from shared.messages.worker_plans import ExtendLease, PreemptRequest
+
+
+def ask(cell, name, generated, attempt=1):
+    """A lease request as a worker sends it."""
+    worker = cell.workers["worker-0"]
+    return cell.feed(
+        LeaseRequested(
+            worker_id="worker-0",
+            incarnation=worker.incarnation,
+            request_id=name,
+            attempt=attempt,
+            generated=generated,
+        )
+    )
+
+
+def test_a_lease_is_extended_up_to_the_longest_answer(make_cell, orders):
+    """Each grant reaches a lease beyond what is generated, and never beyond max_tokens."""
+    cell = make_cell(lease_tokens=4)
+    cell.submit([1] * 4, max_tokens=9, request_id="a")
+
+    (first,) = orders(ask(cell, "a", 4), ExtendLease)
+    (second,) = orders(ask(cell, "a", 5), ExtendLease)
+
+    assert len(first.pages) // 4 == 1
+    assert len(second.pages) // 4 == 1
+    assert orders(ask(cell, "a", 6), ExtendLease) == []
+
+
+def test_a_repeated_lease_request_is_granted_once(make_cell, orders):
+    """The same message again, or an older one, gives nothing."""
+    cell = make_cell(lease_tokens=4)
+    cell.submit([1] * 4, max_tokens=50, request_id="a")
+
+    assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
+    assert orders(ask(cell, "a", 4), ExtendLease) == []
+    assert orders(ask(cell, "a", 3), ExtendLease) == []
+    assert orders(ask(cell, "a", 4, attempt=2), ExtendLease) == []
+
+
+def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell, orders):
+    """It will not ask again before it used it, so an early request must not come to nothing."""
+    cell = make_cell(lease_tokens=4)
+    cell.submit([1] * 4, max_tokens=50, request_id="a")
+
+    assert len(orders(ask(cell, "a", 0), ExtendLease)) == 1
+
+
+def test_the_latest_arrival_yields_its_pages(make_cell, orders):
+    """When nothing can be evicted, the request that came last is preempted, and starts again later."""
+    cell = make_cell(pages=8, lease_tokens=4)
+    for name in ("a", "b"):
+        cell.submit([ord(name)] * 4, max_tokens=16, request_id=name, ignore_eos=True)
+    cell.drain()
+    cell.check_answers()
+
+    preempted = [order.request_id for outputs in cell.outputs for order in orders(outputs, PreemptRequest)]
+    assert preempted
+    assert all(name == "b" for name in preempted)
+    assert cell.gateways["gateway"].ended == {"a": "finished", "b": "finished"}
+    assert cell.gateways["gateway"].attempts["b"] > 1
+
+
+def test_a_preempted_request_keeps_its_place(make_cell):
+    """It goes before requests that arrived after it."""
+    cell = make_cell(pages=8, lease_tokens=4, max_running=2)
+    for name in ("a", "b", "c"):
+        cell.submit([ord(name)] * 4, max_tokens=16, request_id=name, ignore_eos=True)
+    cell.drain()
+
+    started = [(order.request_id, order.attempt) for order in cell.admitted]
+    assert started.index(("b", 2)) < started.index(("c", 1))
+
+
+def test_cached_pages_go_before_anybody_is_preempted(make_cell, orders):
+    """Eviction is tried first."""
+    cell = make_cell(pages=12, lease_tokens=4)
+    cell.submit([9] * 20, max_tokens=1)
+    cell.drain()
+    for name in ("a", "b"):
+        cell.submit([ord(name)] * 4, max_tokens=12, request_id=name, ignore_eos=True)
+    cell.drain()
+
+    assert cell.state.counters["evicted_pages_device"] > 0
+    assert "preemptions" not in cell.state.counters
+
+
+def test_a_request_alone_always_finishes(make_cell):
+    """A pool that holds exactly the longest answer is enough."""
+    for page_size in (1, 4):
+        cell = make_cell(pages=20 // page_size, page_size=page_size, lease_tokens=1)
+        for number in range(3):
+            cell.submit([number] * 8, max_tokens=12, ignore_eos=True)
+            cell.drain()
+
+        assert len(cell.gateways["gateway"].ended) == 3

@@ -1,0 +1,143 @@
+"""Workers come and go."""
+
+import pytest
+
+from services.scheduler.core import status
+from shared.messages.gateway_notices import ResumeNeeded
+from shared.messages.pools import PoolHandle
+from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
+from shared.messages.worker_events import WorkerJoined, WorkerLeft
+from shared.messages.worker_plans import AttachHostPool, Dismiss
+from tests.stateful.cell_model import MODEL, geometry
+
+
+def join(cell, *, worker_id="stranger", model=MODEL, page_size=4, pages=8, incarnation="x"):
+    """A WorkerJoined without a model worker behind it."""
+    handle = PoolHandle(kind="shm", layout="layer_first", name="x", nbytes=0, pages=pages, geometry=geometry(page_size))
+    return WorkerJoined(
+        worker_id=worker_id, incarnation=incarnation, node="node", model=model, pool=handle, max_context=100
+    )
+
+
+@pytest.mark.parametrize("difference", [{"model": "another"}, {"page_size": 8}, {"pages": 0}])
+def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell, difference):
+    """The first worker fixes model and geometry while any worker is joined."""
+    cell = make_cell()
+    cell.known_workers["stranger", "x"] = type("Sink", (), {"receive": staticmethod(lambda plan: None)})()
+
+    (output,) = cell.feed(join(cell, **difference))
+
+    assert isinstance(output.order, Dismiss)
+    assert (output.worker_id, output.incarnation, output.number) == ("stranger", "x", 1)
+    assert list(cell.state.workers) == ["worker-0"]
+
+
+def test_pools_are_introduced_in_order(make_cell, orders):
+    """The storage makes its pool once and maps each device; a worker gets the host pool once it exists."""
+    cell = make_cell(workers=0)
+    cell.add_storage("storage")
+    assert cell.outputs[-1] == []
+
+    cell.add_worker("one")
+    assert [type(order) for order in orders(cell.outputs[-1], object)] == [CreateHostPool, AttachDevicePool]
+    cell.drain()
+    cell.add_worker("two")
+
+    assert len(orders(cell.outputs[-1], AttachDevicePool)) == 1
+    assert len(orders(cell.outputs[-1], AttachHostPool)) == 1
+    assert orders(cell.outputs[-1], CreateHostPool) == []
+    assert sorted(cell.workers["one"].hosts) == ["storage"]
+
+
+def test_a_storage_of_another_node_is_not_introduced(make_cell):
+    """Memory is shared on a node only."""
+    cell = make_cell(workers=0)
+    cell.add_storage("storage", node="far")
+    cell.add_worker("one", node="near")
+    cell.drain()
+
+    assert cell.workers["one"].hosts == {}
+    assert cell.storages["storage"].devices == {}
+
+
+@pytest.mark.parametrize("is_graceful", [True, False])
+def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell, orders, is_graceful):
+    """Waiting ones move, running ones resume after the tokens that their gateway has, and tokens never change."""
+    cell = make_cell(workers=2, pages=64, max_running=1, host_pages=20)
+    names = [cell.submit([number] * 10, max_tokens=12, ignore_eos=True) for number in range(4)]
+    for _ in range(4):
+        cell.round()
+    worker = cell.workers.pop("worker-0")
+    moved = [request.request_id for request in cell.state.requests.values() if request.worker_id == "worker-0"]
+
+    if is_graceful:
+        outputs = cell.feed(WorkerLeft(worker_id="worker-0", incarnation=worker.incarnation))
+    else:
+        cell.workers["worker-0"] = worker
+        cell.lose_worker("worker-0")
+        outputs = cell.outputs[-1]
+
+    assert moved
+    assert len(orders(outputs, ResumeNeeded)) == 1
+    assert orders(outputs, ResumeNeeded)[0].attempt == 2
+    assert len(orders(outputs, DetachDevicePool)) == 1
+    cell.drain()
+    cell.check_answers()
+    gateway = cell.gateways["gateway"]
+    assert gateway.ended == dict.fromkeys(gateway.ended, "finished")
+    assert sorted(gateway.ended) == sorted(names)
+    assert all(len(gateway.tokens[name]) == 12 for name in names)
+
+
+def test_a_new_incarnation_means_the_old_one_is_lost(make_cell):
+    """Its pages are gone and its requests resume; events of the old one are stale."""
+    cell = make_cell(pages=64)
+    name = cell.submit([1] * 10, max_tokens=6, ignore_eos=True)
+    cell.round()
+    old = cell.workers["worker-0"]
+    while old.step():
+        pass
+    assert old.outbox
+
+    cell.add_worker("worker-0", pages=64)
+    stale = cell.state.counters.get("stale_inputs", 0)
+    while cell.deliver(old):
+        pass
+
+    assert cell.state.counters["stale_inputs"] > stale
+    cell.drain()
+    cell.check_answers()
+    assert cell.gateways["gateway"].ended == {name: "finished"}
+
+
+def test_the_cache_of_other_workers_survives(make_cell):
+    """Only what the lost worker alone held is gone."""
+    cell = make_cell(workers=2, pages=64)
+    cell.submit([1] * 20, max_tokens=1, request_id="a")
+    cell.submit([2] * 20, max_tokens=1, request_id="b")
+    cell.drain()
+
+    cell.lose_worker("worker-0")
+
+    (pool,) = status(cell.state, "x").pools
+    assert (pool.owner, pool.cached) == ("worker-1", 5)
+
+
+def test_the_last_worker_gone_another_model_may_be_served(make_cell):
+    """Requests that wait are of the old model and are told; pages of another geometry are gone."""
+    cell = make_cell(host_pages=30, pages=12)
+    for number in range(2):
+        cell.submit([number] * 40, max_tokens=1)
+        cell.drain()
+    cell.lose_worker("worker-0")
+    assert cell.state.storages["storage"].pool.cached > 0
+    name = cell.submit([3] * 4)
+    cell.known_workers["stranger", "x"] = type("Sink", (), {"receive": staticmethod(lambda plan: None)})()
+
+    outputs = cell.feed(join(cell, model="another", page_size=8))
+
+    assert cell.gateways["gateway"].ended[name] == "service_unavailable"
+    assert cell.state.model == "another"
+    assert cell.state.tree.page_size == 8
+    assert cell.state.tree.nodes == {}
+    assert any(isinstance(output.order, CreateHostPool) for output in outputs if hasattr(output, "order"))

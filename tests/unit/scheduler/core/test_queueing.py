@@ -1,0 +1,108 @@
+"""Acceptance and order of waiting requests."""
+
+import pytest
+
+from shared.messages.gateway_notices import RequestFailed
+from shared.messages.requests import SamplingParams, SubmitRequest
+from tests.stateful.cell_model import namespace
+
+
+def test_a_full_queue_refuses_with_a_time_to_retry(make_cell, orders):
+    """One more than ``max_queued`` gets queue_full; the others stay."""
+    cell = make_cell(max_queued=2, workers=0)
+    for _ in range(3):
+        cell.submit([1, 2, 3])
+
+    (refusal,) = orders(cell.outputs[-1], RequestFailed)
+    assert refusal.code == "queue_full"
+    assert refusal.retry_after_ms > 0
+    assert cell.state.queued == 2
+
+
+def test_queued_tokens_are_bounded(make_cell):
+    """Few long prompts fill the queue as well as many short ones."""
+    cell = make_cell(max_queued_tokens=10, workers=0)
+    cell.submit([1] * 8)
+    refused = cell.submit([1] * 3)
+
+    assert cell.gateways["gateway"].ended == {refused: "queue_full"}
+
+
+def test_requests_are_served_by_priority_then_arrival(make_cell):
+    """A higher priority goes first; equals keep their order."""
+    cell = make_cell(workers=0, max_running=1)
+    for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", 5)):
+        cell.submit([1, 2, 3], request_id=name, priority=priority)
+
+    cell.add_worker("worker-0")
+    cell.drain()
+
+    assert [admitted.request_id for admitted in cell.admitted] == ["c", "d", "a", "b"]
+
+
+def test_a_repeated_request_does_not_end_the_original(make_cell, orders):
+    """The same gateway repeating itself is ignored; another gateway with that id is told."""
+    cell = make_cell()
+    cell.submit([1, 2, 3], request_id="a", gateway_id="one")
+
+    same = cell.feed(cell.submitted["a"])
+    other = cell.feed(SubmitRequest(**{**fields(cell.submitted["a"]), "gateway_id": "two"}))
+
+    assert same == []
+    (refusal,) = orders(other, RequestFailed)
+    assert (refusal.code, other[0].gateway_id) == ("duplicate_request", "two")
+    cell.drain()
+    assert cell.gateways["one"].ended == {"a": "finished"}
+
+
+def fields(message):
+    """A message's fields by name."""
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompt": b""}, {"prompt": b"abc"}, {"namespace": "secret"}, {"sampling": SamplingParams(max_tokens=0)}],
+)
+def test_what_is_no_request_is_refused(make_cell, orders, change):
+    """A senseless message is answered, not raised about."""
+    cell = make_cell()
+    good = {
+        "request_id": "a",
+        "gateway_id": "gateway",
+        "namespace": namespace(),
+        "prompt": b"\0\0\0\0",
+        "sampling": SamplingParams(max_tokens=1),
+    }
+
+    (refusal,) = orders(cell.feed(SubmitRequest(**{**good, **change})), RequestFailed)
+
+    assert refusal.code == "invalid_request"
+    assert cell.state.requests == {}
+
+
+def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell, orders):
+    """Context and pool of every worker are too small: the caller hears it at once, or when a worker joins."""
+    cell = make_cell(pages=4)
+    cell.submit([1] * 15, max_tokens=2, request_id="too-long")
+    cell.submit([1] * 15, max_tokens=1, request_id="fits")
+    cell.drain()
+
+    assert cell.gateways["gateway"].ended == {"too-long": "context_length_exceeded", "fits": "finished"}
+
+    waiting = make_cell(workers=0)
+    waiting.submit([1] * 15, max_tokens=2)
+    assert waiting.state.queued == 1
+    waiting.add_worker("worker-0", pages=4)
+    assert list(waiting.gateways["gateway"].ended.values()) == ["context_length_exceeded"]
+
+
+def test_an_id_that_comes_again_counts_its_attempts_on(make_cell):
+    """Late events of the first life of an id cannot be taken for the second."""
+    cell = make_cell()
+    cell.submit([1, 2, 3], request_id="a")
+    cell.drain()
+
+    cell.feed(cell.submitted["a"])
+
+    assert cell.state.requests["a"].attempt == 2

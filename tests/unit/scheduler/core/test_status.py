@@ -1,0 +1,36 @@
+"""The published status."""
+
+from services.scheduler.core import new_state, status
+
+
+def test_pages_add_up(make_cell):
+    """Free, cached and leased are all there is, in every pool."""
+    cell = make_cell(host_pages=20)
+    cell.submit([1] * 10, max_tokens=8, ignore_eos=True)
+    cell.round()
+    cell.submit([2] * 10, max_tokens=8)
+
+    found = status(cell.state, "me")
+
+    assert (found.scheduler_id, found.seq, found.page_size) == ("me", cell.seq, 4)
+    assert [(pool.owner, pool.tier, pool.total) for pool in found.pools] == [
+        ("worker-0", "device", 32),
+        ("storage", "host", 20),
+    ]
+    assert all(pool.free + pool.cached + pool.leased == pool.total for pool in found.pools)
+    assert (found.running, found.queued, found.storages) == (2, 0, ("storage",))
+
+
+def test_the_context_is_the_longest_that_a_worker_serves(make_cell):
+    """Bounded by the model's context and by the pool."""
+    cell = make_cell(workers=0)
+    assert status(cell.state, "me").max_context == 0
+    cell.add_worker("small", pages=8)
+    cell.add_worker("large", pages=100, max_context=300)
+
+    assert status(cell.state, "me").max_context == 300
+
+
+def test_an_empty_cell_has_a_status():
+    """Before anybody joined there is something to publish."""
+    assert status(new_state(), "me").workers == ()

@@ -1,0 +1,73 @@
+"""Tiny checkpoints, their Hugging Face models as references, and runners over small pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from services.worker.engine.model_runner import ModelRunner
+from tests.checkpoints import make_checkpoint
+
+LoadRunner = Callable[..., ModelRunner]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of one random checkpoint of a family, made once."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_checkpoint(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Callable[[str], Path]) -> Callable[..., Any]:
+    """The same checkpoint as Hugging Face runs it, with eager attention, which every family has."""
+    loaded: dict[tuple[str, torch.dtype], Any] = {}
+
+    def get(family: str, dtype: torch.dtype = torch.float32) -> Any:
+        if (family, dtype) not in loaded:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint(family), dtype=dtype, attn_implementation="eager")
+            model.generation_config = GenerationConfig(pad_token_id=0)  # Without EOS: answers have a fixed length.
+            loaded[family, dtype] = model.eval()
+        return loaded[family, dtype]
+
+    return get
+
+
+@pytest.fixture
+def load_runner(checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
+    """Load runners by family; their pools are closed at the end of the test."""
+    runners: list[ModelRunner] = []
+
+    def load(family: str, *, page_size: int = 16, tokens: int = 1024, dtype: str = "auto") -> ModelRunner:
+        runner = ModelRunner.load(
+            checkpoint(family),
+            dtype=dtype,
+            device="cpu",
+            page_size=page_size,
+            device_kv_bytes=None,
+            pages=tokens // page_size,
+            threads=1,
+            shm_prefix="enginetest",
+        )
+        runners.append(runner)
+        return runner
+
+    yield load
+    for runner in runners:
+        runner.close()
