@@ -28,9 +28,7 @@ class Request:
         return self.tokens[self.prompt_length :]
 
 
-def run_step(
-    runner: ModelRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None
-) -> torch.Tensor:
+def run_step(runner: ModelRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None) -> torch.Tensor:
     """Compute the next ``rows`` tokens of each request; the logits of each one's last row, [len(work), vocab]."""
     segments = [Segment(rows, request.computed, request.pages) for request, rows in work]
     meta = ForwardMeta.build(segments, runner.geometry.page_size, "cpu", gate)

@@ -8,6 +8,7 @@ nobody changes its truncation or padding.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import jinja2
 import jinja2.meta
 import jinja2.sandbox
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from services.gateway.token_text import TokenTexts
 from shared.errors import InvalidRequest, OperatorError
@@ -31,15 +32,30 @@ MESSAGE_CHARACTERS = 100
 T = TypeVar("T")
 
 
+def load_tokenizer(model_dir: Path) -> Any:
+    """The Hugging Face tokenizer of a directory.
+
+    AutoTokenizer imports torch, which takes seconds and hundreds of megabytes that a gateway has no use for, so it is
+    asked only where the directory does not name the generic class itself.
+    """
+    try:
+        declared = json.loads((model_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        declared = {}
+    if declared.get("tokenizer_class") == "PreTrainedTokenizerFast" and (model_dir / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+
+
 class Tokenizer:
     """Encoding, decoding and chat templates of one model."""
 
     def __init__(self, model_dir: Path, *, threads: int = 2) -> None:
         """Raises OperatorError when the tokenizer cannot be loaded."""
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(model_dir), local_files_only=True, trust_remote_code=False
-            )
+            self._tokenizer: Any = load_tokenizer(model_dir)
         except Exception as error:
             raise OperatorError(f"cannot load the tokenizer of {model_dir}: {error}") from error
         self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)

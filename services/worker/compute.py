@@ -77,7 +77,9 @@ class StepComputer:
                 one.prompt_logprobs.update(_score(piece, logits[begin : begin + scored]))
         sampling = [(one, end - 1) for one, end in zip(computed, ends, strict=True) if one.work.samples]
         if sampling:
-            drawn = sample(logits[[row for _, row in sampling]], [self._sample_row(one.work) for one, _ in sampling])
+            if len(sampling) < len(logits):  # Copying all logits of a decode step would cost as much as choosing.
+                logits = logits[[row for _, row in sampling]]
+            drawn = sample(logits, [self._sample_row(one.work) for one, _ in sampling])
             for (one, _), sampled in zip(sampling, drawn, strict=True):
                 one.sampled = sampled
         return computed

@@ -22,6 +22,7 @@ from services.worker.detokenizer import Vocabulary
 from services.worker.executor import Executor
 from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
+from services.worker.membership import Membership
 from services.worker.outbox import EventOutbox
 from services.worker.plans import PlanReceiver
 from services.worker.report_channel import ReportChannel
@@ -29,11 +30,11 @@ from services.worker.reports import Report
 from services.worker.retained import RetainedOutputs
 from services.worker.token_sender import TokenSender
 from shared import logs, subjects
-from shared.bus.protocol import Bus, Delivery, Subscription
+from shared.bus.protocol import Bus, Subscription
 from shared.codec import decode, encode
-from shared.errors import CodecError, InternalError, OperatorError, TransportError, Unavailable
+from shared.errors import InternalError, OperatorError, TransportError, Unavailable
 from shared.lifecycle import Lifecycle, beat
-from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs
+from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AbortRequest, Dismiss, WorkerPlan
@@ -88,8 +89,12 @@ class WorkerShell:
         self._tokens = TokenSender(bus, capacity=TOKEN_MESSAGES_QUEUED, on_too_large=self._abort_too_large)
         self._retained = RetainedOutputs(config.retained_outputs)
         self._plans = PlanReceiver(bus, identity.worker_id, identity.incarnation, self._deliver, clock_s=time.monotonic)
+        self._membership = Membership(
+            identity.worker_id,
+            identity.incarnation,
+            lambda: self._end(TransportError("the cell has given this incarnation up")),
+        )
         self._stopping = False
-        self._was_listed = False
         self._ended = asyncio.Event()
         self._reason: Exception | None = None
 
@@ -100,7 +105,7 @@ class WorkerShell:
         subscriptions = [
             await self._bus.serve(subjects.rpc("worker", "inventory", self._who.worker_id), self._inventory),
             await self._bus.serve(subjects.rpc("worker", "outputs", self._who.worker_id), self._outputs),
-            await self._bus.subscribe(subjects.STATUS, self._see_status),
+            await self._bus.subscribe(subjects.STATUS, self._membership.see),
         ]
         await self._plans.start()
         self._join()
@@ -250,7 +255,7 @@ class WorkerShell:
         for request_id in report.preempted:
             self._retained.retire(request_id)
 
-    # -- calls and membership ---------------------------------------------------------------------------------
+    # -- calls and the end --------------------------------------------------------------------------------------
 
     async def _inventory(self, data: bytes) -> bytes:
         decode(data, GetInventory)
@@ -271,24 +276,6 @@ class WorkerShell:
         limit = self._bus.max_payload * 3 // 4
         item = self._retained.find(asked.request_id, asked.index, max_bytes=limit)
         return encode(Outputs(item=item))
-
-    async def _see_status(self, delivery: Delivery) -> None:
-        """Notice when the cell has given this incarnation up, after a long pause or a partition, say.
-
-        Its pages and requests belong to nobody then, so it ends; a supervisor starts a new incarnation.
-        """
-        try:
-            status = decode(delivery.data, CellStatus)
-        except CodecError:
-            return
-        listed = any(
-            worker.worker_id == self._who.worker_id and worker.incarnation == self._who.incarnation
-            for worker in status.workers
-        )
-        if listed:
-            self._was_listed = True
-        elif self._was_listed:
-            self._end(TransportError("the cell has given this incarnation up"))
 
     def _end(self, reason: Exception) -> None:
         """End this incarnation; the first reason counts."""

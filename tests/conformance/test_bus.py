@@ -103,7 +103,7 @@ async def bus(world: World) -> Bus:
 async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait until a condition holds; a test that waits in vain fails here."""
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 -- the condition is plain data that nobody signals
+        while not holds():
             await asyncio.sleep(0.01)
 
 

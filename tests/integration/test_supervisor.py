@@ -138,6 +138,20 @@ async def test_a_child_that_ignores_sigterm_is_killed_with_its_own_children(tmp_
     assert await child.wait() == -signal.SIGKILL
 
 
+async def test_an_impatient_operator_need_not_wait(tmp_path: Path) -> None:
+    """``hurry`` ends a shutdown that waits for a deaf child."""
+    supervisor = Supervisor(POLICY, grace_s=600.0)
+    await supervisor.start(spec(tmp_path, "a", IGNORE_SIGTERM))
+    await until(lambda: "deaf" in (tmp_path / "a.log").read_text())
+    stopping = asyncio.create_task(supervisor.stop())
+    await until(lambda: supervisor.minded["a"].state == "stopping")
+
+    supervisor.hurry()
+    await asyncio.wait_for(stopping, 60)
+
+    assert supervisor.minded["a"].state == "stopped"
+
+
 async def test_stopping_while_a_restart_is_pending(tmp_path: Path) -> None:
     """A child that waits for its restart is not started any more."""
     slow = RestartPolicy(initial_delay_s=600.0, max_delay_s=600.0)

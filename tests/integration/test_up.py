@@ -107,6 +107,31 @@ def test_whatever_is_killed_comes_back(cell: RunningCell, name: str) -> None:
     assert until(answers), cell.logs(name, 20)
 
 
+def test_a_stream_survives_the_death_of_its_worker(cell: RunningCell) -> None:
+    """The client sees one stream without a gap, a repeat or a changed token; it only waits a while."""
+
+    def stream(interrupt: Callable[[], object] | None) -> str:
+        model = httpx.get(f"{cell.base_url}/v1/models", trust_env=False).json()["data"][0]["id"]
+        body = {"model": model, "prompt": "The password of the", "max_tokens": 300, "seed": 7, "stream": True}
+        parts: list[str] = []
+        url = f"{cell.base_url}/v1/completions"
+        with httpx.stream("POST", url, json=body | {"ignore_eos": True}, timeout=180, trust_env=False) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+                    if interrupt is not None and len(parts) == 20:
+                        interrupt()
+        return "".join(parts)
+
+    undisturbed = stream(None)
+    killed = cell.pids()["worker-0"]
+
+    resumed = stream(lambda: cell.kill("worker-0"))
+
+    assert resumed == undisturbed
+    assert cell.wait_restarted("worker-0", killed) != killed
+
+
 def test_a_stopped_cell_leaves_nothing() -> None:
     """No process, no shared memory, no folder and no port is left, and the exit code is 0."""
     with running(SMALL) as cell:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -26,9 +26,10 @@ from shared.errors import Unavailable
 from thermocline.supervisor.config import PACKAGE_ROOT, SupervisorConfig, to_flags
 from thermocline.supervisor.log_tail import tail
 from thermocline.supervisor.process_identity import is_same_process
-from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, read_record
+from thermocline.supervisor.records import CellRecord, ChildRecord, all_records, runs_dir
 
 _POLL_S = 0.05
+_MAX_OUTPUT_BYTES = 1024**2
 
 
 class CellNotReady(Unavailable):
@@ -40,20 +41,25 @@ class CellNotReady(Unavailable):
 class RunningCell:
     """A handle on a running ``thermocline up``. Everything it says is read afresh from the cell's record."""
 
-    def __init__(self, process: subprocess.Popen[bytes], data_dir: Path, output: Path) -> None:
-        self.data_dir = data_dir
+    def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         self.supervisor_pid = process.pid
         self._process = process
         self._output = output
+        self._last_record: CellRecord | None = None
 
     @property
     def record(self) -> CellRecord:
-        """The cell as last written down. Raises CellNotReady before the first writing."""
-        record = read_record(self.data_dir / RECORD_NAME)
-        if record is None or record.owner_pid != self._process.pid:
-            # None yet; what a killed predecessor left in the same folder says nothing about this cell.
+        """The cell as last written down, which outlives the cell. Raises CellNotReady before the first writing."""
+        found = (record for _, record in all_records(runs_dir()) if record.owner_pid == self.supervisor_pid)
+        self._last_record = next(found, self._last_record)
+        if self._last_record is None:
             raise CellNotReady(f"the cell has not started\n{self.output}")
-        return record
+        return self._last_record
+
+    @property
+    def data_dir(self) -> Path:
+        """Where its streams and logs lie; removed at the end unless the settings named it."""
+        return Path(self.record.data_dir)
 
     @property
     def base_url(self) -> str:
@@ -73,7 +79,8 @@ class RunningCell:
     @property
     def output(self) -> str:
         """What ``thermocline up`` itself printed so far."""
-        return self._output.read_text(encoding="utf-8", errors="replace")
+        # Read at a place of our own: the cell writes through the same open file.
+        return os.pread(self._output.fileno(), _MAX_OUTPUT_BYTES, 0).decode("utf-8", errors="replace")
 
     def children(self) -> dict[str, ChildRecord]:
         """The children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
@@ -117,6 +124,8 @@ class RunningCell:
             time.sleep(_POLL_S)
 
     def _all_tails(self) -> str:
+        if self._last_record is None:
+            return ""
         files: Sequence[Path] = sorted((self.data_dir / "logs").glob("*.log"))
         return "".join(f"\n--- {file.name}\n{tail(file, 15)}" for file in files)
 
@@ -141,34 +150,27 @@ def running(
 ) -> Iterator[RunningCell]:
     """A cell for the duration of the block; with ``ready`` the block is entered once it can serve.
 
-    Without ``config.data_dir`` the cell gets a folder of its own that is removed at the end. ``environ`` is
-    added to this process's environment. Call it from a thread that outlives the block: the kernel ends the
-    cell when the thread that started it ends, so that a killed test leaves nothing behind.
+    ``environ`` is added to this process's environment. Call it from a thread that outlives the block: the kernel
+    ends the cell when the thread that started it ends, so that a killed test leaves nothing behind.
     Raises CellNotReady.
     """
-    temporary = None if config.data_dir else Path(tempfile.mkdtemp(prefix="thermocline-cell-"))
-    data_dir = temporary or Path(config.data_dir).resolve()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    config = msgspec.structs.replace(config, data_dir=str(data_dir), ready_timeout_s=ready_timeout_s)
-    output = data_dir / "up.out"
-    with output.open("wb") as out:
+    config = msgspec.structs.replace(config, ready_timeout_s=ready_timeout_s)
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "thermocline", "up", *to_flags(config)],
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
+            stdout=output,
+            stderr=output,
             env={**os.environ, **_import_path(), **(environ or {}), "THERMOCLINE_SUPERVISED": "1"},
             process_group=0,
         )
-    cell = RunningCell(process, data_dir, output)
-    try:
-        if ready:
-            cell.wait_ready(ready_timeout_s)
-        yield cell
-    finally:
-        cell.stop()
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        cell = RunningCell(process, output)
+        try:
+            if ready:
+                cell.wait_ready(ready_timeout_s)
+            yield cell
+        finally:
+            cell.stop()
 
 
 def _import_path() -> dict[str, str]:

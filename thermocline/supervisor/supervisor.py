@@ -144,5 +144,5 @@ class Supervisor:
     def hurry(self) -> None:
         """SIGKILL everything now, for an operator who does not want to wait; :meth:`stop` then ends at once."""
         for minded in self.minded.values():
-            if minded.child is not None:
+            if minded.child is not None and not minded.child.has_ended:
                 minded.child.kill_group()

@@ -20,7 +20,7 @@ def request_lease(turn: Turn, worker: Worker, request: Request, message: LeaseRe
     if request.state not in (RequestState.PREFILLING, RequestState.DECODING):
         return  # It is about to stop.
     waiting = any(wait.request_id == request.request_id for wait in worker.lease_waits)
-    if waiting or message.generated <= request.lease_generated:
+    if waiting or message.generated < request.lease_generated:
         count(state, "stale_inputs")
         return
     held = len(request.pages) // PAGE_BYTES

@@ -58,19 +58,23 @@ class AttentionPlan:
 
     segments: tuple[SegmentPlan, ...]
     gather_pages: npt.NDArray[np.int64]
-    most_keys: int
 
 
-def plan_attention(meta: ForwardMeta, window: int | None, *, whole_prompts: bool) -> AttentionPlan:
+def plan_attention(
+    meta: ForwardMeta, window: int | None, *, whole_prompts: bool, single_rows: bool = True
+) -> AttentionPlan:
     """Plan the step ``meta`` for layers with this window (None: full attention).
 
     ``whole_prompts``: a prompt without context may go as one block under the triangle mask, because the kernel
-    skips the upper triangle by itself.
+    skips the upper triangle by itself. ``single_rows``: decode is planned too, not left to another kernel.
     """
     plans: list[SegmentPlan] = []
     gather: list[npt.NDArray[np.int32]] = []
     gathered_slots = row = 0
     for segment in meta.segments:
+        if segment.rows == 1 and not single_rows:
+            row += 1
+            continue
         start = 0 if window is None else max(0, segment.context - window + 1)  # Position of the first key read.
         first_page, end_page = start // meta.page_size, pages_for(segment.length, meta.page_size)
         pages = segment.pages[first_page:end_page]
@@ -91,7 +95,7 @@ def plan_attention(meta: ForwardMeta, window: int | None, *, whole_prompts: bool
             gathered_slots += len(pages) * meta.page_size
         row += segment.rows
     pages_to_gather = np.concatenate(gather).astype(np.int64) if gather else np.empty(0, dtype=np.int64)
-    return AttentionPlan(tuple(plans), pages_to_gather, max(plan.keys for plan in plans))
+    return AttentionPlan(tuple(plans), pages_to_gather)
 
 
 def _blocks(segment: Segment, row: int, start: int, window: int | None) -> Iterator[QueryBlock]:

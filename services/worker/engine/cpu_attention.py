@@ -1,5 +1,8 @@
 """Attention over the paged pool on a CPU, request by request.
 
+Decode goes to a C kernel where there is a compiler (:mod:`services.worker.engine.native_decode`); what follows is
+prefill, and decode without one.
+
 The query heads of one KV head (a GQA group) share its keys. In decode they are packed as query rows, so one pass
 over the keys serves the whole group; in prefill the keys are expanded over the group with stride 0, which copies
 nothing. Keys in consecutive slots are read in place; others are gathered, page by page, into one reused buffer.
@@ -12,6 +15,7 @@ cache however long the context is, where a real matrix of a block would be 100 M
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,7 +23,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.native_decode import DecodeWork, NativeDecode, compile_decode, find_decode_work
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    """One step for layers of one kind. ``gather_rows`` int64: the plan's K pages, then its V pages, of a layer."""
+
+    plan: AttentionPlan
+    gather_rows: torch.Tensor
+    native: NativeDecode | None
+    decode: DecodeWork | None
 
 
 class CpuAttention:
@@ -30,30 +45,47 @@ class CpuAttention:
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)
         self._bands: dict[int | None, torch.Tensor] = {}
+        self._native: list[NativeDecode | None] = []  # Empty until the first call tells the number of query heads.
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
-        plans: dict[tuple[int | None, bool], tuple[AttentionPlan, torch.Tensor]] = {}
+        plans: dict[tuple[int | None, bool], _StepPlan] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            fused = call.softcap is None
-            if (call.window, fused) not in plans:  # Once per step and kind of layer.
-                plan = plan_attention(meta, call.window, whole_prompts=fused)
-                pages = torch.from_numpy(plan.gather_pages)
-                plans[call.window, fused] = plan, torch.cat([pages, pages + self._pool.pages])
-            return self._attend(*plans[call.window, fused], call)
+            kind = call.window, call.softcap is None
+            if kind not in plans:  # Once per step and kind of layer.
+                plans[kind] = self._plan(meta, call)
+            return self._attend(plans[kind], call)
 
         return attend
 
-    def _attend(self, plan: AttentionPlan, gather_rows: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    def _plan(self, meta: ForwardMeta, call: AttentionCall) -> _StepPlan:
+        fused = call.softcap is None
+        native = self._native_for(call.query.shape[1]) if fused else None
+        decode = None if native is None else find_decode_work(meta, call.window)
+        plan = plan_attention(meta, call.window, whole_prompts=fused, single_rows=native is None)
+        pages = torch.from_numpy(plan.gather_pages)
+        return _StepPlan(plan, torch.cat([pages, pages + self._pool.pages]), native, decode)
+
+    def _native_for(self, query_heads: int) -> NativeDecode | None:
+        if not self._native:
+            self._native.append(compile_decode(self._pool.geometry, query_heads))
+        return self._native[0]
+
+    def _attend(self, step: _StepPlan, call: AttentionCall) -> torch.Tensor:
         kv_heads = self._pool.geometry.kv_heads
         heads, rows, head_dim = call.query.shape[1:]
+        output = torch.empty(rows, heads, head_dim, dtype=self._dtype)
+        if step.native is not None and step.decode is not None:
+            k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
+            step.native.attend(step.decode, call.query[0], k_pool, v_pool, output, call.scaling)
+        if not step.plan.segments:
+            return output
         group = heads // kv_heads
         halves = self._pool.tensor[call.layer].flatten(1, 2).transpose(1, 2)
-        gathered = self._gather(call.layer, gather_rows)
+        gathered = self._gather(call.layer, step.gather_rows)
         query = call.query.view(kv_heads, group, rows, head_dim)
-        output = torch.empty(rows, heads, head_dim, dtype=self._dtype)
         result = output.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        for segment in plan.segments:
+        for segment in step.plan.segments:
             end = segment.first + segment.keys
             if segment.source == "batch":
                 key, value = call.key[0, :, segment.first : end], call.value[0, :, segment.first : end]

@@ -103,22 +103,28 @@ class Verification:
 
     def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
         """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
-        logits than expected. The prompts share the batch, one of them in two chunks, over pages in reverse order.
+        logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
+        as a chunk after context and as a decode token.
         """
         tokens, device = self._prompts.shape[1], self._prompts.device
-        per_prompt, first = pages_for(tokens, page_size), tokens - tokens // 3
+        per_prompt, first = pages_for(tokens, page_size), max(1, tokens - tokens // 3 - 1)
         numbers = np.arange(pages - 1, -1, -1, dtype=np.int32)
         tables = numbers[:per_prompt], numbers[per_prompt : 2 * per_prompt]
-        positions = torch.arange(tokens, device=device)
-        step = ForwardMeta.build([Segment(first, 0, tables[0]), Segment(tokens, 0, tables[1])], page_size, device)
-        ids, places = torch.cat([self._prompts[0, :first], self._prompts[1]]), torch.cat([positions[:first], positions])
-        head = forward(ids, places, step, torch.arange(first + tokens, device=device))
-        step = ForwardMeta.build([Segment(tokens - first, first, tables[0])], page_size, device)
-        rest = torch.arange(tokens - first, device=device)
-        tail = forward(self._prompts[0, first:], positions[first:], step, rest)
-        expected = torch.cat([self._expected[0, :first], self._expected[1], self._expected[0, first:]])
+        steps = [[(0, 0, first), (1, 0, tokens)], [(0, first, tokens - 1)], [(0, tokens - 1, tokens)]]
+        for step in steps:
+            work = [(prompt, start, end) for prompt, start, end in step if start < end]
+            if not work:
+                continue
+            segments = [Segment(end - start, start, tables[prompt]) for prompt, start, end in work]
+            meta = ForwardMeta.build(segments, page_size, device)
+            ids = torch.cat([self._prompts[prompt, start:end] for prompt, start, end in work])
+            positions = torch.cat([torch.arange(start, end, device=device) for _, start, end in work])
+            logits = forward(ids, positions, meta, torch.arange(len(ids), device=device))
+            self._compare(logits, torch.cat([self._expected[prompt, start:end] for prompt, start, end in work]))
+
+    def _compare(self, logits: torch.Tensor, expected: torch.Tensor) -> None:
         spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
-        deviation = ((torch.cat([head, tail]) - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
+        deviation = ((logits - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
         if not deviation <= _TOLERANCE[self._dtype]:
             raise UnsupportedModel(
                 f"paged attention gives {self._name} other logits than its own attention: "

@@ -45,9 +45,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     tokens: list[int] = greedy.tolist()
     drawn = [number for number, row in enumerate(rows) if usable[number] and row.params.temperature > 0]
     if drawn:
-        which = torch.tensor(drawn, device=logits.device)
         uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
-        chosen = choose(final[which], [rows[number].params for number in drawn], uniforms)
+        if len(drawn) < len(rows):
+            which = torch.tensor(drawn, device=logits.device)
+            final_drawn, best = final[which], best[which]
+        else:
+            final_drawn = final
+        chosen = choose(final_drawn, best, [rows[number].params for number in drawn], uniforms)
         for number, token in zip(drawn, chosen.tolist(), strict=True):
             tokens[number] = token
     logprobs = _logprobs(logits, rows, tokens, usable)

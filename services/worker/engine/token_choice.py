@@ -1,9 +1,9 @@
 """Choosing a token from logits by inverse transform sampling, in exact integer arithmetic.
 
-Weights are ``floor(exp((x - max) / temperature) * 2**35)`` as int64. Integer sums do not depend on their order, so
+Weights are ``exp((x - max) / temperature) * 2**30`` cut to int32. Integer sums do not depend on their order, so
 neither the size of the batch, nor the device's way to add, nor the number of threads can move a boundary
-between two tokens: a row gives the same token alone and in any batch. 2**35 keeps the sum of 2**18 tokens below
-2**53, where it is exact as a double; tokens less likely than the likeliest by 2**-35 (3e-11) are never chosen.
+between two tokens: a row gives the same token alone and in any batch. Tokens less likely than the likeliest by
+2**-30 (1e-9) are never chosen; the sum over 2**18 tokens stays below 2**53, where it is exact as a double too.
 
 Filters apply in the order of vLLM: min-p, then top-k, then top-p over what is left. Where equal weights straddle
 a filter's boundary, smaller token ids stay.
@@ -17,56 +17,79 @@ import torch
 
 from shared.messages.requests import SamplingParams
 
-WEIGHT_ONE = 2**35
+WEIGHT_ONE = 2**30
+_BLOCK = 256
+_LEAST_TEMPERATURE = 1e-30
+"""Still a normal float32. From far above it on, only tokens equal to the likeliest have any weight."""
 _TOP_P_CANDIDATES = 1024
 
 
-def choose(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-    """One token for each row of ``logits`` float32 [R, vocab]; int64 [R].
+def choose(
+    logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> torch.Tensor:
+    """One token for each row of ``logits`` float32 [R, vocab], whose maxima are ``best`` [R]; int64 [R].
 
     All rows have a positive temperature and a finite maximum. Row r gets the first token, in order of ids, at
     which the cumulative weight exceeds ``uniforms[r]`` of the whole.
     """
-    weights = _weights(logits, _column([p.temperature for p in params], logits))
+    vocab_size = logits.shape[1]
+    weights = _weights(logits, best, params)
     if any(p.min_p > 0 for p in params):
-        least = weights.amax(dim=1, keepdim=True) * _column([p.min_p for p in params], logits)
+        least = _column([p.min_p * WEIGHT_ONE for p in params], logits).ceil().to(torch.int32)
         weights.masked_fill_(weights < least, 0)
-    filtered = [number for number, p in enumerate(params) if 0 < p.top_k < logits.shape[1] or p.top_p < 1]
-    if filtered:
+    filtered = [number for number, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
+    if len(filtered) == len(params):
+        weights = _keep_heaviest(weights, params)
+    elif filtered:
         which = torch.tensor(filtered, device=logits.device)
-        chosen = [params[number] for number in filtered]
-        weights[which] = _keep_heaviest(weights[which], chosen)
-    cumulative = weights.cumsum(dim=1)
-    total = cumulative[:, -1:]
-    target = (total * _column(uniforms, logits)).floor().to(torch.int64)
-    # The product may round up to the total itself.
-    target = torch.minimum(target, total - 1)
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+        weights[which] = _keep_heaviest(weights[which], [params[number] for number in filtered])
+    return _invert(weights, _column(uniforms, logits))
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
 
 
-def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    # Doubles, because exp may differ in its last bit between the vectorised body and the tail of an array; at
-    # 2**-52 that moves a 35-bit weight with probability 2**-17, and a choice with probability 2**-50.
-    exponents = (logits - logits.amax(dim=1, keepdim=True)).to(torch.float64).div_(temperature)
-    return exponents.exp_().mul_(WEIGHT_ONE).to(torch.int64)
+def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Int32 [R, vocab rounded up to whole blocks], zero beyond the vocabulary."""
+    rows, vocab_size = logits.shape
+    temperature = _column([max(p.temperature, _LEAST_TEMPERATURE) for p in params], logits).to(torch.float32)
+    scaled = (logits - best[:, None]).div_(temperature).exp_().mul_(WEIGHT_ONE)
+    padded = -(-vocab_size // _BLOCK) * _BLOCK
+    weights = torch.zeros(rows, padded, dtype=torch.int32, device=logits.device)
+    weights[:, :vocab_size] = scaled
+    return weights
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first token whose cumulative weight exceeds its row's share ``uniforms`` [R, 1] of the total.
+
+    First the block, then the token in it, which is several times cheaper than one cumulative sum over all.
+    """
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    edges = blocks.sum(dim=2).cumsum(dim=1)
+    total = edges[:, -1:]
+    # The product may round up to the total itself.
+    target = torch.minimum((total * uniforms).floor().to(torch.int64), total - 1)
+    block = torch.searchsorted(edges, target, right=True)
+    before = torch.where(block > 0, edges.gather(1, (block - 1).clamp_min(0)), 0)
+    inside = blocks[torch.arange(len(weights), device=weights.device), block[:, 0]].cumsum(dim=1)
+    return (block * _BLOCK + torch.searchsorted(inside, target - before, right=True))[:, 0]
 
 
 def _keep_heaviest(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Zero all weights beyond each row's top-k and top-p."""
-    vocab_size = weights.shape[1]
-    limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    """``weights`` with zeros beyond each row's top-k and top-p."""
+    width = weights.shape[1]
+    limits = [p.top_k if 0 < p.top_k < width else width for p in params]
     # Without top-k, guess how many tokens make up top-p; a wrong guess costs another round, never another result.
-    wanted = max(limit if limit < vocab_size else _TOP_P_CANDIDATES for limit in limits)
+    wanted = max(limit if limit < width else _TOP_P_CANDIDATES for limit in limits)
     top_k = torch.tensor(limits, device=weights.device)[:, None]
     top_p = _column([p.top_p for p in params], weights)
+    total = weights.sum(dim=1, keepdim=True)
     while True:
-        heaviest = weights.topk(min(wanted, vocab_size), dim=1).values
-        counts, complete = _count_kept(heaviest, weights.sum(dim=1, keepdim=True), top_k, top_p)
-        if complete or wanted >= vocab_size:
+        heaviest = weights.topk(min(wanted, width), dim=1).values
+        counts, is_complete = _count_kept(heaviest, total, top_k, top_p)
+        if is_complete or wanted >= width:
             return _zero_beyond(weights, heaviest, counts)
         wanted *= 16
 
@@ -77,19 +100,19 @@ def _count_kept(
     """How many of the heaviest weights (descending, [R, n]) each row keeps, [R, 1]; and whether n was enough."""
     candidates = heaviest.shape[1]
     within_k = torch.arange(candidates, device=heaviest.device) < top_k
-    cumulative = heaviest.cumsum(dim=1)
-    in_k = torch.where(top_k > candidates, total, (heaviest * within_k).sum(dim=1, keepdim=True))
+    before = heaviest.cumsum(dim=1) - heaviest
+    kept_by_k = torch.where(top_k > candidates, total, (heaviest * within_k).sum(dim=1, keepdim=True))
     # Top-p keeps a token while the tokens before it have less than p; so the first always stays.
-    kept = within_k & ((cumulative - heaviest) < in_k * top_p)
+    kept = within_k & (before < kept_by_k * top_p)
     kept[:, 0] = True
     counts = kept.sum(dim=1, keepdim=True)
-    short = (counts == candidates) & (top_k > candidates)
-    return counts, not bool(short.any())
+    is_short = (counts == candidates) & (top_k > candidates)
+    return counts, not bool(is_short.any())
 
 
 def _zero_beyond(weights: torch.Tensor, heaviest: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Keep the ``counts`` [R, 1] heaviest of each row."""
     least = heaviest.gather(1, counts - 1)
-    ties = weights == least
-    room = counts - (weights > least).sum(dim=1, keepdim=True)
-    keep = (weights > least) | (ties & (ties.cumsum(dim=1) <= room))
-    return weights.masked_fill(~keep, 0)
+    heavier, ties = weights > least, weights == least
+    room = counts - heavier.sum(dim=1, keepdim=True)
+    return weights.masked_fill(~(heavier | (ties & (ties.cumsum(dim=1) <= room))), 0)

@@ -28,7 +28,7 @@ from tests.scripted_cell import submit, worker_joined
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Ask again until it holds; a test that waits in vain fails here."""
     async with asyncio.timeout(20.0):
-        while not await holds():  # noqa: ASYNC110 -- the answer comes over the bus; nobody could signal it
+        while not await holds():
             await asyncio.sleep(0.01)
 
 

@@ -18,13 +18,15 @@ from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus, Delivery, StreamLimits
 from shared.codec import decode, decode_input, encode
 from shared.ids import new_id
+from shared.memory import unlink_all
 from shared.messages.base import unpack_int32
 from shared.messages.requests import SamplingParams
-from shared.messages.status import Heartbeat
+from shared.messages.status import GetOutputs, Heartbeat, Outputs
 from shared.messages.tokens import TokenBatch
-from shared.messages.worker_events import RequestFinished, WorkerJoined, WorkerLeft
+from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import Dismiss, WorkerOrder, WorkerPlan
 from tests.checkpoints import make_checkpoint
+from tests.nats_server import NatsServer
 from tests.unit.worker.driven_executor import admit, batch, chunk
 
 pytestmark = pytest.mark.integration
@@ -113,6 +115,7 @@ async def cell(nats_url: str, model: Path, *flags: str) -> AsyncIterator[Cell]:
         if process.returncode is None:
             process.kill()
             await process.wait()
+            unlink_all(f"thermocline-{worker_id}")
         await bus.close()
 
 
@@ -141,6 +144,39 @@ async def test_a_process_serves_and_leaves_on_sigterm(nats_url: str, checkpoint:
     assert told == unpack_int32(finished.output)
     assert len(told) == 5
     assert not segment.exists()
+
+
+async def test_a_request_survives_the_death_of_the_broker(nats_server: NatsServer, checkpoint: Path) -> None:
+    """The worker decodes on; its events are stored once and in order when the broker is back, and tokens that no
+    gateway heard can be asked for.
+    """
+    prompt = list(range(10, 30))
+    params = SamplingParams(max_tokens=220, temperature=0, ignore_eos=True)
+    async with cell(nats_server.url, checkpoint) as made:
+        made.incarnation = (await made.event(WorkerJoined)).incarnation
+        gateway_id = f"g-{made.worker_id}"
+        await made.give(admit(prompt, range(60), gateway_id=gateway_id, params=params), batch(chunk(0, 20)))
+        await made.event(BatchDone)
+        nats_server.kill()
+        await asyncio.sleep(0.3)
+        nats_server.start()
+        finished = await made.event(RequestFinished)
+        question = encode(GetOutputs(request_id="r", attempt=1, index=0))
+        subject = subjects.rpc("worker", "outputs", made.worker_id)
+        item = decode(await made.bus.call(subject, question), Outputs).item
+        made.process.terminate()
+        await made.event(WorkerLeft)
+        kinds = [
+            type(decode_input(message.data))
+            async for message in made.bus.follow(subjects.INPUTS_STREAM, from_seq=made.first_seq, live=False)
+        ]
+
+        assert await made.exit_code() == 0
+    assert kinds == [WorkerJoined, BatchDone, RequestFinished, WorkerLeft]
+    assert item is not None
+    assert list(item.tokens) == unpack_int32(finished.output)
+    assert len(item.tokens) == 220
+    assert item.finish == "length"
 
 
 async def test_a_dismissed_process_exits_with_2(nats_url: str, checkpoint: Path) -> None:

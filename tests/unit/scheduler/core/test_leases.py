@@ -31,15 +31,23 @@ def test_a_lease_is_extended_up_to_the_longest_answer(make_cell, orders):
     assert orders(ask(cell, "a", 6), ExtendLease) == []
 
 
-def test_a_repeated_lease_request_is_granted_once(make_cell, orders):
-    """The same message again, or an older one, gives nothing."""
+def test_an_old_lease_request_is_stale(make_cell, orders):
+    """What was asked earlier than the last grant, or by an earlier attempt, gives nothing."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
 
     assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
-    assert orders(ask(cell, "a", 4), ExtendLease) == []
     assert orders(ask(cell, "a", 3), ExtendLease) == []
-    assert orders(ask(cell, "a", 4, attempt=2), ExtendLease) == []
+    assert orders(ask(cell, "a", 5, attempt=2), ExtendLease) == []
+
+
+def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell, orders):
+    """It may want more room than a lease; not answering could leave it waiting for good."""
+    cell = make_cell(lease_tokens=4)
+    cell.submit([1] * 4, max_tokens=50, request_id="a")
+
+    assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
+    assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
 
 
 def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell, orders):

@@ -28,7 +28,7 @@ def generate(model: Any, prompt: list[int], new_tokens: int = NEW_TOKENS) -> lis
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_generate(
-    family: str, page_size: int, load_runner: LoadRunner, reference: Callable[..., Any]
+    family: str, page_size: int, decode_kernel: str, load_runner: LoadRunner, reference: Callable[..., Any]
 ) -> None:
     """Chunked prefill, mixed batches and shuffled pages change no token, windows exceeded or not."""
     runner = load_runner(family, page_size=page_size)
@@ -83,7 +83,7 @@ def test_long_chunks_after_context_give_the_same_logits(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-def test_placement_does_not_change_a_bit(family: str, dtype: str, load_runner: LoadRunner) -> None:
+def test_placement_does_not_change_a_bit(family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner) -> None:
     """Consecutive pages, which are read in place, and shuffled ones, which are gathered, give equal logits."""
     runner = load_runner(family, dtype=dtype)
     results = []
@@ -97,7 +97,9 @@ def test_placement_does_not_change_a_bit(family: str, dtype: str, load_runner: L
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_decoding_request_does_not_notice_its_batch(family: str, dtype: str, load_runner: LoadRunner) -> None:
+def test_a_decoding_request_does_not_notice_its_batch(
+    family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner
+) -> None:
     """The logits of a decode token are equal to the bit alone and beside chunks and decode tokens of others."""
     runner = load_runner(family, dtype=dtype)
     tables = page_tables(runner, [64, 80, 120, 150], seed=8)
@@ -113,9 +115,7 @@ def test_a_decoding_request_does_not_notice_its_batch(family: str, dtype: str, l
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_agrees_within_rounding(
-    family: str, load_runner: LoadRunner, reference: Callable[..., Any]
-) -> None:
+def test_bfloat16_agrees_within_rounding(family: str, load_runner: LoadRunner, reference: Callable[..., Any]) -> None:
     """In bfloat16 the pool holds Hugging Face's KV and the logits its logits, up to bfloat16 rounding."""
     runner = load_runner(family, dtype="bfloat16")
     prompt = random_prompt(20, seed=9)

@@ -1,0 +1,165 @@
+"""Decode attention in C, compiled for this machine and this geometry when a worker loads its model.
+
+Optional: without a C compiler, or for a dtype it lacks, the portable path of
+:mod:`services.worker.engine.cpu_attention` serves alone. It uses OpenMP, whose threads it shares with torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.native_source import ITEM_KEYS, SOURCE
+from shared.logs import get_logger
+from shared.messages.pools import KvGeometry
+
+_FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-std=gnu11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-ffp-contract=fast"]
+_COMPILE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """The decode rows of one step under one window, as the C code reads them.
+
+    tables int32 [n]: page tables one after the other. segments int32 [S, 4]: batch row, start in tables, first and
+    last item. items int32 [N, 3]: segment, first and last key.
+    """
+
+    tables: npt.NDArray[np.int32]
+    segments: npt.NDArray[np.int32]
+    items: npt.NDArray[np.int32]
+
+
+def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None:
+    """The step's segments of a single row; None if it has none.
+
+    Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch.
+    """
+    tables: list[npt.NDArray[np.int32]] = []
+    segments: list[tuple[int, int, int, int]] = []
+    items: list[tuple[int, int, int]] = []
+    row = offset = 0
+    for segment in meta.segments:
+        if segment.rows == 1:
+            first, last = 0 if window is None else max(0, segment.length - window), segment.length
+            edges = [first, *range(first - first % ITEM_KEYS + ITEM_KEYS, last, ITEM_KEYS), last]
+            segments.append((row, offset, len(items), len(items) + len(edges) - 1))
+            items += [(len(segments) - 1, *edge) for edge in zip(edges[:-1], edges[1:], strict=True)]
+            tables.append(segment.pages)
+            offset += len(segment.pages)
+        row += segment.rows
+    if not segments:
+        return None
+    return DecodeWork(
+        np.concatenate(tables).astype(np.int32, copy=False),
+        np.array(segments, dtype=np.int32),
+        np.array(items, dtype=np.int32),
+    )
+
+
+class NativeDecode:
+    """The compiled function for one geometry and number of query heads. Make it with :func:`compile_decode`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.partial_bytes.restype = ctypes.c_int64
+        self._partial_bytes = int(library.partial_bytes())
+        self._partials = torch.empty(0, dtype=torch.uint8)
+        self._decode = library.decode
+        pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        self._decode.restype = None
+        self._decode.argtypes = [
+            pointer, int64, int64, pointer, pointer, pointer, pointer, int32, pointer, int32, pointer, pointer,
+            ctypes.c_float, int32,
+        ]  # fmt: skip
+
+    def attend(
+        self,
+        work: DecodeWork,
+        query: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        output: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous.
+
+        query [heads, T, head_dim]; k_pool and v_pool [pages, page_size, kv_heads, head_dim], contiguous. Other rows of
+        the output are left alone.
+        """
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        items = len(work.items)
+        if self._partials.numel() < items * self._partial_bytes:
+            self._partials = torch.empty(2 * items * self._partial_bytes, dtype=torch.uint8)
+        self._decode(
+            query.data_ptr(),
+            query.stride(1),
+            query.stride(0),
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            work.tables.ctypes.data,
+            work.segments.ctypes.data,
+            len(work.segments),
+            work.items.ctypes.data,
+            items,
+            self._partials.data_ptr(),
+            output.data_ptr(),
+            scaling,
+            torch.get_num_threads(),
+        )
+
+
+def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | None:
+    """Compile, or take from the cache of this user and machine. None, with a line in the log, where it cannot be."""
+    if geometry.dtype not in ("float32", "bfloat16"):
+        return None
+    constants = {
+        "HEAD_DIM": geometry.head_dim,
+        "KV_HEADS": geometry.kv_heads,
+        "GROUP": query_heads // geometry.kv_heads,
+        "PAGE_SIZE": geometry.page_size,
+        "BFLOAT16": int(geometry.dtype == "bfloat16"),
+    }
+    flags = [*_FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
+    try:
+        return NativeDecode(ctypes.CDLL(str(_build(flags))))
+    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError) as error:
+        get_logger("worker.engine").info("native_decode_unavailable", reason=str(error))
+        return None
+
+
+def _build(flags: list[str]) -> Path:
+    """The path of the shared library for these flags, compiled now unless an equal one exists."""
+    compiler = os.environ.get("CC", "cc")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    identity = "\0".join([SOURCE, *flags, version, _processor()])
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline"
+    target = folder / f"decode-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            source, built = Path(scratch) / "decode.c", Path(scratch) / "decode.so"
+            source.write_text(SOURCE, encoding="ascii")
+            command = [compiler, *flags, "-o", str(built), str(source)]
+            subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=True)
+            built.replace(target)  # Two workers may compile at once; either result is good.
+    return target
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: a home directory may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))

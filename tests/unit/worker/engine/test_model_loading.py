@@ -1,0 +1,267 @@
+"""Models that cannot be served exactly are refused, with the reason; everything else loads as it was saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma3Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen3MoeConfig,
+    T5Config,
+)
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from services.worker.engine.model_loading import eos_token_ids, expected_windows, load_config, load_model
+from services.worker.engine.model_runner import ModelRunner
+from shared.errors import ConfigError, UnsupportedModel
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint, save_checkpoint
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def load(path: Path, **changes: Any) -> ModelRunner:
+    settings = {
+        "dtype": "auto",
+        "device": "cpu",
+        "page_size": 16,
+        "device_kv_bytes": None,
+        "pages": 16,
+        "threads": 1,
+        "shm_prefix": "enginetest",
+    }
+    return ModelRunner.load(path, **{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (T5Config(), "encoder-decoder"),
+        (Gemma3Config(), "more than text"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (
+            LlamaConfig(
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 128,
+                    "long_factor": [1.0] * 64,
+                    "short_factor": [1.0] * 64,
+                }
+            ),
+            "longrope",
+        ),
+        (BloomConfig(), "longest context"),
+        (FalconConfig(alibi=True), "ALiBi"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_configurations_that_cannot_be_served_are_refused(config: Any, reason: str, tmp_path: Path) -> None:
+    """The configuration alone is enough to refuse, before any weight is read."""
+    config.save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(tmp_path)
+
+
+def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
+    """A configuration with two faults names both."""
+    config = LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, is_causal=False)
+    config.save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModel, match=r"not causal.*dynamic"):
+        load_config(tmp_path)
+
+
+def test_a_model_outside_the_attention_interface_is_refused(tmp_path: Path) -> None:
+    """Falcon picks its attention from a table of its own, which lacks ours."""
+    shape = {key: SMALL[key] for key in SMALL if key not in ("intermediate_size", "num_key_value_heads")}
+    path = save_checkpoint(FalconConfig(**shape, alibi=False), tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
+        load(path)
+
+
+def test_a_layer_that_bypasses_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the attention function are counted: one for each layer, or the model is not served."""
+    path = make_checkpoint("llama", tmp_path)
+    forward = LlamaAttention.forward
+
+    def bypass(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        return (hidden_states, None) if self.layer_idx == 1 else forward(self, hidden_states, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", bypass)
+
+    with pytest.raises(UnsupportedModel, match="3 layers but made 2 calls"):
+        load(path)
+
+
+def test_attention_sinks_are_refused(tmp_path: Path) -> None:
+    """GPT-OSS asks attention for sinks, which ours lacks."""
+    config = GptOssConfig(**SMALL, head_dim=16, num_local_experts=2, num_experts_per_tok=1)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+    path = save_checkpoint(config, tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="s_aux"):
+        load(path)
+
+
+def test_attention_that_differs_from_the_models_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason, other logits than with eager attention are noticed at load."""
+    path = make_checkpoint("llama", tmp_path)
+    monkeypatch.setattr(
+        "services.worker.engine.cpu_attention.scaled_dot_product_attention",
+        lambda q, k, v, **_: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+    )
+
+    with pytest.raises(UnsupportedModel, match="other logits"):
+        load(path)
+
+
+def test_a_window_that_does_not_reach_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a model's attention does not pass on the configured window, a probe shorter than it could not tell."""
+    path = make_checkpoint("mistral", tmp_path)
+    monkeypatch.setattr("services.worker.engine.model_runner.expected_windows", lambda config: [4096] * 3)
+
+    with pytest.raises(UnsupportedModel, match="window 24, configured is 4096"):
+        load(path)
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    """A checkpoint that lacks a tensor is not filled with random numbers."""
+    path = make_checkpoint("llama", tmp_path)
+    shard = sorted(path.glob("*.safetensors"))[0]
+    tensors = load_file(shard)
+    removed = sorted(tensors)[0]
+    del tensors[removed]
+    save_file(tensors, shard, metadata={"format": "pt"})
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"][removed]
+    index.write_text(json.dumps(content))
+
+    with pytest.raises(UnsupportedModel, match=f"lacks weights: {removed}"):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "nonesuch"}'])
+def test_directories_without_a_readable_model_are_refused(content: str | None, tmp_path: Path) -> None:
+    """No configuration, a torn one, and an unknown architecture all end in UnsupportedModel."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(UnsupportedModel, match="no readable model configuration"):
+        load(tmp_path)
+
+
+def test_unreadable_weights_are_refused(tmp_path: Path) -> None:
+    """A truncated shard is an UnsupportedModel, not a crash of the library."""
+    path = make_checkpoint("llama", tmp_path)
+    shard = sorted(path.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:1000])
+
+    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
+        load(path)
+
+
+def test_nothing_is_left_behind_by_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model refused after its pool was made leaves no segment."""
+    path = make_checkpoint("llama", tmp_path)
+    monkeypatch.setattr("services.worker.engine.probe._TOLERANCE", {torch.float32: -1.0})
+
+    with pytest.raises(UnsupportedModel):
+        load(path, shm_prefix="refusedtest")
+    assert not list(Path("/dev/shm").glob("refusedtest.*"))
+
+
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    """A wrong dtype, page size or pool is the operator's error and says so."""
+    path = make_checkpoint("llama", tmp_path)
+
+    for changes in ({"dtype": "int8"}, {"page_size": 0}, {"pages": None}, {"pages": 1, "page_size": 1}):
+        with pytest.raises(ConfigError):
+            load(path, **changes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_auto_is_the_checkpoints_own(dtype: str, tmp_path: Path) -> None:
+    """auto keeps the dtype of the file; KV is kept in the same."""
+    runner = load(make_checkpoint("llama", tmp_path, dtype=dtype))
+
+    assert runner.geometry.dtype == dtype
+    runner.close()
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(2, (2,)), ([5, 3], (3, 5)), (None, (2,))])
+def test_eos_comes_from_the_generation_config(eos: object, expected: tuple[int, ...], tmp_path: Path) -> None:
+    """A number, a list, or none, in which case the model's configuration is asked."""
+    path = make_checkpoint("llama", tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({} if eos is None else {"eos_token_id": eos}))
+
+    model = load_model(path, load_config(path), dtype="auto", device="cpu")
+
+    assert eos_token_ids(model) == expected
+
+
+def test_expected_windows_follow_the_layer_types(tmp_path: Path) -> None:
+    """Alternating layers, all layers, or none have windows, as the configuration says."""
+    windows = {}
+    for family in ("gemma2", "mistral", "llama", "qwen2"):
+        windows[family] = expected_windows(load_config(make_checkpoint(family, tmp_path / family)))
+
+    assert windows["gemma2"] == [24, None, 24, None]
+    assert windows["mistral"] == [24, 24, 24]
+    assert windows["llama"] == windows["qwen2"] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3MoeConfig(
+            **SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.2
+        ),
+        MistralConfig(**SMALL, head_dim=24, sliding_window=None, initializer_range=0.2),
+        PhiConfig(**SMALL, initializer_range=0.2),
+    ],
+    ids=["qwen3_moe", "mistral without window", "phi"],
+)
+def test_further_architectures_need_no_code(config: Any, tmp_path: Path) -> None:
+    """Models that go through the attention interface, experts and fused layers included, answer as generate does."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    path = save_checkpoint(config, tmp_path)
+    runner = load(path)
+    prompt = random_prompt(30, seed=1)
+    (table,) = page_tables(runner, [60], seed=2)
+    request = Request(list(prompt), table)
+    decode_greedily(runner, [request], chunks=[11], new_tokens=20)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    model.generation_config = GenerationConfig(pad_token_id=0)
+
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, 30:].tolist()
+
+    assert request.output == expected
+    runner.close()

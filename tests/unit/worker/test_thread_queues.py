@@ -1,0 +1,91 @@
+"""What passes between the event loop and the compute thread is in order and bounded both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from services.worker.inbox import Arrival, Inbox
+from services.worker.report_channel import ReportChannel
+from services.worker.reports import Report
+from shared.errors import InternalError
+from shared.messages.worker_plans import DetachHostPool
+
+
+def arrival(number: int) -> Arrival:
+    return Arrival(number, DetachHostPool(storage_id="s"), 0)
+
+
+def test_orders_are_taken_in_order() -> None:
+    """First in, first out, and None when there is nothing."""
+    inbox = Inbox()
+    for number in range(3):
+        inbox.put(arrival(number))
+
+    taken = [inbox.take() for _ in range(4)]
+
+    assert [one.number if one else None for one in taken] == [0, 1, 2, None]
+
+
+def test_the_inbox_is_bounded() -> None:
+    """One order too many is an error, not a growing queue."""
+    inbox = Inbox(capacity=2)
+    inbox.put(arrival(1))
+    inbox.put(arrival(2))
+
+    with pytest.raises(InternalError, match="2 orders"):
+        inbox.put(arrival(3))
+
+
+@pytest.mark.parametrize("wake", ["put", "close"])
+def test_a_sleeping_reader_is_woken(wake: str) -> None:
+    """By an order, and by the end."""
+    inbox = Inbox()
+    woken = threading.Event()
+
+    def read() -> None:
+        inbox.wait()
+        woken.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    if wake == "put":
+        inbox.put(arrival(1))
+    else:
+        inbox.close()
+    reader.join(10)
+
+    assert woken.is_set()
+    assert inbox.is_closed == (wake == "close")
+
+
+async def test_reports_are_handled_on_the_loop_in_order() -> None:
+    """However many are posted before the loop looks."""
+    handled: list[tuple[int, int]] = []
+    enough = asyncio.Event()
+
+    def handle(report: Report) -> None:
+        handled.append((report.step, threading.get_ident()))
+        if len(handled) == 500:
+            enough.set()
+
+    channel = ReportChannel(asyncio.get_running_loop(), handle)
+    poster = threading.Thread(target=lambda: [channel.post(Report(step=step)) for step in range(500)])
+    poster.start()
+    async with asyncio.timeout(10):
+        await enough.wait()
+    poster.join(10)
+
+    assert handled == [(step, threading.get_ident()) for step in range(500)]
+
+
+async def test_a_hanging_loop_stops_the_compute_thread() -> None:
+    """Reports do not pile up without end."""
+    channel = ReportChannel(asyncio.get_running_loop(), lambda report: None, capacity=3)
+    for step in range(3):
+        channel.post(Report(step=step))
+
+    with pytest.raises(InternalError, match="hangs"):
+        channel.post(Report(step=3))
