@@ -95,11 +95,11 @@ async def _run(base_url: str, work: Workload, concurrency: int, console: Console
         model = (await served_model(client))["id"]
         with Progress(console=console) as bar:
             common: dict[str, Any] = {"concurrency": concurrency, "bar": bar}
-            cached = await _ask_all(client, model, work, name="with the cache", cached=True, **common)
-            plain = await _ask_all(client, model, work, name="without it", cached=False, **common)
+            cached = await _ask_all(client, model, work, name="cached", cached=True, **common)
+            plain = await _ask_all(client, model, work, name="uncached", cached=False, **common)
     report.print_passes(console, [cached, plain])
     report.print_sources(console, cached)
-    report.print_broker(console, cached)
+    report.print_broker(console, cached.answers[len(work.asks) :])
     return _verdict(console, cached, plain)
 
 

@@ -45,7 +45,7 @@ def quantile(values: list[float], fraction: float) -> float:
 def print_passes(console: Console, passes: list[Pass]) -> None:
     """One row per pass: accuracy, reuse, TTFT, time."""
     table = Table(title="Answers, with the prefix cache and without")
-    for column in ("pass", "requests", "right", "prompt tokens", "cached", "TTFT p50", "p99", "seconds"):
+    for column in ("pass", "asked", "right", "tokens", "reused", "TTFT p50", "TTFT p99", "time"):
         table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
     for one in passes:
         ttft = [a.ttft_s * 1e3 for a in one.answers]
@@ -57,7 +57,7 @@ def print_passes(console: Console, passes: list[Pass]) -> None:
             f"{one.cached_fraction:.0%}",
             f"{statistics.median(ttft):.1f} ms",
             f"{quantile(ttft, 0.99):.1f} ms",
-            f"{one.seconds:.1f}",
+            f"{one.seconds:.1f} s",
         )
     console.print(table)
 
@@ -84,14 +84,14 @@ def broker_ms(answer: Answer) -> float:
     return sum(answer.timing_ms.get(step) or 0.0 for step in BROKER_STEPS)
 
 
-def print_broker(console: Console, one: Pass) -> None:
-    """How much of the time to first token broker and scheduler took."""
-    shares = [(broker_ms(a), a.ttft_s * 1e3) for a in one.answers if a.timing_ms and a.ttft_s]
+def print_broker(console: Console, alone: list[Answer]) -> None:
+    """How much of the time to first token broker and scheduler took, of requests that were sent alone."""
+    shares = [(broker_ms(a), a.ttft_s * 1e3) for a in alone if a.timing_ms and a.ttft_s]
     if not shares:
         return
     times = [broker for broker, _ in shares]
     fraction = statistics.median(broker / ttft for broker, ttft in shares)
     console.print(
-        f"Broker and scheduler took {statistics.median(times):.2f} ms of a request's TTFT "
-        f"(median; p99 {quantile(times, 0.99):.2f} ms), {fraction:.0%} of it.\n"
+        f"Gateway (with tokenising), broker and scheduler took {statistics.median(times):.2f} ms of TTFT, {fraction:.0%} of it\n"
+        f"(median of {len(times)} requests sent one at a time; the longest took {max(times):.2f} ms).\n"
     )
