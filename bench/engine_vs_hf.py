@@ -1,6 +1,6 @@
 """The engine against ``model.generate`` of Hugging Face, in one process and in alternation.
 
-    python -m bench.engine_vs_hf [--model DIR] [--dtype float32] [--threads 2] [--rounds 5] [--out FILE]
+    python -m bench.engine_vs_hf [--model DIR] [--dtype float32] [--threads 2] [--rounds 5] [--save]
 
 Without ``--model`` it makes a random Llama of about 100M parameters. Both sides use the same weights, threads and
 prompts. Each round measures one and then the other, because on a shared machine only neighbouring measurements
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,8 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
 
+from bench import results_file
+from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 
@@ -32,6 +34,8 @@ DECODE_BATCHES = (1, 8)
 DECODE_CONTEXTS = (512, 1024)
 STEPS = 8
 PAGE_SIZE = 16
+SEED = 1
+VOCABULARY = 8192
 
 
 class StepClock(StoppingCriteria):
@@ -61,23 +65,6 @@ class Engine:
         return self.runner.forward(ids.reshape(-1), positions, meta, last).argmax(-1)
 
 
-def hundred_million_llama(path: Path, dtype: str) -> Path:
-    """A random Llama of 88M parameters: 12 layers, 12 query and 4 KV heads of 64."""
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(path)
-    return path
-
-
 def page_tables(requests: int, tokens: int, *, shuffled: bool) -> list[np.ndarray]:
     count = -(-tokens // PAGE_SIZE)
     numbers = np.arange(requests * count, dtype=np.int32)
@@ -89,7 +76,7 @@ def page_tables(requests: int, tokens: int, *, shuffled: bool) -> list[np.ndarra
 @torch.inference_mode()
 def bench_prefill(engine: Engine, model: Any, tokens: int, rounds: int) -> dict[str, float]:
     """Seconds to the first token of one prompt."""
-    ids = torch.randint(3, model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(SEED))
     ours, theirs = [], []
     for number in range(rounds + 1):
         start = time.perf_counter()
@@ -106,7 +93,7 @@ def bench_prefill(engine: Engine, model: Any, tokens: int, rounds: int) -> dict[
 @torch.inference_mode()
 def bench_decode(engine: Engine, model: Any, batch: int, context: int, rounds: int) -> dict[str, float]:
     """Seconds of one step for ``batch`` requests with ``context`` tokens each."""
-    ids = torch.randint(3, model.config.vocab_size, (batch, context), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(3, model.config.vocab_size, (batch, context), generator=torch.Generator().manual_seed(SEED))
     cache = DynamicCache(config=model.config)
     model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
     for row, table in enumerate(engine.tables[:batch]):
@@ -170,8 +157,9 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
         "threads": threads,
         "page_size": PAGE_SIZE,
         "rounds": rounds,
-        "machine": {"platform": platform.platform(), "processor": platform.processor(), "torch": torch.__version__},
-        "results": results,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "figures": results,
     }
 
 
@@ -181,15 +169,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--save", action="store_true", help="write bench/results/engine_vs_hf_DTYPE.json too")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        model_dir = options.model or hundred_million_llama(Path(scratch), options.dtype)
-        report = run(model_dir, options.dtype, options.threads, options.rounds)
-    text = json.dumps(report, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        model_dir = options.model or save_llama(Path(scratch), vocab_size=VOCABULARY, dtype=options.dtype)
+        results = run(model_dir, options.dtype, options.threads, options.rounds)
+    sys.stdout.write(json.dumps(results, indent=1) + "\n")
+    if options.save:
+        results_file.write(f"engine_vs_hf_{options.dtype}", results, seed=SEED)
     return 0
 
 

@@ -15,11 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 TOKENIZER = Path(__file__).parent.parent / "models" / "thermocline-mha"
 
 
-def make_model(out: Path, *, seed: int = 0) -> Path:
-    """12 layers, hidden 768, 12 query and 4 KV heads, 88M parameters with a vocabulary of 16,384."""
+def save_llama(out: Path, *, seed: int = 0, vocab_size: int = 16_384, dtype: str = "bfloat16") -> Path:
+    """12 layers, hidden 768, 12 query and 4 KV heads, 88M parameters with a vocabulary of 16,384; no tokenizer."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=16_384,
+        vocab_size=vocab_size,
         hidden_size=768,
         intermediate_size=2048,
         num_hidden_layers=12,
@@ -31,7 +31,13 @@ def make_model(out: Path, *, seed: int = 0) -> Path:
         eos_token_id=2,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(out)
+    return out
+
+
+def make_model(out: Path, *, seed: int = 0) -> Path:
+    """The model that a cell can serve: the weights of :func:`save_llama`, and a tokenizer."""
+    save_llama(out, seed=seed)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, out / name)
     return out

@@ -7,7 +7,9 @@ A service describes its settings as one frozen msgspec struct; names carry their
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -134,3 +136,16 @@ def from_command_line(
     add_flags(parser, kind)
     flags = vars(parser.parse_args(list(argv)))
     return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags)
+
+
+def for_service(kind: type[C], service: str, argv: Sequence[str] | None, description: str) -> C | None:
+    """The settings of a process from its flags (``sys.argv`` when None), environment and file.
+
+    None when they are faulty; the faults are on stderr then, and the process should exit with ``EXIT_REFUSED``.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return from_command_line(kind, service, arguments, environ=os.environ, description=description)
+    except ConfigError as error:
+        print(f"thermocline {service}: {error.message}", file=sys.stderr)
+        return None

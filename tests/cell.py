@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,17 +31,10 @@ from shared.codec import decode, encode
 from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
 from shared.messages.status import CellStatus, GetInventory, GetStatus, Inventory
+from tests.nats_server import free_port
 
 READY_S = 60.0
 IDLE_S = 30.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from services.gateway.bootstrap import run
 from services.gateway.config import GatewayConfig
-from shared import logs
-from shared.config import from_command_line
-from shared.errors import ConfigError
-from shared.lifecycle import EXIT_REFUSED, Lifecycle, run_process
+from shared import config, logs
+from shared.lifecycle import EXIT_REFUSED, run_process
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one gateway until it is told to stop; returns the exit code."""
-    try:
-        config = from_command_line(
-            GatewayConfig,
-            "gateway",
-            sys.argv[1:] if argv is None else argv,
-            environ=os.environ,
-            description="OpenAI-compatible HTTP front of a cell",
-        )
-    except ConfigError as error:
-        print(f"gateway: {error.message}", file=sys.stderr)
+    settings = config.for_service(GatewayConfig, "gateway", argv, "OpenAI-compatible HTTP front of a cell")
+    if settings is None:
         return EXIT_REFUSED
-    logs.configure("gateway", config.id, level=config.log_level)
-
-    async def serve(life: Lifecycle) -> None:
-        await run(config, life)
-
-    return run_process("gateway", serve)
+    logs.configure("gateway", settings.id, level=settings.log_level)
+    return run_process("gateway", lambda life: run(settings, life))
 
 
 if __name__ == "__main__":

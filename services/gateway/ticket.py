@@ -22,6 +22,14 @@ class Ticket:
         self._watch: DisconnectWatch | None = None
         self._is_closed = False
 
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Close when an exception leaves the block; else whoever answers owns the ticket by now."""
+        if kind is not None:
+            self.close()
+
     def extend(self, choices: int) -> None:
         """Hold ``choices`` slots in all. Raises TooManyConnections."""
         self._gateway.slots.take(choices - self._slots)

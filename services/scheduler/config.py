@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = ("nats://127.0.0.1:4222",)
     id: Annotated[str, Meta(description="name of this process")] = "scheduler"
     metrics_port: Annotated[int, Meta(description="serve /metrics on this loopback port; 0 is off", ge=0)] = 0
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
+    ] = "info"
 
     policy: Annotated[str, Meta(description="eviction policy")] = _CELL.policy
     max_batch_tokens: Annotated[int, Meta(description="prefill tokens of one batch", ge=1)] = _CELL.max_batch_tokens

@@ -17,10 +17,10 @@ from services.storage import measures
 from services.storage.core.backup_check import Transfer
 from services.storage.core.transfer_queue import Ended, TransferQueue
 from services.storage.mover import copy_transfer
-from services.storage.outbox import Outbox
 from services.storage.pools import Pools
 from shared import logs
 from shared.errors import ThermoclineError
+from shared.event_outbox import EventOutbox
 from shared.messages.storage_events import BackupDone
 
 MAX_ERROR_LENGTH = 500
@@ -45,7 +45,14 @@ class Copier:
     """``threads`` copies run at a time. ``run`` ends after :meth:`stop`, when the copies that run have ended."""
 
     def __init__(
-        self, queue: TransferQueue, pools: Pools, outbox: Outbox, *, storage_id: str, incarnation: str, threads: int
+        self,
+        queue: TransferQueue,
+        pools: Pools,
+        outbox: EventOutbox,
+        *,
+        storage_id: str,
+        incarnation: str,
+        threads: int,
     ) -> None:
         self._queue = queue
         self._pools = pools
@@ -90,7 +97,7 @@ class Copier:
             self.totals.failed += 1
             measures.FAILURES.labels("BackupPages").inc()
             _log.warning("backup_failed", transfer=transfer_id, reason=error)
-        await self._outbox.post(
+        await self._outbox.put_when_room(
             BackupDone(
                 storage_id=self._storage_id,
                 incarnation=self._incarnation,

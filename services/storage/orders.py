@@ -7,10 +7,10 @@ import asyncio
 from services.storage import measures
 from services.storage.copier import MAX_ERROR_LENGTH, Copier
 from services.storage.core.transfer_queue import TransferQueue
-from services.storage.outbox import Outbox
 from services.storage.pools import Pools
 from shared import logs
 from shared.errors import ThermoclineError
+from shared.event_outbox import EventOutbox
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import (
@@ -32,7 +32,7 @@ class Orders:
         pools: Pools,
         queue: TransferQueue,
         copier: Copier,
-        outbox: Outbox,
+        outbox: EventOutbox,
         *,
         storage_id: str,
         incarnation: str,
@@ -78,7 +78,7 @@ class Orders:
             measures.FAILURES.labels("CreateHostPool").inc()
             reason = str(error) or type(error).__name__
             _log.warning("host_pool_not_created", reason=reason, exc_info=not isinstance(error, ThermoclineError))
-        await self._outbox.post(
+        await self._outbox.put_when_room(
             HostPoolCreated(
                 storage_id=self._storage_id,
                 incarnation=self._incarnation,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+from services.storage import measures
 from services.storage.config import StorageConfig
 from services.storage.copier import Copier
 from services.storage.core.transfer_queue import TransferQueue
 from services.storage.orders import Orders
-from services.storage.outbox import Outbox
-from services.storage.plan_feed import PlanFeed
 from services.storage.pools import Pools
 from shared import logs, subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
+from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, beat
 from shared.messages.status import GetInventory, Inventory
 from shared.messages.storage_events import StorageJoined, StorageLeft
+from shared.messages.storage_plans import StoragePlan
+from shared.plan_receiver import PlanReceiver
 
 # What a stop may take beyond the copies that run.
 FLUSH_S = 5.0
@@ -34,7 +36,13 @@ class StorageShell:
         self.incarnation = incarnation
         self._queue = TransferQueue(config.max_transfers)
         # Room for the answer of every transfer, and for the few events besides.
-        self._outbox = Outbox(bus, subjects.storage_input(config.id), incarnation, capacity=config.max_transfers + 64)
+        self._outbox = EventOutbox(
+            bus,
+            subjects.storage_input(config.id),
+            incarnation,
+            capacity=config.max_transfers + 64,
+            waiting=measures.OUTBOX,
+        )
         self._copier = Copier(
             self._queue,
             pools,
@@ -44,7 +52,16 @@ class StorageShell:
             threads=config.threads,
         )
         orders = Orders(pools, self._queue, self._copier, self._outbox, storage_id=config.id, incarnation=incarnation)
-        self._feed = PlanFeed(bus, config.id, incarnation, orders.execute)
+        self._plans = PlanReceiver(
+            bus,
+            subjects.storage_output(config.id),
+            incarnation,
+            StoragePlan,
+            lambda plan: plan.storage_id == config.id,
+            orders.execute,
+            delays=measures.PLAN_SECONDS,
+            fetched=measures.PLANS_FETCHED,
+        )
 
     async def run(self, life: Lifecycle) -> None:
         """Serve until ``life.stopping``. Pools are gone when it returns or raises."""
@@ -53,13 +70,13 @@ class StorageShell:
         tasks = [copying, sending]
         try:
             # Listen first: plans for this incarnation may follow the join at once.
-            await self._feed.start()
+            await self._plans.start()
             calls = await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory)
             await self._join()
-            tasks.append(asyncio.create_task(self._feed.run(), name="plans"))
+            tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             await life.watch(*tasks)
-            await self._feed.stop()
+            await self._plans.stop()
             await calls.close()
             await self._leave(copying)
         finally:
@@ -70,7 +87,7 @@ class StorageShell:
 
     async def _join(self) -> None:
         config = self._config
-        await self._outbox.post(
+        await self._outbox.put_when_room(
             StorageJoined(
                 storage_id=config.id,
                 incarnation=self.incarnation,
@@ -85,12 +102,12 @@ class StorageShell:
         for ended in self._queue.revoke_waiting("the storage is stopping"):
             await self._copier.answer(ended)
         await copying
-        await self._outbox.post(StorageLeft(storage_id=self._config.id, incarnation=self.incarnation))
-        if not await self._outbox.flush(FLUSH_S):
+        await self._outbox.put_when_room(StorageLeft(storage_id=self._config.id, incarnation=self.incarnation))
+        if not await self._outbox.drained(FLUSH_S):
             _log.warning("left_unannounced", reason="the broker did not answer in time")
 
     async def _beat(self) -> None:
-        await beat(self._bus, "storage", self._config.id, self.incarnation, lambda: self._feed.last)
+        await beat(self._bus, "storage", self._config.id, self.incarnation, lambda: self._plans.last)
 
     async def _inventory(self, data: bytes) -> bytes:
         decode(data, GetInventory)
@@ -99,7 +116,7 @@ class StorageShell:
             Inventory(
                 id=self._config.id,
                 incarnation=self.incarnation,
-                last_plan=self._feed.last,
+                last_plan=self._plans.last,
                 pages_total=self._pools.host_pages,
                 counters={
                     "backups_done": totals.transfers,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from services.worker import metrics
 from services.worker.compute import Runner
 from services.worker.config import WorkerConfig
 from services.worker.detokenizer import Vocabulary
@@ -23,21 +24,22 @@ from services.worker.executor import Executor
 from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
 from services.worker.membership import Membership
-from services.worker.outbox import EventOutbox
-from services.worker.plans import PlanReceiver
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
 from services.worker.retained import RetainedOutputs
+from services.worker.streams import wait_for_streams
 from services.worker.token_sender import TokenSender
 from shared import logs, subjects
 from shared.bus.protocol import Bus, Subscription
 from shared.codec import decode, encode
-from shared.errors import InternalError, OperatorError, TransportError, Unavailable
+from shared.errors import InternalError, OperatorError, TransportError
+from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, beat
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AbortRequest, Dismiss, WorkerPlan
+from shared.plan_receiver import PlanReceiver
 
 _log = logs.get_logger("worker")
 
@@ -84,11 +86,16 @@ class WorkerShell:
             clock_ns=time.time_ns,
         )
         self._outbox = EventOutbox(
-            bus, identity.worker_id, identity.incarnation, capacity=config.pending_events, clock_s=time.monotonic
-        )
+            bus, subjects.worker_input(identity.worker_id), identity.incarnation,
+            capacity=config.pending_events, waiting=metrics.PENDING_EVENTS,
+        )  # fmt: skip
         self._tokens = TokenSender(bus, capacity=TOKEN_MESSAGES_QUEUED, on_too_large=self._abort_too_large)
         self._retained = RetainedOutputs(config.retained_outputs)
-        self._plans = PlanReceiver(bus, identity.worker_id, identity.incarnation, self._deliver, clock_s=time.monotonic)
+        self._plans = PlanReceiver(
+            bus, subjects.worker_output(identity.worker_id), identity.incarnation,
+            WorkerPlan, lambda plan: plan.worker_id == identity.worker_id, self._deliver,
+            delays=metrics.PLAN_SECONDS, fetched=metrics.PLANS_FETCHED,
+        )  # fmt: skip
         self._membership = Membership(
             identity.worker_id,
             identity.incarnation,
@@ -100,7 +107,7 @@ class WorkerShell:
 
     async def run(self, life: Lifecycle) -> None:
         """Join, work until stopping, leave. Raises OperatorError when the cell dismisses this worker."""
-        if not await self._wait_for_streams(life):
+        if not await wait_for_streams(self._bus, life):
             return
         subscriptions = [
             await self._bus.serve(subjects.rpc("worker", "inventory", self._who.worker_id), self._inventory),
@@ -138,20 +145,6 @@ class WorkerShell:
             await self._leave(subscriptions, tasks, outbox, computing, says_so=not dismissed)
 
     # -- joining and leaving ----------------------------------------------------------------------------------
-
-    async def _wait_for_streams(self, life: Lifecycle) -> bool:
-        """Wait until the scheduler has made the streams; False when stopped before that."""
-        delay = 0.05
-        while not life.stopping.is_set():
-            try:
-                await self._bus.stream_info(subjects.INPUTS_STREAM)
-                await self._bus.stream_info(subjects.OUTPUTS_STREAM)
-                return True
-            except (TransportError, Unavailable) as error:
-                _log.info("waiting_for_streams", reason=error.message)
-                await asyncio.sleep(delay)
-                delay = min(1.0, delay * 2)
-        return False
 
     def _join(self) -> None:
         self._outbox.put(

@@ -241,7 +241,9 @@ class MemoryBus:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         put(_Call(data, answer))
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the answer.
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError as error:
             raise Unavailable(f"no answer to {subject} within {timeout_s} s") from error
 

@@ -81,8 +81,9 @@ class NatsBus:
         """Connect and subscribe whatever is already registered."""
         client = nats.aio.client.Client()
         try:
-            await asyncio.wait_for(
-                client.connect(
+            # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the connection.
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
                     self._urls,
                     name=self._name,
                     max_reconnect_attempts=-1,
@@ -96,9 +97,7 @@ class NatsBus:
                     disconnected_cb=self._disconnected,
                     reconnected_cb=self._reconnected,
                     closed_cb=self._ended,
-                ),
-                timeout_s,
-            )
+                )
         except TimeoutError as error:
             raise Unavailable(f"no broker answers at {', '.join(self._urls)} within {timeout_s} s") from error
         self._client = client

@@ -15,6 +15,7 @@ from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus, Delivery, StreamLimits, StreamMessage
 from shared.errors import InternalError, NotFound, PayloadTooLarge, QueueFull, TransportError, Unavailable
 from tests.nats_server import NatsServer
+from tests.waiting import until
 
 MAX_PAYLOAD = 64 * 1024
 LIMITS = StreamLimits(max_bytes=64 * 1024 * 1024, max_age_s=3600.0)
@@ -98,13 +99,6 @@ async def bus(world: World) -> Bus:
     connected = await world.connect("first")
     await connected.ensure_streams(LIMITS)
     return connected
-
-
-async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait until a condition holds; a test that waits in vain fails here."""
-    async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def retried(operation: Callable[[], Awaitable[int]]) -> int:

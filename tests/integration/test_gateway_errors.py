@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.gateway.running_gateway import Harness, running_gateway, says, until
+from tests.unit.gateway.running_gateway import Harness, running_gateway, says
+from tests.waiting import until
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

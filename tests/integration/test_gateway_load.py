@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from shared.messages.tokens import TokenItem
-from tests.unit.gateway.running_gateway import Harness, running_gateway, says, until
+from tests.unit.gateway.running_gateway import Harness, running_gateway, says
+from tests.waiting import until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

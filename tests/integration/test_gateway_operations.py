@@ -10,7 +10,8 @@ import pytest
 from shared import errors, subjects
 from shared.codec import decode
 from shared.messages.status import Heartbeat
-from tests.unit.gateway.running_gateway import running_gateway, says, tokenizer, until
+from tests.unit.gateway.running_gateway import running_gateway, says, tokenizer
+from tests.waiting import until
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
 

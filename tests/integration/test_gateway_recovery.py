@@ -13,7 +13,8 @@ from shared.codec import encode
 from shared.messages.base import unpack_int32
 from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.requests import SubmitRequest
-from tests.unit.gateway.running_gateway import Harness, running_gateway, until
+from tests.unit.gateway.running_gateway import Harness, running_gateway
+from tests.waiting import until
 
 STEPS = [(10 + i, f"<{i}>") for i in range(8)]
 TEXT = "".join(text for _, text in STEPS)

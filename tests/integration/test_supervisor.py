@@ -1,16 +1,17 @@
 """The supervisor with real, tiny processes: restarts, refusals, order of the shutdown, and no orphans."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import waiting
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.process_identity import start_time
 from thermocline.supervisor.restarts import RestartPolicy
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 POLICY = RestartPolicy(initial_delay_s=0.01, max_delay_s=0.05, window_s=600.0, max_restarts=3)
+
+until = functools.partial(waiting.until, timeout_s=60.0)  # Interpreters start slowly on busy cores.
 
 SLEEP = "import time; time.sleep(600)"
 # Ready once the word is in the log; before that a signal would find the default handler.
@@ -33,13 +36,6 @@ def spec(tmp_path: Path, name: str, code: str, *arguments: str, stage: int = 0) 
     return ChildSpec(
         name=name, argv=(sys.executable, "-c", code, *arguments), log=tmp_path / f"{name}.log", stage=stage
     )
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until ``condition`` holds; a test that waits in vain fails with TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_what_dies_is_restarted(tmp_path: Path) -> None:

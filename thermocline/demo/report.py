@@ -91,7 +91,8 @@ def print_broker(console: Console, alone: list[Answer]) -> None:
         return
     times = [broker for broker, _ in shares]
     fraction = statistics.median(broker / ttft for broker, ttft in shares)
+    median = statistics.median(times)
     console.print(
-        f"Gateway (with tokenising), broker and scheduler took {statistics.median(times):.2f} ms of TTFT, {fraction:.0%} of it\n"
+        f"Gateway (with tokenising), broker and scheduler took {median:.2f} ms, {fraction:.0%} of TTFT\n"
         f"(median of {len(times)} requests sent one at a time; the longest took {max(times):.2f} ms).\n"
     )

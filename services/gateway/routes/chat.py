@@ -28,12 +28,8 @@ def chat_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation",
     )
     async def create_chat_completion(http: Request) -> Response:
-        ticket = Ticket(gateway)
-        try:
+        with Ticket(gateway) as ticket:
             return await _chat(gateway, http, ticket)
-        except BaseException:
-            ticket.close()
-            raise
 
     return router
 

@@ -30,12 +30,8 @@ def completions_router(gateway: Gateway) -> APIRouter:
         summary="Continue a text",
     )
     async def create_completion(http: Request) -> Response:
-        ticket = Ticket(gateway)
-        try:
+        with Ticket(gateway) as ticket:
             return await _complete(gateway, http, ticket)
-        except BaseException:
-            ticket.close()
-            raise
 
     return router
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
+import platform
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -23,7 +25,12 @@ from services.worker.engine.native_source import ITEM_KEYS, SOURCE
 from shared.logs import get_logger
 from shared.messages.pools import KvGeometry
 
-_FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-std=gnu11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-ffp-contract=fast"]
+_FLAGS = [
+    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"),
+    # Enough freedom to vectorise sums; not -ffast-math, under which NaN may be lost.
+    *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-ffp-contract=fast"),
+    *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
+]
 _COMPILE_SECONDS = 60
 
 
@@ -54,7 +61,7 @@ def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None
             first, last = 0 if window is None else max(0, segment.length - window), segment.length
             edges = [first, *range(first - first % ITEM_KEYS + ITEM_KEYS, last, ITEM_KEYS), last]
             segments.append((row, offset, len(items), len(items) + len(edges) - 1))
-            items += [(len(segments) - 1, *edge) for edge in zip(edges[:-1], edges[1:], strict=True)]
+            items += [(len(segments) - 1, *edge) for edge in itertools.pairwise(edges)]
             tables.append(segment.pages)
             offset += len(segment.pages)
         row += segment.rows

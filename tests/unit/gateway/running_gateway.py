@@ -25,6 +25,7 @@ from shared.lifecycle import Lifecycle
 from shared.messages.requests import SubmitRequest
 from shared.model_files import load_config
 from tests.unit.gateway.scripted_cell import ScriptedCell, Step
+from tests.waiting import until
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "thermocline-mha"
 
@@ -37,7 +38,6 @@ FACTS = ModelFacts(
     created=1_700_000_000,
 )
 
-POLL_S = 0.005
 
 _tokenizers: list[Tokenizer] = []
 
@@ -54,15 +54,6 @@ def says(text: str) -> Callable[[SubmitRequest], Sequence[Step]]:
     ids = tokenizer().encode_now(text, add_special_tokens=False)
     steps = [(token, tokenizer().decode([token])) for token in ids]
     return lambda request: steps
-
-
-async def until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for something that the test has no event for."""
-    for _ in range(int(timeout_s / POLL_S)):
-        if claim():
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError("it did not come true in time")
 
 
 @dataclass

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from shared.config import from_command_line, load, parse_bytes
+from shared.config import for_service, from_command_line, load, parse_bytes
 from shared.errors import ConfigError
 
 
@@ -64,3 +64,22 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
 def test_sizes(text: str, nbytes: int) -> None:
     """Sizes are read in binary and decimal units."""
     assert parse_bytes(text) == nbytes
+
+
+def test_a_service_gets_its_settings_or_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flags come before the environment; every fault goes to stderr, in one line that names the process."""
+    monkeypatch.setenv("THERMOCLINE_NAME", "from the environment")
+    monkeypatch.setenv("THERMOCLINE_LIMIT", "7")
+
+    good = for_service(Settings, "worker", ["--name", "n"], "a test")
+    bad = for_service(Settings, "worker", ["--pool-bytes", "-1", "--fast", "maybe"], "a test")
+
+    assert good == Settings(name="n", limit=7)
+    assert bad is None
+    line = capsys.readouterr().err
+    assert line.startswith("thermocline worker: ")
+    assert line.count("\n") == 1
+    assert "--pool-bytes" in line
+    assert "--fast" in line

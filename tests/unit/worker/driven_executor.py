@@ -31,7 +31,7 @@ from shared.messages.worker_plans import (
     WorkerOrder,
 )
 from tests.unit.worker.fake_model import EOS, GEOMETRY, SHM_PREFIX, VOCAB_SIZE, FakeRunner, kv_of
-from tests.unit.worker.pools import identity_of
+from tests.unit.worker.pools import identity_of, page_load
 
 
 def vocabulary() -> Vocabulary:
@@ -217,12 +217,5 @@ def load(
     storage_id: str = "s",
 ) -> PageLoad:
     """Load pages ``indexes`` of ``tokens`` from host pages to device pages."""
-    size = GEOMETRY.page_size
-    return PageLoad(
-        request_id=request_id,
-        attempt=1,
-        storage_id=storage_id,
-        host_pages=pack_int32(host),
-        device_pages=pack_int32(device),
-        identities=b"".join(identity_of(f"{tokens[: (index + 1) * size]}") for index in indexes),
-    )
+    labels = [f"{tokens[: (index + 1) * GEOMETRY.page_size]}" for index in indexes]
+    return page_load(host, device, labels, request_id=request_id, storage_id=storage_id)

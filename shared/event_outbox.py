@@ -2,26 +2,27 @@
 
 One event is in flight at a time, with a message id by which the stream drops repeats. The stream forgets ids
 after two minutes, so an event whose fate has been unknown for long is looked for in the stream before it is
-sent again. While the broker is away the worker goes on computing and events wait here; how many there can be is
-bounded by the plans that the worker has, and if the bound breaks, the worker ends rather than lose one.
+sent again. While the broker is away its process goes on working and events wait here, up to a bound; who would
+break it either ends (``put``, for those who cannot wait) or stops (``put_when_room``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
+from prometheus_client import Gauge
 
-from services.worker import metrics
 from shared import logs, subjects
 from shared.bus.protocol import Bus
 from shared.codec import encode
-from shared.errors import InternalError, Unavailable
+from shared.errors import InternalError, TransportError, Unavailable
+from shared.messages.base import Message
 
-_log = logs.get_logger("worker")
+_log = logs.get_logger("event_outbox")
 
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
@@ -38,35 +39,58 @@ class _Pending:
 
 
 class EventOutbox:
-    """Owned by the event loop. ``put`` never waits; ``run`` sends until it is cancelled."""
+    """Events of one incarnation for one subject. Owned by the event loop; ``run`` sends until it is cancelled.
+
+    ``waiting`` shows how many events are not known to be stored.
+    """
 
     def __init__(
-        self, bus: Bus, worker_id: str, incarnation: str, *, capacity: int, clock_s: Callable[[], float]
+        self,
+        bus: Bus,
+        subject: str,
+        incarnation: str,
+        *,
+        capacity: int,
+        waiting: Gauge,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
-        self._subject = subjects.worker_input(worker_id)
+        self._subject = subject
         self._incarnation = incarnation
         self._capacity = capacity
         self._clock_s = clock_s
+        self._waiting = waiting
         self._pending: deque[_Pending] = deque()
         self._numbers = 0
         self._changed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()  # Those who wait for room are served in the order in which they came.
+        self._reconnected = asyncio.Event()
         self.stored_seq = 0  # Sequence of the last event known to be stored.
+        bus.on_reconnect(self._reconnected.set)
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def put(self, event: msgspec.Struct) -> None:
-        """Append an event. Raises InternalError beyond the bound: a lost event would corrupt the cell."""
+    def put(self, event: Message) -> None:
+        """Append an event; never waits. Raises InternalError beyond the bound: a lost event would corrupt the cell."""
         if len(self._pending) >= self._capacity:
             raise InternalError(f"{self._capacity} events wait for the broker; one more would be lost")
         self._numbers += 1
         self._pending.append(_Pending(self._numbers, encode(event)))
-        metrics.PENDING_EVENTS.set(len(self._pending))
+        self._waiting.set(len(self._pending))
         self._empty.clear()
         self._changed.set()
+
+    async def put_when_room(self, event: Message) -> None:
+        """Append an event behind all earlier ones; waits while the outbox is full."""
+        async with self._turn:
+            while len(self._pending) >= self._capacity:
+                self._room.clear()
+                await self._room.wait()
+            self.put(event)
 
     async def run(self) -> None:
         """Send in order, for ever. Raises PayloadTooLarge: such an event could never be stored."""
@@ -76,16 +100,18 @@ class EventOutbox:
                 self._changed.clear()
                 self._empty.set()
                 await self._changed.wait()
+            self._reconnected.clear()
             try:
                 self.stored_seq = await self._send(self._pending[0])
-            except Unavailable as error:
-                _log.warning("event_delayed", waiting=len(self._pending), reason=error.message)
-                await asyncio.sleep(delay)
+            except (Unavailable, TransportError) as error:
+                _log.warning("event_delayed", subject=self._subject, waiting=len(self._pending), reason=error.message)
+                await self._pause(delay)
                 delay = min(RETRY_MOST_S, delay * 2)
                 continue
             delay = RETRY_FIRST_S
             self._pending.popleft()
-            metrics.PENDING_EVENTS.set(len(self._pending))
+            self._waiting.set(len(self._pending))
+            self._room.set()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until everything is stored; False if it took too long."""
@@ -95,6 +121,14 @@ class EventOutbox:
         except TimeoutError:
             return False
         return True
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait before another try; a reconnection is a sign that it may succeed at once."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._reconnected.wait()
+        except TimeoutError:
+            pass  # Try anyway: the stream may have been made meanwhile.
 
     async def _send(self, event: _Pending) -> int:
         now = self._clock_s()
@@ -107,7 +141,10 @@ class EventOutbox:
         return await self._bus.append(self._subject, event.data, message_id=f"{self._incarnation}-{event.number}")
 
     async def _find(self, data: bytes) -> int:
-        """The sequence under which an earlier try was stored, 0 if it was not. An incarnation's events differ."""
+        """The sequence under which an earlier try was stored, 0 if it was not.
+
+        Behind the last event known to be stored there can only be tries of this one.
+        """
         messages = self._bus.follow(
             subjects.INPUTS_STREAM, from_seq=self.stored_seq + 1, subject=self._subject, live=False
         )

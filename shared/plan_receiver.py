@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Generic
 
-from services.worker import metrics
+from prometheus_client import Counter, Histogram
+
 from shared import logs, subjects
 from shared.bus.protocol import Bus, Delivery, Subscription
 from shared.codec import decode_published
 from shared.errors import CodecError, TransportError, Unavailable
-from shared.messages.worker_plans import WorkerPlan
-from shared.plan_order import PlanOrder
+from shared.plan_order import P, PlanOrder
 
-_log = logs.get_logger("worker")
+_log = logs.get_logger("plan_receiver")
 
 RESYNC_S = 5.0
 RETRY_FIRST_S = 0.02
@@ -26,66 +27,94 @@ RETRY_MOST_S = 1.0
 GAP_TIMEOUT_S = 30.0
 """A missing plan that the stream does not have by then is gone; only a new incarnation helps."""
 
-Deliver = Callable[[WorkerPlan], Awaitable[None]]
 
+class PlanReceiver(Generic[P]):
+    """Hands each plan of this incarnation to ``deliver`` once, in order, one at a time.
 
-class PlanReceiver:
-    """Hands each plan of this incarnation to ``deliver`` once, in order."""
+    Its plans are those of ``kind`` for which ``is_own`` holds. ``delays`` takes the seconds from a plan's publishing
+    to its arrival, ``fetched`` counts the plans that had to be read from the stream.
+    """
 
     def __init__(
-        self, bus: Bus, worker_id: str, incarnation: str, deliver: Deliver, *, clock_s: Callable[[], float]
+        self,
+        bus: Bus,
+        subject: str,
+        incarnation: str,
+        kind: type[P],
+        is_own: Callable[[P], bool],
+        deliver: Callable[[P], Awaitable[None]],
+        *,
+        delays: Histogram,
+        fetched: Counter,
+        clock_s: Callable[[], float] = time.monotonic,
+        resync_s: float = RESYNC_S,
     ) -> None:
         self._bus = bus
-        self._subject = subjects.worker_output(worker_id)
+        self._subject = subject
+        self._kind = kind
+        self._is_own = is_own
         self._deliver = deliver
         self._clock_s = clock_s
-        self._order: PlanOrder[WorkerPlan] = PlanOrder(incarnation)
+        self._delays = delays
+        self._fetched = fetched
+        self._resync_s = resync_s
+        self._order: PlanOrder[P] = PlanOrder(incarnation)
         self._next_seq = 1
         self._wanted = asyncio.Event()
         self._turn = asyncio.Lock()  # Plans heard and plans read must not overtake one another.
+        self._is_stopped = False
         self._subscription: Subscription | None = None
-
-    @property
-    def last(self) -> int:
-        """Number of the last plan handed on."""
-        return self._order.last
+        self.last = 0  # Number of the last plan whose delivery has ended; 0 before the first.
 
     async def start(self) -> None:
         """Listen from now on; call before the join is announced, so that no plan can be earlier."""
-        self._next_seq = (await self._bus.stream_info(subjects.OUTPUTS_STREAM)).last_seq + 1
-        self._subscription = await self._bus.subscribe(self._subject, self._heard)
+        try:
+            self._next_seq = (await self._bus.stream_info(subjects.OUTPUTS_STREAM)).last_seq + 1
+        except (Unavailable, TransportError) as error:
+            # The scheduler may not have made the stream yet. Then it is read from its beginning.
+            _log.info("outputs_not_there_yet", reason=error.message)
         self._bus.on_reconnect(self._wanted.set)
+        self._subscription = await self._bus.subscribe(self._subject, self._heard)
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Deliver no more plans; a delivery under way, wherever its plan came from, finishes first."""
+        self._is_stopped = True
         if self._subscription is not None:
             await self._subscription.close()
             self._subscription = None
+        async with self._turn:
+            pass
 
     async def run(self) -> None:
         """Read from the stream what was missed, for ever. Raises TransportError when a gap cannot be closed."""
         while True:
             try:
                 # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the event.
-                async with asyncio.timeout(RESYNC_S):
+                async with asyncio.timeout(self._resync_s):
                     await self._wanted.wait()
             except TimeoutError:
                 pass  # Nothing is known to be missing; look all the same.
             self._wanted.clear()
-            await self._catch_up()
+            if self._bus.is_connected:
+                await self._catch_up()
 
     async def _catch_up(self) -> None:
-        started, delay = self._clock_s(), RETRY_FIRST_S
+        last, since, delay = self._order.last, self._clock_s(), RETRY_FIRST_S
         while True:
             try:
                 await self._read_stream()
             except Unavailable:
                 # Without the broker nothing can be missed; the reconnection wakes us.
                 return
+            except TransportError as error:
+                _log.warning("plans_not_read", subject=self._subject, reason=error.message)
             missing = self._order.missing
             if missing is None:
                 return
-            if self._clock_s() - started > GAP_TIMEOUT_S:
+            if self._order.last != last:
+                # Deliveries may take long; only time without progress counts.
+                last, since = self._order.last, self._clock_s()
+            elif self._clock_s() - since > GAP_TIMEOUT_S:
                 raise TransportError(f"plans {missing.start} to {missing.stop - 1} are nowhere to be found")
             await asyncio.sleep(delay)
             delay = min(RETRY_MOST_S, delay * 2)
@@ -103,7 +132,7 @@ class PlanReceiver:
     async def _heard(self, delivery: Delivery) -> None:
         sent_ns = delivery.headers.get(subjects.SENT_NS_HEADER, "")
         if sent_ns.isdigit():
-            metrics.PLAN_SECONDS.observe(max(0, time.time_ns() - int(sent_ns)) / 1e9)
+            self._delays.observe(max(0, time.time_ns() - int(sent_ns)) / 1e9)
         await self._offer(delivery.data, fetched=False)
 
     async def _offer(self, data: bytes, *, fetched: bool) -> int:
@@ -111,16 +140,19 @@ class PlanReceiver:
         try:
             plan = decode_published(data)
         except CodecError as error:
-            _log.error("plan_unreadable", reason=error.message)
+            _log.error("plan_unreadable", subject=self._subject, reason=error.message)
             return 0
-        if not isinstance(plan, WorkerPlan):
+        if not isinstance(plan, self._kind) or not self._is_own(plan):
             return 0
         async with self._turn:
             due = self._order.offer(plan)
             for each in due:
+                if self._is_stopped:
+                    return each.number
                 await self._deliver(each)
+                self.last = each.number
         if fetched:
-            metrics.PLANS_FETCHED.inc(len(due))
+            self._fetched.inc(len(due))
         elif self._order.missing is not None:
             self._wanted.set()
         return plan.number if plan.incarnation == self._order.incarnation else 0

@@ -1,0 +1,30 @@
+"""Waiting for the streams, which the scheduler makes; workers may be started before it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.errors import TransportError, Unavailable
+from shared.lifecycle import Lifecycle
+
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 1.0
+
+_log = logs.get_logger("worker")
+
+
+async def wait_for_streams(bus: Bus, life: Lifecycle) -> bool:
+    """Return when there are both streams; False when stopped before that."""
+    delay = RETRY_FIRST_S
+    while not life.stopping.is_set():
+        try:
+            await bus.stream_info(subjects.INPUTS_STREAM)
+            await bus.stream_info(subjects.OUTPUTS_STREAM)
+            return True
+        except (TransportError, Unavailable) as error:
+            _log.info("waiting_for_streams", reason=error.message)
+            await asyncio.sleep(delay)
+            delay = min(RETRY_MOST_S, delay * 2)
+    return False
