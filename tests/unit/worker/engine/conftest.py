@@ -33,7 +33,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def decode_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the test with the compiled decode kernel and without."""
     if request.param == "portable":
-        monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda geometry, heads: None)
+        monkeypatch.setattr("services.worker.engine.cpu_attention.compile_decode", lambda geometry, query_heads: None)
     return str(request.param)
 
 

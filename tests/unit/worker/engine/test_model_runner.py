@@ -25,7 +25,11 @@ def generate(model: Any, prompt: list[int], new_tokens: int = NEW_TOKENS) -> lis
     return answer[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("page_size", "decode_kernel"),
+    [(1, "native"), (16, "native"), (16, "portable"), (32, "native"), (64, "native")],
+    indirect=["decode_kernel"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_generate(
     family: str, page_size: int, decode_kernel: str, load_runner: LoadRunner, reference: Callable[..., Any]
