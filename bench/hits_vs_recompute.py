@@ -26,7 +26,8 @@ from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
 VOCABULARY = 16_000
-DEVICE_TOKENS = 16_384
+DEVICE_TOKENS = 10_240
+FILLER_TOKENS = 2048
 
 
 async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int]) -> Answer:
@@ -51,9 +52,9 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
                 prompt = fresh(length)
                 first = await _ask(client, model, prompt)
                 again = await _ask(client, model, prompt)
-                # Twice the pool's tokens in other prompts leave nothing of this one on the device.
-                for _ in range(2 * DEVICE_TOKENS // 4096):
-                    await _ask(client, model, fresh(4096))
+                # More than the pool holds, in other prompts, leaves nothing of this one on the device.
+                for _ in range(DEVICE_TOKENS // FILLER_TOKENS + 1):
+                    await _ask(client, model, fresh(FILLER_TOKENS))
                 back = await _ask(client, model, prompt)
                 for name, answer in (("recomputed", first), ("device", again), ("host", back)):
                     if answer.source != name or answer.token_ids != first.token_ids:
