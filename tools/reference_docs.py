@@ -1,10 +1,12 @@
-"""Write the reference pages that follow from code: lifecycles from their tables, settings from their structs.
+"""Write the pages that follow from code and data: lifecycles from their tables, settings from their structs, and
+speed from committed benchmark results.
 
 ``python -m tools.reference_docs`` writes them; a test checks that what is committed is what this makes.
 """
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Mapping
 from enum import Enum
@@ -24,7 +26,9 @@ from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RESULTS = ROOT / "bench" / "results"
 
 LIFECYCLES: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
     (
@@ -116,13 +120,76 @@ def settings() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"lifecycles.md": lifecycles, "settings.md": settings}
+def _result(name: str) -> tuple[dict[str, Any], str]:
+    """A committed result, and the line that says what it was measured on and how."""
+    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    hardware = document["hardware"]
+    origin = (
+        f"`{document['command']}`, commit {document['commit']}, {document['date']}, {hardware['processor']}, "
+        f"{hardware['cores']} cores, {hardware['memory_gib']} GiB"
+    )
+    results: dict[str, Any] = document["results"]
+    return results, origin
+
+
+def speed() -> str:
+    """Tables of the first speed readings."""
+    parts = [
+        "# Speed: first readings\n",
+        "Made by `python -m tools.reference_docs` from `bench/results/`. Medians; ratios are medians of neighbouring",
+        "runs. A CPU machine with two cores is client, broker and server at once. No GPU was measured yet.\n",
+        "## The server against Hugging Face `generate`\n",
+        "An 88M-parameter Llama with the same weights and threads. Ours includes HTTP, broker and scheduler.\n",
+    ]
+    results, origin = _result("serving_vs_generate_float32")
+    parts += ["| case | ours, tok/s | generate, tok/s | ratio | min to max | target |", "|---|---|---|---|---|---|"]
+    for name, case in results["cases"].items():
+        ours, theirs = case["ours_tokens_per_s"], case["generate_tokens_per_s"]
+        least, most = case["ratio_min_max"]
+        row = (
+            name.replace("_", " "),
+            f"{ours:.0f}",
+            f"{theirs:.0f}",
+            f"{case['ratio']:.2f}",
+            f"{least:.2f} to {most:.2f}",
+        )
+        parts.append("| " + " | ".join((*row, f"≥ {case['target']}")) + " |")
+    parts += ["", origin + "\n", "## TTFT by where the prefix is\n"]
+    results, origin = _result("hits_vs_recompute")
+    parts += [
+        "| prompt tokens | recomputed, ms | device, ms | host, ms | device is faster by | host is faster by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for length, row in results["by_prompt_tokens"].items():
+        ttft = row["ttft_ms"]
+        cells = [length, *(f"{ttft[source]:.0f}" for source in ("recomputed", "device", "host"))]
+        parts.append("| " + " | ".join([*cells, f"{row['device_speedup']:.0f}×", f"{row['host_speedup']:.0f}×"]) + " |")
+    results, origin_of_share = _result("broker_share")
+    share, target = results["broker_and_scheduler_ms"], results["target_p99_ms"]
+    parts += [
+        "",
+        origin + "\n",
+        "## Broker and scheduler in a request's TTFT\n",
+        "From the complete HTTP request to its first step at the worker, one request at a time: "
+        f"p50 {share['p50']:.2f} ms, p90 {share['p90']:.2f} ms, p99 {share['p99']:.2f} ms.",
+        f"Target: p99 at most {target:g} ms. A request passes four sockets on this way, and on an otherwise idle",
+        "machine each receiver must be woken first.\n",
+        origin_of_share + "\n",
+    ]
+    return "\n".join(parts)
+
+
+PAGES = {
+    "reference/lifecycles.md": lifecycles,
+    "reference/settings.md": settings,
+    "results/speed.md": speed,
+}
 
 
 def main() -> None:
     """Write every page."""
     for name, make in PAGES.items():
-        (REFERENCE / name).write_text(make(), encoding="utf-8")
+        (DOCS / name).write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":
