@@ -110,6 +110,8 @@ class Up:
     async def _start(self) -> None:
         """Start everything and wait until the gateway says that the cell can serve."""
         cell = self._cell
+        # Loading PyTorch and the model takes seconds, in which a newcomer should see that something happens.
+        print(f"Starting {cell.model.name} ... (logs: {cell.logs})", flush=True)
         if cell.nats_port:
             await self._start_nats()
         else:
@@ -138,7 +140,7 @@ class Up:
             headers += " -H 'authorization: Bearer YOUR-KEY'"
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
         print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
-        print(f"Broker: {','.join(cell.nats_urls)}  Logs: {cell.logs}")
+        print(f"Broker: {','.join(cell.nats_urls)}")
         print(f"Try: curl {cell.base_url}/v1/chat/completions {headers} -d '{body}'")
         sys.stdout.flush()
         self._is_ready = True
