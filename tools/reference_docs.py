@@ -132,17 +132,9 @@ def _result(name: str) -> tuple[dict[str, Any], str]:
     return results, origin
 
 
-def speed() -> str:
-    """Tables of the first speed readings."""
-    parts = [
-        "# Speed: first readings\n",
-        "Made by `python -m tools.reference_docs` from `bench/results/`. Medians; ratios are medians of neighbouring",
-        "runs. A CPU machine with two cores is client, broker and server at once. No GPU was measured yet.\n",
-        "## The server against Hugging Face `generate`\n",
-        "An 88M-parameter Llama with the same weights and threads. Ours includes HTTP, broker and scheduler.\n",
-    ]
-    results, origin = _result("serving_vs_generate_float32")
-    parts += ["| case | ours, tok/s | generate, tok/s | ratio | min to max | target |", "|---|---|---|---|---|---|"]
+def _against_generate(results: dict[str, Any]) -> list[str]:
+    """The rows of one comparison with ``generate``."""
+    rows = ["| case | ours, tok/s | generate, tok/s | ratio | min to max | target |", "|---|---|---|---|---|---|"]
     for name, case in results["cases"].items():
         ours, theirs = case["ours_tokens_per_s"], case["generate_tokens_per_s"]
         least, most = case["ratio_min_max"]
@@ -153,8 +145,23 @@ def speed() -> str:
             f"{case['ratio']:.2f}",
             f"{least:.2f} to {most:.2f}",
         )
-        parts.append("| " + " | ".join((*row, f"≥ {case['target']}")) + " |")
-    parts += ["", origin + "\n", "## TTFT by where the prefix is\n"]
+        rows.append("| " + " | ".join((*row, f"≥ {case['target']}")) + " |")
+    return rows
+
+
+def speed() -> str:
+    """Tables of the first speed readings."""
+    parts = [
+        "# Speed: first readings\n",
+        "Made by `python -m tools.reference_docs` from `bench/results/`. Medians; ratios are medians of neighbouring",
+        "runs. A CPU machine with two cores is client, broker and server at once. No GPU was measured yet.\n",
+        "## The server against Hugging Face `generate`\n",
+        "An 88M-parameter Llama with the same weights and threads. Ours includes HTTP, broker and scheduler.\n",
+    ]
+    for dtype in ("float32", "bfloat16"):
+        results, origin = _result(f"serving_vs_generate_{dtype}")
+        parts += [f"### {dtype}\n", *_against_generate(results), "", origin + "\n"]
+    parts += ["## TTFT by where the prefix is\n"]
     results, origin = _result("hits_vs_recompute")
     parts += [
         "| prompt tokens | recomputed, ms | device, ms | host, ms | device is faster by | host is faster by |",
