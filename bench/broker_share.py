@@ -18,7 +18,7 @@ import httpx
 
 from bench import results_file
 from thermocline.client import served_model, stream_answer
-from thermocline.demo.report import BROKER_STEPS, quantile
+from thermocline.client.figures import BROKER_STEPS, quantile
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig, bundled_model
 

@@ -30,7 +30,8 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
-from shared.messages.status import CellStatus, GetInventory, GetStatus, Inventory
+from shared.messages.status import CellStatus, GetInventory, Inventory
+from tests.idle import ask_status, settled
 from tests.nats_server import free_port
 
 READY_S = 60.0
@@ -51,7 +52,7 @@ class Cell:
 
     async def status(self) -> CellStatus:
         """What the scheduler thinks."""
-        return decode(await self.bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
+        return await ask_status(self.bus)
 
     async def inventory(self, worker_id: str = "worker-0") -> Inventory:
         """What a worker really did."""
@@ -68,15 +69,7 @@ class Cell:
 
     async def settle(self) -> CellStatus:
         """Wait until nothing runs, waits or moves, and check the pages: free + cached = total in every pool."""
-        async with asyncio.timeout(IDLE_S):
-            while True:
-                status = await self.status()
-                if not status.queued and not status.running and not any(pool.leased for pool in status.pools):
-                    break
-                await asyncio.sleep(0.02)
-        for pool in status.pools:
-            assert pool.free + pool.cached == pool.total, pool
-        return status
+        return await settled(self.status, timeout_s=IDLE_S)
 
 
 @asynccontextmanager

@@ -17,11 +17,9 @@ import httpx
 import pytest
 
 from services.scheduler.recording import OutputFrame, read_frames
-from shared import subjects
-from shared.bus.nats_bus import connect
-from shared.codec import decode, encode
-from shared.messages.status import CellStatus, GetStatus
+from shared.messages.status import CellStatus
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.idle import settled, status_at
 from thermocline.client import Answer, stream_answer
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
@@ -52,35 +50,16 @@ def prompts() -> list[list[int]]:
     return [documents[n % 4] + [rng.randrange(8, VOCAB_SIZE) for _ in range(n + 1)] for n in range(REQUESTS)]
 
 
-async def status_of(cell: RunningCell) -> CellStatus:
-    """What the cell's scheduler thinks."""
-    bus = await connect((cell.nats_url,), "test")
-    try:
-        return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
-    finally:
-        await bus.close()
-
-
-def is_idle(status: CellStatus, workers: int) -> bool:
-    """Whether all workers are there and nothing runs, waits or is leased."""
-    leased = any(pool.leased for pool in status.pools)
-    return len(status.workers) == workers and not status.queued and not status.running and not leased
-
-
 async def idle(cell: RunningCell, workers: int) -> CellStatus:
     """Wait until nothing runs; every pool must be whole then."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                status = await status_of(cell)
-            except Exception:
-                status = None  # The scheduler may be restarting.
-            if status is not None and is_idle(status, workers):
-                break
-            await asyncio.sleep(0.05)
-    for pool in status.pools:
-        assert pool.free + pool.cached == pool.total, pool
-    return status
+
+    async def status() -> CellStatus | None:
+        try:
+            return await status_at(cell.nats_url)
+        except Exception:
+            return None  # The scheduler may be restarting.
+
+    return await settled(status, workers=workers)
 
 
 def body(model: Path, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
@@ -105,7 +84,7 @@ def bodies(model: Path, max_tokens: int) -> list[dict[str, Any]]:
 async def started(client: httpx.AsyncClient, tasks: asyncio.Task[Any], cell: RunningCell) -> None:
     """Wait until the load is really running."""
     async with asyncio.timeout(60):
-        while not tasks.done() and (await status_of(cell)).running < 4:
+        while not tasks.done() and (await status_at(cell.nats_url)).running < 4:
             await asyncio.sleep(0.005)
     assert not tasks.done(), "the load was over before anything could be killed"
 
@@ -132,7 +111,7 @@ def test_a_killed_scheduler_loses_nothing_and_its_whole_life_replays(model: Path
     """Requests in flight finish with the same tokens, device caches stay, and the recording replays exactly."""
     recording, tampered = tmp_path / "run.tcr", tmp_path / "tampered.tcr"
     with running(settings(model)) as cell:
-        before = asyncio.run(status_of(cell))
+        before = asyncio.run(status_at(cell.nats_url))
         calm, fired = asyncio.run(under_fire(cell, model, "scheduler", workers=1))
         after = asyncio.run(idle(cell, 1))
         recorded = run("record", "--nats", cell.nats_url, "--out", str(recording))

@@ -18,11 +18,8 @@ import httpx
 import openai
 import pytest
 
-from shared import subjects
-from shared.bus.nats_bus import connect
-from shared.codec import decode, encode
-from shared.messages.status import CellStatus, GetStatus
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.idle import settled, status_at
 from tests.reference import Reference
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
@@ -52,26 +49,10 @@ def cell(model: Path) -> Iterator[RunningCell]:
 def whole(cell: RunningCell) -> Iterator[None]:
     """After every test the cell is idle, has every page, and still answers."""
     yield
-    asyncio.run(_is_whole(cell))
+    asyncio.run(settled(lambda: status_at(cell.nats_url)))
     with httpx.Client(base_url=cell.base_url, timeout=60, trust_env=False) as client:
         answer = client.post("/v1/completions", json={"model": "llama", "prompt": [9, 8], "max_tokens": 1})
     assert answer.status_code == 200
-
-
-async def _is_whole(cell: RunningCell) -> None:
-    bus = await connect((cell.nats_url,), "test")
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                answer = await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus()))
-                status = decode(answer, CellStatus)
-                if not status.queued and not status.running and not any(pool.leased for pool in status.pools):
-                    break
-                await asyncio.sleep(0.05)
-    finally:
-        await bus.close()
-    for pool in status.pools:
-        assert pool.free + pool.cached == pool.total, pool
 
 
 def test_the_official_client_gets_generates_tokens(cell: RunningCell, model: Path) -> None:

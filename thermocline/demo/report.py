@@ -9,11 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from thermocline.client import Answer
+from thermocline.client.figures import broker_ms, quantile
 
 SOURCES = ("recomputed", "device", "host")
-
-# From the complete HTTP request to its first step: gateway, stream, scheduler, plan, and the wait for the step.
-BROKER_STEPS = ("accept_ms", "admit_ms", "queue_ms")
 
 
 @dataclass
@@ -32,14 +30,6 @@ class Pass:
     @property
     def cached_fraction(self) -> float:
         return sum(a.cached_tokens for a in self.answers) / max(1, sum(a.prompt_tokens for a in self.answers))
-
-
-def quantile(values: list[float], fraction: float) -> float:
-    """Nearest-rank quantile; 0 for no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
 def print_passes(console: Console, passes: list[Pass]) -> None:
@@ -77,11 +67,6 @@ def print_sources(console: Console, one: Pass) -> None:
         median = f"{statistics.median(ttft):.1f} ms"
         table.add_row(source, str(len(answers)), f"{reused:,}", median, f"{quantile(ttft, 0.99):.1f} ms")
     console.print(table)
-
-
-def broker_ms(answer: Answer) -> float:
-    """What broker and scheduler took of this answer's TTFT; a part that is not known counts as 0."""
-    return sum(answer.timing_ms.get(step) or 0.0 for step in BROKER_STEPS)
 
 
 def print_broker(console: Console, alone: list[Answer]) -> None:

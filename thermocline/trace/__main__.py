@@ -20,7 +20,7 @@ from rich.table import Table
 
 from shared.errors import InvalidRequest
 from thermocline.client import Answer, RequestError, served_model, stream_answer
-from thermocline.demo.report import quantile
+from thermocline.client.figures import quantile
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
 # Byte-level vocabularies put special tokens first; blocks are made of ordinary ones.

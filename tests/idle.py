@@ -1,0 +1,46 @@
+"""Waiting until a cell is idle, and the claim about pages that must hold then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.messages.status import CellStatus, GetStatus
+
+
+async def ask_status(bus: Bus) -> CellStatus:
+    """What the scheduler thinks. Raises Unavailable when none answers."""
+    return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
+
+
+async def status_at(nats_url: str) -> CellStatus:
+    """The same over a connection of its own."""
+    bus = await connect((nats_url,), "test")
+    try:
+        return await ask_status(bus)
+    finally:
+        await bus.close()
+
+
+async def settled(
+    status_of: Callable[[], Awaitable[CellStatus | None]], *, workers: int | None = None, timeout_s: float = 60.0
+) -> CellStatus:
+    """Wait until nothing runs, waits or moves (and all ``workers`` are there); then free + cached = total in every
+    pool. ``status_of`` may give None while no scheduler answers.
+    """
+    async with asyncio.timeout(timeout_s):
+        while (status := await status_of()) is None or not _is_idle(status, workers):
+            await asyncio.sleep(0.02)
+    for pool in status.pools:
+        assert pool.free + pool.cached == pool.total, pool
+    return status
+
+
+def _is_idle(status: CellStatus, workers: int | None) -> bool:
+    leased = any(pool.leased for pool in status.pools)
+    complete = workers is None or len(status.workers) == workers
+    return complete and not status.queued and not status.running and not leased
