@@ -31,6 +31,7 @@ Input = (
     | worker_events.LeaseRequested
     | worker_events.RequestFinished
     | worker_events.RequestPreempted
+    | worker_events.PagesPromoted
     | storage_events.StorageJoined
     | storage_events.StorageLeft
     | storage_events.HostPoolCreated

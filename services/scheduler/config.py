@@ -24,6 +24,52 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
     policy: Annotated[str, Meta(description="eviction policy")] = _CELL.policy
+    eviction_expression: Annotated[
+        str, Meta(description="priority of policy hotprefix, x op y op z over clock, frequency and length")
+    ] = _CELL.eviction_expression
+    hotness_expression: Annotated[str, Meta(description="hotness for admission and promotion, of the same form")] = (
+        _CELL.hotness_expression
+    )
+    fingerprint_bits: Annotated[int, Meta(description="hotness filter: bits of a fingerprint", ge=4, le=32)] = (
+        _CELL.fingerprint_bits
+    )
+    clock_bits: Annotated[int, Meta(description="hotness filter: bits of a clock", ge=2, le=16)] = _CELL.clock_bits
+    frequency_bits: Annotated[int, Meta(description="hotness filter: bits of a frequency", ge=2, le=32)] = (
+        _CELL.frequency_bits
+    )
+    depth_bits: Annotated[int, Meta(description="hotness filter: bits of a depth", ge=2, le=32)] = _CELL.depth_bits
+    aging_requests: Annotated[int, Meta(description="requests after which every clock goes down by one", ge=1)] = (
+        _CELL.aging_requests
+    )
+    admission: Annotated[
+        Literal["all", "selective", "none"], Meta(description="evicted KV that is backed up to host memory")
+    ] = _CELL.admission
+    admission_frequency: Annotated[int, Meta(description="least frequency that selective admission takes", ge=0)] = (
+        _CELL.admission_frequency
+    )
+    promotion: Annotated[
+        Literal["off", "hotness", "recency", "frequency", "depth"],
+        Meta(description="what is promoted from host to device memory while requests decode"),
+    ] = _CELL.promotion
+    promotion_tokens: Annotated[int, Meta(description="most that one promotion moves; 0 is no bound", ge=0)] = (
+        _CELL.promotion_tokens
+    )
+    schedule: Annotated[
+        Literal["balanced", "lpm", "fcfs"], Meta(description="order in which waiting requests are admitted")
+    ] = _CELL.schedule
+    defer_tokens: Annotated[
+        int, Meta(description="a request waits for more tokens than this that another computes; 0 never waits", ge=0)
+    ] = _CELL.defer_tokens
+    defer_deadline_ms: Annotated[int, Meta(description="longest such wait", ge=1)] = _CELL.defer_deadline_ms
+    load_compute_ratio: Annotated[
+        float, Meta(description="loaded tokens per computed token of a loading-bound batch; 0 measures it", ge=0)
+    ] = _CELL.load_compute_ratio
+    bubble_filling: Annotated[bool, Meta(description="decode while a loading-bound batch loads")] = _CELL.bubble_filling
+    fair_share: Annotated[bool, Meta(description="tenants of equal priority take turns")] = _CELL.fair_share
+    queue_window: Annotated[int, Meta(description="waiting requests a batch looks at", ge=1)] = _CELL.queue_window
+    max_queued_per_tenant: Annotated[int, Meta(description="waiting requests of one tenant; 0 is no bound", ge=0)] = (
+        _CELL.max_queued_per_tenant
+    )
     max_batch_tokens: Annotated[int, Meta(description="prefill tokens of one batch", ge=1)] = _CELL.max_batch_tokens
     max_running: Annotated[int, Meta(description="requests that a worker runs at once", ge=1)] = _CELL.max_running
     max_queued: Annotated[int, Meta(description="waiting requests; one more is refused", ge=1)] = _CELL.max_queued

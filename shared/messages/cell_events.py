@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shared.messages.base import Message
+
+Admission = Literal["all", "selective", "none"]
+Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
+Schedule = Literal["balanced", "lpm", "fcfs"]
 
 
 class CellConfig(Message, frozen=True):
     """Everything that shapes decisions. It is itself an input, so a recording carries it."""
 
     policy: str = "lru"  # Eviction policy.
+    eviction_expression: str = "frequency + clock / length"  # Priority of policy "hotprefix"; the least goes first.
+    hotness_expression: str = "frequency * clock"  # Of admission and promotion.
+    fingerprint_bits: int = 8  # Widths of an entry of the hotness filter.
+    clock_bits: int = 8
+    frequency_bits: int = 8
+    depth_bits: int = 8
+    aging_requests: int = 64  # Admitted requests after which every clock goes down by one.
+    admission: Admission = "all"  # What an eviction backs up; "selective" goes by hotness.
+    admission_frequency: int = 2  # Least frequency that selective admission lets through.
+    promotion: Promotion = "off"  # By what host copies are promoted after a prefill batch.
+    promotion_tokens: int = 8192  # Most that one promotion plan moves; 0 is no bound.
+    schedule: Schedule = "balanced"  # How a batch is chosen from a worker's queue.
+    defer_tokens: int = 100  # More tokens than this that another request is about to compute defer one; 0 never does.
+    defer_deadline_ms: int = 30_000  # Past it a deferred request runs anyway.
+    load_compute_ratio: float = 0.0  # Loaded tokens per computed token that make a batch loading-bound; 0 measures.
+    bubble_filling: bool = True  # Decode while a loading-bound batch loads.
+    fair_share: bool = True  # Tenants of equal priority take turns, by tokens served.
+    queue_window: int = 128  # Waiting requests of a worker that one batch formation looks at.
+    max_queued_per_tenant: int = 0  # Waiting requests of one tenant; 0 is no bound of its own.
     max_batch_tokens: int = 2048  # Prefill tokens of one batch (chunked prefill budget).
     max_running: int = 64  # Requests that a worker decodes or prefills at once.
     max_queued: int = 4096  # Waiting requests of the cell; one more is refused.

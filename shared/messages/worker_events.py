@@ -50,6 +50,25 @@ class BatchDone(Message, frozen=True):
     load_failures: tuple[LoadFailure, ...] = ()
     compute_us: int = 0  # Wall time of the step.
     load_us: int = 0  # Wall time from the first page load to the last, 0 without loads.
+    loaded_tokens: int = 0
+    computed_tokens: int = 0  # Prefill tokens of the step.
+    bubble_us: int = 0  # Time in which decode steps ran while this batch was only loading.
+    bubble_tokens: int = 0  # Tokens that these decode steps sampled.
+    stall_us: int = 0  # Time in which computation waited for a load.
+
+
+class PagesPromoted(Message, frozen=True):
+    """A ``PromotePages`` is over. It took place as a whole (``ok``) or nothing vouches for its device pages.
+
+    ``bad_host_pages`` (packed int32) failed verification.
+    """
+
+    worker_id: str
+    incarnation: str
+    promotion_id: int
+    ok: bool
+    bad_host_pages: bytes = b""
+    load_us: int = 0
 
 
 class LeaseRequested(Message, frozen=True):

@@ -67,6 +67,20 @@ class RunBatch(Message, frozen=True):
 
     chunks: tuple[PrefillChunk, ...]
     loads: tuple[PageLoad, ...] = ()
+    fill_bubble: bool = False  # Decode while the loads run, and compute the chunks when that stalls no more.
+
+
+class PromotePages(Message, frozen=True):
+    """Copy host pages to device pages ahead of demand, beside decoding; answered by ``PagesPromoted``.
+
+    Nothing reads or writes these device pages until then. Lists are as in ``PageLoad``; every page is verified.
+    """
+
+    promotion_id: int
+    storage_id: str
+    host_pages: bytes
+    device_pages: bytes
+    identities: bytes
 
 
 class ExtendLease(Message, frozen=True):
@@ -115,7 +129,15 @@ class Dismiss(Message, frozen=True):
 
 
 WorkerOrder = (
-    AdmitRequest | RunBatch | ExtendLease | PreemptRequest | AbortRequest | AttachHostPool | DetachHostPool | Dismiss
+    AdmitRequest
+    | RunBatch
+    | PromotePages
+    | ExtendLease
+    | PreemptRequest
+    | AbortRequest
+    | AttachHostPool
+    | DetachHostPool
+    | Dismiss
 )
 
 

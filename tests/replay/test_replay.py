@@ -10,6 +10,7 @@ import pytest
 
 from services.scheduler import core
 from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.eviction.lru import LruPolicy
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.fold import Fold
 from services.scheduler.recording import Header, RecordingWriter
@@ -224,15 +225,13 @@ def test_what_if_with_the_same_policy_changes_nothing(recording: Path) -> None:
 def test_what_if_folds_under_the_other_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another order of eviction gives other decisions, and the answer says from where on."""
 
-    class Newest:
+    class Newest(LruPolicy):
         """Evict what was used last, which is as wrong as can be."""
 
-        name = "newest"
-
-        def priority(self, node: Node) -> tuple[int, ...]:
+        def rank(self, node: Node) -> tuple[int, ...]:
             return (-node.last_use,)
 
-    monkeypatch.setitem(POLICIES, "newest", Newest())
+    monkeypatch.setitem(POLICIES, "newest", Newest)
     path = tmp_path / "crowded.tcrec"
     write_recording(scripted_cell(120, pages=28), path)
 

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from enum import Enum
 
+from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.queueing import dequeue
 from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
-from services.scheduler.core.residency import begin_loading, lock_host, lock_path, touch, unlock_host, unlock_path
-from services.scheduler.core.state import CellState, Load, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.residency import (
+    begin_loading,
+    lock_host,
+    lock_path,
+    touch,
+    unlock_host,
+    unlock_path,
+    visit,
+)
+from services.scheduler.core.state import (
+    CellState,
+    Load,
+    Request,
+    Storage,
+    Worker,
+    count,
+    storage_of,
+    worker_storage_id,
+)
 from services.scheduler.core.tiers import can_make_room, make_room
 from services.scheduler.core.turn import Turn
 from shared.messages.worker_plans import AdmitRequest, PageLoad
@@ -94,6 +112,10 @@ def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh
     for node in (*found.device, *found.host):
         node.hits += 1
         touch(state, node, turn.seq)
+    state.admissions += 1
+    reused = [*found.device, *found.host]
+    request_admitted(turn, reused)
+    visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
 
 
 def _begin_load(

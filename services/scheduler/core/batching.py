@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.admission import Verdict, try_admit
 from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.promotion import promote
 from services.scheduler.core.state import Batch, CellState, Chunk, Load, Request, Worker, count
 from services.scheduler.core.tiers import keep_reserve
 from services.scheduler.core.turn import Turn
@@ -18,6 +19,7 @@ def schedule(turn: Turn) -> None:
         while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
             pass
         keep_reserve(turn, worker)
+        promote(turn, worker)
 
 
 def _send_batch(turn: Turn, worker: Worker) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.hosts import request_missing_pools
-from services.scheduler.core.residency import offer_all
+from services.scheduler.core.residency import renew_orders
 from services.scheduler.core.state import count
 from services.scheduler.core.turn import Turn
 from shared.messages.cell_events import CellConfig
@@ -24,5 +24,5 @@ def configure(turn: Turn, config: CellConfig) -> None:
         count(state, "unknown_policies")
     elif config.policy != state.policy:
         state.policy = config.policy
-        offer_all(state)
+        renew_orders(state)
     request_missing_pools(turn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.backups import abandon_backups_of_storage
 from services.scheduler.core.page_pool import new_pool
-from services.scheduler.core.residency import HOST, offer_all, prune
+from services.scheduler.core.residency import HOST, forget_order, prune
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
@@ -110,8 +110,7 @@ def _forget_host_copies(state: CellState, storage: Storage) -> None:
     for node in homeless:
         if node.id in state.tree.nodes:
             prune(state, node)
-    state.victims.forget(HOST, storage.storage_id)
-    offer_all(state)
+    forget_order(state, HOST, storage.storage_id)
 
 
 def _request_pool(turn: Turn, storage: Storage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.hotness.tracking import node_inserted
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.prefix_tree import (
     PAGE_BYTES,
@@ -98,6 +99,7 @@ def _adopt(
     if child is None:
         child = add_child(state.tree, parent, tokens[position * page : end * page])
         size = end - position
+        node_inserted(turn, child)
     else:
         if worker.worker_id in child.device or worker.worker_id in child.loading:
             return None

@@ -17,6 +17,7 @@ from services.scheduler.core.leases import request_lease
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.membership import remove_worker, worker_joined
 from services.scheduler.core.outputs import Output, SetTimer
+from services.scheduler.core.promotion import pages_promoted
 from services.scheduler.core.queueing import submit
 from services.scheduler.core.resumption import resume
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
@@ -34,7 +35,7 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     if stamped.seq <= state.last_seq:
         count(state, "stale_inputs")
         return []
-    state.last_seq = stamped.seq
+    state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
     turn = Turn(state, stamped.seq, stamped.time_ns)
     _HANDLERS[type(stamped.input)](turn, stamped.input)
     schedule(turn)
@@ -141,6 +142,12 @@ def _request_preempted(turn: Turn, message: worker_events.RequestPreempted) -> N
         request_preempted(turn, *found, message)
 
 
+def _pages_promoted(turn: Turn, message: worker_events.PagesPromoted) -> None:
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is not None:
+        pages_promoted(turn, worker, message)
+
+
 def _storage_gone(turn: Turn, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
@@ -178,6 +185,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     worker_events.LeaseRequested: _lease_requested,
     worker_events.RequestFinished: _request_finished,
     worker_events.RequestPreempted: _request_preempted,
+    worker_events.PagesPromoted: _pages_promoted,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,

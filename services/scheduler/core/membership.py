@@ -9,7 +9,7 @@ from services.scheduler.core.loads import loading_nodes
 from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.queueing import dequeue, fail, replace_waiting
-from services.scheduler.core.residency import DEVICE, prune, unlock_host
+from services.scheduler.core.residency import DEVICE, forget_order, prune, unlock_host
 from services.scheduler.core.resumption import worker_gone
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.turn import Turn
@@ -92,7 +92,7 @@ def remove_worker(turn: Turn, worker: Worker) -> None:
     for node, storage in reading:
         unlock_host(state, node, storage)
     _prune_unreachable(state)
-    state.victims.forget(DEVICE, worker.worker_id)
+    forget_order(state, DEVICE, worker.worker_id)
     del state.workers[worker.worker_id]
     detach_worker(turn, worker)
     for name in worker.running:

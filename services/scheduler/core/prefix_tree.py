@@ -10,6 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from services.scheduler.core.digests import extend, root_digest
+
 TOKEN_BYTES = 4
 PAGE_BYTES = 4  # of a page number in a packed list
 IDENTITY_BYTES = 16
@@ -43,6 +45,8 @@ class Node(msgspec.Struct, array_like=True, gc=False):
     backup_pages: bytes = b""
     identities: bytes = b""
     quarantined: tuple[str, ...] = ()
+    depth: int = 0  # Tokens above this node's own span.
+    digest: int = 0  # 64-bit hash of the namespace and all tokens from the root to this node's end.
 
 
 class PrefixTree(msgspec.Struct):
@@ -111,7 +115,7 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     root_id = tree.roots.get(namespace)
     if root_id is not None:
         return tree.nodes[root_id]
-    root = Node(id=tree.next_id, parent=0, tokens=b"", namespace=namespace)
+    root = Node(id=tree.next_id, parent=0, tokens=b"", namespace=namespace, digest=root_digest(namespace))
     tree.next_id += 1
     tree.nodes[root.id] = root
     tree.roots[namespace] = root.id
@@ -126,7 +130,13 @@ def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node |
 
 def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
     """Add a leaf with this span (at least one whole page, no sibling with the same first page)."""
-    node = Node(id=tree.next_id, parent=parent.id, tokens=tokens)
+    node = Node(
+        id=tree.next_id,
+        parent=parent.id,
+        tokens=tokens,
+        depth=parent.depth + len(parent.tokens) // TOKEN_BYTES,
+        digest=extend(parent.digest, tokens),
+    )
     tree.next_id += 1
     tree.nodes[node.id] = node
     parent.children[tokens[: tree.page_token_bytes]] = node.id
@@ -159,11 +169,14 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         backup_pages=node.backup_pages[:page_cut],
         identities=node.identities[: pages * IDENTITY_BYTES],
         quarantined=node.quarantined,
+        depth=node.depth,
+        digest=extend(parent.digest, node.tokens[:cut]),
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
     parent.children[node.tokens[: tree.page_token_bytes]] = upper.id
     node.tokens = node.tokens[cut:]
+    node.depth += cut // TOKEN_BYTES
     node.parent = upper.id
     node.device = {worker: held[page_cut:] for worker, held in node.device.items()}
     node.loading = {worker: held[page_cut:] for worker, held in node.loading.items()}

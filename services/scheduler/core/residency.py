@@ -1,7 +1,7 @@
 """Who holds a node: pages per pool, locks per worker, and what may therefore be evicted.
 
 All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here, so that the pools'
-counts, the parents' ``below`` and the victim queues always agree with them.
+counts, the parents' ``below`` and the eviction policies always agree with them.
 
 Rules that hold between steps:
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from services.scheduler.core.eviction import POLICIES
-from services.scheduler.core.eviction.policy import Priority
+from services.scheduler.core.eviction import AnyPolicy, Moment, make_policy
+from services.scheduler.core.hotness.tracking import node_split
 from services.scheduler.core.page_pool import PagePool, release
 from services.scheduler.core.prefix_tree import (
     Node,
@@ -57,50 +57,77 @@ def is_host_evictable(node: Node, storage_id: str) -> bool:
     return bool(node.device) or not node.children
 
 
+def moment(state: CellState) -> Moment:
+    """What policies may know of the present."""
+    return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness)
+
+
+def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
+    """The eviction policy of a pool, made when the pool is first spoken of."""
+    key = f"{tier}/{owner}"
+    order = state.orders.get(key)
+    if order is None:
+        pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
+        order = make_policy(state.policy, pool.total * state.tree.page_size, state.config)
+        state.orders[key] = order
+    return order
+
+
+def forget_order(state: CellState, tier: str, owner: str) -> None:
+    """A pool is gone, and what its policy knew."""
+    state.orders.pop(f"{tier}/{owner}", None)
+
+
 def offer(state: CellState, node: Node) -> None:
-    """Put a node into the queue of every pool from which it may be evicted."""
-    priority: Priority | None = None
+    """Tell the policy of every pool from which the node may be evicted."""
     for worker_id in node.device:
         if is_device_evictable(state, node, worker_id):
-            priority = priority or POLICIES[state.policy].priority(node)
-            state.victims.offer(DEVICE, worker_id, node.id, priority)
+            order_of(state, DEVICE, worker_id).offer(node)
     for storage_id in node.host:
         if is_host_evictable(node, storage_id):
-            priority = priority or POLICIES[state.policy].priority(node)
-            state.victims.offer(HOST, storage_id, node.id, priority)
+            order_of(state, HOST, storage_id).offer(node)
 
 
-def offer_all(state: CellState) -> None:
-    """Build the victim queues anew, after recovery or a change of policy."""
-    state.victims.clear()
-    for node in state.tree.nodes.values():
-        offer(state, node)
+def renew_orders(state: CellState) -> None:
+    """Start every pool's policy anew with what is resident, after a change of policy."""
+    state.orders.clear()
+    now = moment(state)
+    for root_id in state.tree.roots.values():
+        for node in reversed(descendants_first(state.tree, state.tree.nodes[root_id])):
+            for worker_id in node.device:
+                order_of(state, DEVICE, worker_id).add(node, now)
+            for storage_id in node.host:
+                order_of(state, HOST, storage_id).add(node, now)
+            offer(state, node)
 
 
 def take_device_victim(state: CellState, worker_id: str) -> Node | None:
-    """The next node to leave this worker's device. It leaves the queue, nothing else changes."""
+    """The next node to leave this worker's device. Nothing but the policy changes."""
 
-    def current(node_id: int) -> Priority | None:
+    def evictable(node_id: int) -> Node | None:
         node = state.tree.nodes.get(node_id)
-        if node is None or not is_device_evictable(state, node, worker_id):
-            return None
-        return POLICIES[state.policy].priority(node)
+        return node if node is not None and is_device_evictable(state, node, worker_id) else None
 
-    node_id = state.victims.take(DEVICE, worker_id, current)
-    return None if node_id is None else state.tree.nodes[node_id]
+    return order_of(state, DEVICE, worker_id).victim(evictable, moment(state))
 
 
 def take_host_victim(state: CellState, storage_id: str) -> Node | None:
-    """The next node to leave this storage's host pool. It leaves the queue, nothing else changes."""
+    """The next node to leave this storage's host pool. Nothing but the policy changes."""
 
-    def current(node_id: int) -> Priority | None:
+    def evictable(node_id: int) -> Node | None:
         node = state.tree.nodes.get(node_id)
-        if node is None or not is_host_evictable(node, storage_id):
-            return None
-        return POLICIES[state.policy].priority(node)
+        return node if node is not None and is_host_evictable(node, storage_id) else None
 
-    node_id = state.victims.take(HOST, storage_id, current)
-    return None if node_id is None else state.tree.nodes[node_id]
+    return order_of(state, HOST, storage_id).victim(evictable, moment(state))
+
+
+def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
+    """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
+    now = moment(state)
+    order_of(state, DEVICE, worker_id).visit([node for node in path if worker_id in node.device], prompt_tokens, now)
+    if storage_id:
+        held = [node for node in path if storage_id in node.host]
+        order_of(state, HOST, storage_id).visit(held, prompt_tokens, now)
 
 
 def touch(state: CellState, node: Node, seq: int) -> None:
@@ -171,6 +198,7 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> N
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
+    order_of(state, DEVICE, worker.worker_id).add(node, moment(state))
     offer(state, node)
 
 
@@ -180,6 +208,7 @@ def drop_device(state: CellState, node: Node, worker: Worker) -> int:
     node.device = _without(node.device, worker.worker_id)
     worker.pool.cached -= len(pages) // 4
     release(worker.pool, pages)
+    order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
     parent = state.tree.nodes[node.parent]
     _count_below(state, node, worker.worker_id, -1)
     if not prune(state, node):
@@ -215,6 +244,7 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> N
     """These host pages, leased until now, hold the node's KV from now on."""
     node.host[storage.storage_id] = pages
     host_pool(storage).cached += len(pages) // 4
+    order_of(state, HOST, storage.storage_id).add(node, moment(state))
     offer(state, node)
 
 
@@ -227,6 +257,7 @@ def drop_host(state: CellState, node: Node, storage: Storage) -> int:
     pool = host_pool(storage)
     pool.cached -= len(pages) // 4
     release(pool, pages)
+    order_of(state, HOST, storage.storage_id).remove(node, moment(state))
     if not prune(state, node):
         offer(state, node)
     return len(pages) // 4
@@ -245,6 +276,7 @@ def prune(state: CellState, node: Node) -> bool:
             pool = host_pool(state.storages[storage_id])
             pool.cached -= len(pages) // 4
             release(pool, pages)
+            order_of(state, HOST, storage_id).remove(gone, moment(state))
         parent = remove_leaf(state.tree, gone)
     if parent is not None and parent.parent:
         offer(state, parent)
@@ -254,9 +286,14 @@ def prune(state: CellState, node: Node) -> bool:
 def split_node(state: CellState, node: Node, pages: int) -> Node:
     """Cut a node after ``pages`` pages; returns the new upper part (see :func:`prefix_tree.split`)."""
     upper = split(state.tree, node, pages)
+    node_split(state, upper, node)
     if node.transfer:
         members = state.transfers[node.transfer].nodes
         members.insert(members.index(node.id), upper.id)
+    for worker_id in node.device:
+        order_of(state, DEVICE, worker_id).split(upper, node)
+    for storage_id in node.host:
+        order_of(state, HOST, storage_id).split(upper, node)
     offer(state, upper)
     offer(state, node)
     return upper

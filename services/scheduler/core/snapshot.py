@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from services.scheduler.core.eviction import VictimQueues
-from services.scheduler.core.residency import offer_all
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 
-_VERSION = 1
+_VERSION = 2
 
 
 class _Snapshot(msgspec.Struct):
@@ -19,20 +15,8 @@ class _Snapshot(msgspec.Struct):
     state: CellState
 
 
-def _leave_out(value: Any) -> None:
-    """Encode what is derived as nothing."""
-    if not isinstance(value, VictimQueues):
-        raise NotImplementedError(f"a snapshot cannot hold a {type(value).__name__}")
-
-
-def _start_empty(kind: type, value: Any) -> Any:
-    if kind is not VictimQueues:
-        raise NotImplementedError(f"a snapshot cannot hold a {kind.__name__}")
-    return VictimQueues()
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_leave_out)
-_DECODER = msgspec.msgpack.Decoder(_Snapshot, dec_hook=_start_empty)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: CellState) -> bytes:
@@ -48,5 +32,4 @@ def decode_state(data: bytes) -> CellState:
         raise CodecError(f"not a snapshot: {error}") from error
     if snapshot.version != _VERSION:
         raise CodecError(f"snapshot of version {snapshot.version}, not {_VERSION}")
-    offer_all(snapshot.state)
     return snapshot.state

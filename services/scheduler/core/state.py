@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.eviction import VictimQueues
+from services.scheduler.core.eviction import AnyPolicy
+from services.scheduler.core.hotness.filter import HotnessFilter
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.prefix_tree import PrefixTree
@@ -155,7 +156,7 @@ class Timer(msgspec.Struct):
 
 
 class CellState(msgspec.Struct):
-    """Everything. ``victims`` is derived from the tree and left out of snapshots."""
+    """Everything that the fold knows."""
 
     config: CellConfig = CellConfig()
     policy: str = "lru"  # The policy in force; ``config.policy`` may name one that does not exist.
@@ -176,7 +177,10 @@ class CellState(msgspec.Struct):
     timers: dict[str, Timer] = {}
     gateways: dict[str, int] = {}  # Last notice number of each gateway.
     counters: dict[str, int] = {}
-    victims: VictimQueues = msgspec.field(default_factory=VictimQueues)
+    now_ns: int = 0  # Time of the input that is being folded, or was folded last.
+    admissions: int = 0  # Requests admitted so far, repeats included.
+    orders: dict[str, AnyPolicy] = {}  # Eviction policy of each pool, by tier and owner.
+    hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
 
 
 def new_state() -> CellState:

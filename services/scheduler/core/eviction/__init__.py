@@ -1,7 +1,6 @@
 """Eviction policies, one a file, behind one protocol, found by name."""
 
-from services.scheduler.core.eviction.policy import EvictionPolicy
-from services.scheduler.core.eviction.registry import POLICIES
-from services.scheduler.core.eviction.victims import VictimQueues
+from services.scheduler.core.eviction.policy import Evictable, Hotness, Moment, Policy
+from services.scheduler.core.eviction.registry import POLICIES, AnyPolicy, make_policy
 
-__all__ = ["POLICIES", "EvictionPolicy", "VictimQueues"]
+__all__ = ["POLICIES", "AnyPolicy", "Evictable", "Hotness", "Moment", "Policy", "make_policy"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.eviction.policy import Priority
+from services.scheduler.core.eviction.ranked import Rank, RankedPolicy
 from services.scheduler.core.prefix_tree import Node
 
 
-class LruPolicy:
-    """Orders by the sequence number of the input that last used a node."""
+class LruPolicy(RankedPolicy, tag="lru"):
+    """Ranks by the sequence number of the input that last used a node."""
 
-    name = "lru"
-
-    def priority(self, node: Node) -> Priority:
+    def rank(self, node: Node) -> Rank:
         return (node.last_use,)

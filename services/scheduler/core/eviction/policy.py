@@ -1,21 +1,69 @@
-"""The protocol of an eviction policy."""
+"""What an eviction policy is: one object a pool, told of everything that happens to the pool's nodes.
+
+A policy is plain data (a msgspec struct, tagged with its name), so a snapshot carries it as it stands and a fold
+that goes on from one evicts the same nodes as a fold that never stopped. It may look at nodes and keep records of
+its own, keyed by node id while a node is resident and by ``node.digest`` afterwards. Which nodes may be evicted at
+all is not its business (see :mod:`residency`): a leaf of what is resident that nothing locks.
+
+Sizes are in tokens everywhere, time in nanoseconds of the stream's clock.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from services.scheduler.core.prefix_tree import Node
+import msgspec
 
-Priority = tuple[int, ...]
+from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
+
+Evictable = Callable[[int], Node | None]
+"""A node by its id, if it is resident in the pool and may be evicted now; otherwise None."""
 
 
-class EvictionPolicy(Protocol):
-    """Orders nodes for eviction. Pure: what it answers depends on the node alone, in logical time.
+class Hotness(Protocol):
+    """Where a policy looks up what is remembered of a prefix, resident or not."""
 
-    Which nodes may be evicted at all is not its business (see :mod:`residency`).
-    """
+    def lookup(self, digest: int) -> tuple[int, int]:
+        """(frequency, clock) of the prefix that ends with this digest; (0, 0) when nothing is known."""
 
-    name: str
 
-    def priority(self, node: Node) -> Priority:
-        """The node with the least priority goes first; ties go by node id. Does not mutate."""
+@dataclass(slots=True)
+class Moment:
+    """What a policy may know of the present besides the node: no policy sees the future."""
+
+    seq: int  # Of the input that is being folded.
+    time_ns: int
+    requests: int  # Requests that were admitted in the cell so far.
+    hotness: Hotness
+
+
+class Policy(msgspec.Struct, tag_field="policy"):
+    """Base of all policies. Subclasses override what they need; every method mutates only the policy."""
+
+    capacity: int = 0  # Of the pool, in tokens.
+
+    def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""
+
+    def add(self, node: Node, moment: Moment) -> None:
+        """The node became resident: computed, loaded or backed up. A parent is added before its children."""
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        """The node left the pool, evicted or dropped; ``node`` still has its last values."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A resident node was cut in two; ``lower`` keeps its id and both are resident now."""
+
+    def offer(self, node: Node) -> None:
+        """The node may be evicted from now on, or was offered before and has changed. Repeats are harmless."""
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """The node to evict next, or None when none is evictable. The caller does evict it, or a lower part of it."""
+        raise NotImplementedError
+
+
+def size_of(node: Node) -> int:
+    """Tokens of a node's own span."""
+    return len(node.tokens) // TOKEN_BYTES

@@ -3,8 +3,6 @@
 import pytest
 
 from services.scheduler.core import status
-from services.scheduler.core.eviction import POLICIES
-from services.scheduler.core.prefix_tree import Node
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel
 
@@ -41,11 +39,3 @@ def test_golden_hits_of_the_fixed_trace(capacity, golden):
     assert sum(hit > 0 for hit in found) == golden
     assert found == reference(capacity)
     assert counters["hit_tokens_device"] == sum(found)
-
-
-def test_the_least_recently_used_goes_first():
-    """Priority is the last use in logical time and nothing else."""
-    policy = POLICIES["lru"]
-    old, new = Node(id=9, parent=1, tokens=b"", last_use=3), Node(id=2, parent=1, tokens=b"", last_use=4, hits=9)
-
-    assert policy.priority(old) < policy.priority(new)
