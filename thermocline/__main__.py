@@ -46,6 +46,7 @@ COMMANDS = (
     Command("worker", "services.worker.__main__:main", "one worker: runs the model"),
     Command("storage", "services.storage.__main__:main", "this node's storage: the lower tiers"),
     Command("demo", "thermocline.demo.__main__:main", "serve the bundled model and show the prefix cache at work"),
+    Command("cache", "thermocline.cache.__main__:main", "look at the prefix cache of a running cell, and empty it"),
     Command("record", "services.scheduler.record:main", "export the input stream of a running cell to a file"),
     Command("replay", "services.scheduler.replay:main", "fold a recording again and compare every output"),
     Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
