@@ -37,6 +37,16 @@ def chain_page(previous: bytes, page_tokens: bytes) -> bytes:
     return hashlib.blake2b(page_tokens, key=previous, digest_size=DIGEST_BYTES).digest()
 
 
+def chain_pages(previous: bytes, tokens: bytes, page_bytes: int) -> bytes:
+    """The identities of all pages of ``tokens`` (packed int32), 16 bytes each: :func:`chain_page` page after page."""
+    blake2b = hashlib.blake2b
+    identities = []
+    for start in range(0, len(tokens), page_bytes):
+        previous = blake2b(tokens[start : start + page_bytes], key=previous, digest_size=DIGEST_BYTES).digest()
+        identities.append(previous)
+    return b"".join(identities)
+
+
 def new_id(prefix: str) -> str:
     """A fresh random identity such as ``req-3f…`` for edges; never called in a core."""
     return f"{prefix}-{secrets.token_hex(8)}"

@@ -48,8 +48,9 @@ COMMANDS = (
     Command("demo", "thermocline.demo.__main__:main", "serve the bundled model and show the prefix cache at work"),
     Command("cache", "thermocline.cache.__main__:main", "look at the prefix cache of a running cell, and empty it"),
     Command("record", "services.scheduler.record:main", "export the input stream of a running cell to a file"),
-    Command("replay", "services.scheduler.replay:main", "fold a recording again and compare every output"),
+    Command("replay", "thermocline.replay.__main__:main", "fold a recording again, or ask what if"),
     Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
+    Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
     Command("version", "thermocline.__main__:print_version", "print the version"),
 )

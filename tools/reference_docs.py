@@ -25,6 +25,7 @@ from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
+from tools import core_results, policy_results
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -186,9 +187,21 @@ def speed() -> str:
     return "\n".join(parts)
 
 
+def policies() -> str:
+    """Hit ratios of all eviction policies."""
+    return policy_results.page(*_result("policy_hit_ratio"))
+
+
+def core() -> str:
+    """Speed and size of the scheduler's core."""
+    return core_results.page(*_result("core_speed"))
+
+
 PAGES = {
     "reference/lifecycles.md": lifecycles,
     "reference/settings.md": settings,
+    "results/core.md": core,
+    "results/policies.md": policies,
     "results/speed.md": speed,
 }
 

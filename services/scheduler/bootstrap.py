@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler.cell_metrics import CellCollector
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.hotness.expression import parse
 from services.scheduler.shell import Shell
 from shared import metrics
 from shared.bus.nats_bus import connect
@@ -20,6 +21,14 @@ def check(config: SchedulerConfig) -> None:
         faults.append(f"--id {config.id!r} may hold letters, digits, _ and - only")
     if config.policy not in POLICIES:
         faults.append(f"--policy {config.policy!r} is unknown; known are {', '.join(sorted(POLICIES))}")
+    for flag, text in (
+        ("--eviction-expression", config.eviction_expression),
+        ("--hotness-expression", config.hotness_expression),
+    ):
+        try:
+            parse(text)
+        except ConfigError as fault:
+            faults.append(f"{flag}: {fault.message}")
     if not config.nats:
         faults.append("--nats names no server")
     if faults:

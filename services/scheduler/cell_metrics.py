@@ -27,6 +27,28 @@ SNAPSHOT_PAUSE_SECONDS = metrics.gauge("scheduler_snapshot_pause_seconds", "Paus
 UNCONFIRMED = metrics.gauge("scheduler_outputs_unconfirmed", "Outputs that the broker has not confirmed")
 
 
+_SCHEDULING = (
+    ("deferrals", "requests_deferred", "Waits of requests for KV that another was about to bring", 1),
+    ("deferred_tokens", "deferred_tokens", "Tokens that deferred requests were spared at the time", 1),
+    ("deferral_seconds", "deferral_ms", "Time that requests were deferred", 1e-3),
+    ("deferral_deadlines", "deferral_deadlines", "Deferrals that ended by their deadline", 1),
+    ("bundle_hits", "bundle_hits", "Requests that joined a load of another in their batch", 1),
+    ("requests_put_aside", "requests_put_aside", "Requests put aside because a batch was loading-bound", 1),
+    ("requests_stolen", "requests_stolen", "Waiting requests that an idle worker took over", 1),
+    ("batches", "batches_planned", "Batches sent", 1),
+    ("batches_loading_bound", "batches_loading_bound", "Batches that load for longer than they compute", 1),
+    ("prefill_planned_tokens", "prefill_tokens_planned", "Prompt tokens planned to be computed", 1),
+    ("load_planned_tokens", "load_tokens_planned", "Tokens planned to be loaded from host memory", 1),
+    ("batch_seconds", "compute_us", "Wall time of the steps of batches", 1e-6),
+    ("load_seconds", "load_us", "Time of loads, first page to last", 1e-6),
+    ("loaded_tokens", "loaded_tokens", "Tokens that batches loaded", 1),
+    ("stall_seconds", "stall_us", "Time in which computation waited for a load", 1e-6),
+    ("bubble_seconds", "bubble_us", "Time of decode steps that ran while a batch only loaded", 1e-6),
+    ("bubble_tokens", "bubble_tokens", "Tokens sampled by such decode steps", 1),
+)
+"""Counters of the core that have a metric of their own: its name, the counter's, what it counts, and its unit."""
+
+
 class CellCollector(Collector):
     """Translates the latest status at the time of a scrape."""
 
@@ -39,6 +61,7 @@ class CellCollector(Collector):
             return
         for name, documentation, value in (
             ("queued_requests", "Waiting requests", status.queued),
+            ("deferred_requests", "Waiting requests that wait for KV of another", status.deferred),
             ("running_requests", "Admitted requests", status.running),
             ("tree_nodes", "Nodes of the prefix tree", status.nodes),
             ("workers", "Joined workers", len(status.workers)),
@@ -47,11 +70,25 @@ class CellCollector(Collector):
             ("scheduler_seq", "Last input folded", status.seq),
         ):
             yield GaugeMetricFamily(f"thermocline_{name}", documentation, value=value)
+        transient = GaugeMetricFamily("thermocline_transient_nodes", "Transient nodes by mark", labels=["mark"])
+        transient.add_metric(["in_queue"], status.in_queue_nodes)
+        transient.add_metric(["in_flight"], status.in_flight_nodes)
+        yield transient
+        requests = GaugeMetricFamily(
+            "thermocline_worker_requests", "Requests of a worker by state", labels=["worker", "state"]
+        )
+        for worker in status.workers:
+            requests.add_metric([worker.worker_id, "running"], worker.running)
+            requests.add_metric([worker.worker_id, "waiting"], worker.waiting)
+        yield requests
         pages = GaugeMetricFamily("thermocline_pool_pages", "Pages of a pool by use", labels=["owner", "tier", "state"])
         for pool in status.pools:
             for state, count in (("free", pool.free), ("cached", pool.cached), ("leased", pool.leased)):
                 pages.add_metric([pool.owner, pool.tier, state], count)
         yield pages
+        for name, counter, documentation, unit in _SCHEDULING:
+            amount = status.counters.get(counter, 0) * unit
+            yield CounterMetricFamily(f"thermocline_{name}", documentation, value=amount)
         counters = CounterMetricFamily("thermocline_cell", "Counters of the core by name", labels=["counter"])
         for name, value in status.counters.items():
             counters.add_metric([name], value)

@@ -1,8 +1,7 @@
 """``thermocline replay FILE``: fold a recording again and compare every output byte for byte.
 
-With ``--policy NAME`` it answers what-if instead: the same inputs under another eviction policy, side by side
-with the recorded one. The workers' answers in a recording belong to the recorded decisions, so counters are
-comparable up to the first differing output and indicative behind it; the answer says where that is.
+The first difference ends the comparison: what follows from it would differ too and explain nothing. It is shown
+field by field, with the input that was being folded.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.scheduler import core
-from services.scheduler.core.configure import configure
-from services.scheduler.core.eviction import POLICIES
-from services.scheduler.core.turn import Turn
 from services.scheduler.fold import Fold, Folded, load_state
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import target_of
-from shared.codec import Published, decode_input, decode_published, encode
+from shared.codec import Input, Published, decode_published, encode
 from shared.errors import CodecError, RecordingError, ThermoclineError
-from shared.messages.cell_events import CellConfigured
+from shared.messages.base import unpack_int32
 
 EXIT_EQUAL, EXIT_DIFFERS, EXIT_BAD_FILE = 0, 1, 2
 
 SHOWN_CHARACTERS = 600
+SHOWN_IN_FIELD = 120
+SHOWN_FIELDS = 12
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +41,19 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     expected: str  # As recorded.
     got: str  # As the fold gives it now.
+    input: str = ""  # The input that was being folded.
+    fields: tuple[tuple[str, str, str], ...] = ()  # (path, recorded, replayed) of each field that differs.
 
     def __str__(self) -> str:
         expected, got = self.expected or "(nothing)", self.got or "(nothing)"
-        return (
-            f"input {self.seq}: output {self.number} to {self.target} differs\n"
-            f"  recorded: {_cut(expected)}\n  replayed: {_cut(got)}"
-        )
+        lines = [f"input {self.seq}: output {self.number} to {self.target} differs"]
+        if self.input:
+            lines.append(f"  while folding: {_cut(self.input)}")
+        lines += [
+            f"  {path}: recorded {_cut(recorded, SHOWN_IN_FIELD)}, replayed {_cut(replayed, SHOWN_IN_FIELD)}"
+            for path, recorded, replayed in self.fields
+        ]
+        return "\n".join([*lines, f"  recorded: {_cut(expected)}", f"  replayed: {_cut(got)}"])
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,18 +67,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: int  # Outputs that the recording cannot have: their copies had expired or were still on their way.
     difference: Difference | None
     counters: dict[str, int]
-
-
-class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters under the recorded policy and under another; ``diverged_seq`` is 0 where all outputs were equal."""
-
-    policy: str
-    recorded_policy: str
-    inputs: int
-    diverged_seq: int
-    stopped_seq: int  # Where the recorded answers no longer fitted the other decisions; 0 is nowhere.
-    recorded: dict[str, int]
-    replayed: dict[str, int]
 
 
 def replay(path: Path) -> Report:
@@ -90,7 +83,8 @@ def replay(path: Path) -> Report:
             continue
         comparison.close_input()
         if isinstance(frame, InputFrame) and comparison.difference is None:
-            comparison.open_input(frame.seq, _apply(fold, frame).published)
+            folded = _apply(fold, frame)
+            comparison.open_input(frame.seq, folded)
             inputs, last_seq = inputs + 1, frame.seq
     comparison.end()
     return Report(
@@ -105,40 +99,8 @@ def replay(path: Path) -> Report:
     )
 
 
-def what_if(path: Path, policy: str) -> WhatIf:
-    """Fold the recording twice: as it is, and with every configuration's policy replaced."""
-    if policy not in POLICIES:
-        raise RecordingError(f"there is no policy {policy!r}; known are {', '.join(sorted(POLICIES))}")
-    _, recorded, frames = _begin(read_frames(path))
-    _, other, _ = _begin(read_frames(path))
-    configure(
-        Turn(other.state, other.position, other.time_ns),
-        msgspec.structs.replace(other.state.config, policy=policy),
-    )
-    inputs = diverged_seq = stopped_seq = 0
-    for frame in frames:
-        if not isinstance(frame, InputFrame):
-            continue
-        inputs += 1
-        expected = _apply(recorded, frame).published
-        if stopped_seq:
-            continue
-        try:
-            got = _apply(other, _with_policy(frame, policy)).published
-        except ThermoclineError:
-            stopped_seq = frame.seq
-            continue
-        if not diverged_seq and [encode(one) for one in got] != [encode(one) for one in expected]:
-            diverged_seq = frame.seq
-    return WhatIf(
-        policy=policy,
-        recorded_policy=recorded.state.policy,
-        inputs=inputs,
-        diverged_seq=diverged_seq,
-        stopped_seq=stopped_seq,
-        recorded=dict(recorded.state.counters),
-        replayed=dict(other.state.counters),
-    )
+_At = tuple[int, Input | None]
+"""Sequence of an input, and the input where it could be decoded."""
 
 
 class _Comparison:
@@ -149,33 +111,33 @@ class _Comparison:
         self.unrecorded = 0
         self.difference: Difference | None = None
         self._outputs_from_seq = header.outputs_from_seq
-        self._seq = header.first_seq - 1
-        self._waiting: deque[tuple[int, Published]] = deque()  # Folded, not matched yet: (input, output).
+        self._at: _At = (header.first_seq - 1, None)
+        self._waiting: deque[tuple[_At, Published]] = deque()  # Folded, not matched yet.
         self._complete_to_seq = header.complete_to_seq
 
-    def open_input(self, seq: int, outputs: list[Published]) -> None:
-        self._seq = seq
+    def open_input(self, seq: int, folded: Folded) -> None:
+        self._at = (seq, folded.input)
         if seq < self._outputs_from_seq:
-            self.unrecorded += len(outputs)
+            self.unrecorded += len(folded.published)
         else:
-            self._waiting.extend((seq, output) for output in outputs)
+            self._waiting.extend((self._at, output) for output in folded.published)
 
     def recorded(self, data: bytes) -> None:
         """The next output of the recording."""
         if self.difference is not None:
             return
         if not self._waiting:
-            self.difference = _difference(self._seq, data, None)
+            self.difference = _difference(self._at, data, None)
             return
-        seq, output = self._waiting.popleft()
+        at, output = self._waiting.popleft()
         if encode(output) != data:
-            self.difference = _difference(seq, data, output)
+            self.difference = _difference(at, data, output)
         else:
             self.compared += 1
 
     def close_input(self) -> None:
         """No more outputs of this input follow; one that waits is missing where the recording has them all."""
-        if self.difference is None and self._waiting and self._waiting[0][0] <= self._complete_to_seq:
+        if self.difference is None and self._waiting and self._waiting[0][0][0] <= self._complete_to_seq:
             self.difference = _difference(self._waiting[0][0], None, self._waiting[0][1])
 
     def end(self) -> None:
@@ -213,18 +175,8 @@ def _apply(fold: Fold, frame: InputFrame) -> Folded:
     return fold.apply(frame.message())
 
 
-def _with_policy(frame: InputFrame, policy: str) -> InputFrame:
-    try:
-        message = decode_input(frame.data)
-    except CodecError:
-        return frame
-    if not isinstance(message, CellConfigured):
-        return frame
-    replaced = msgspec.structs.replace(message, config=msgspec.structs.replace(message.config, policy=policy))
-    return InputFrame(frame.seq, frame.time_ns, frame.subject, encode(replaced))
-
-
-def _difference(seq: int, data: bytes | None, output: Published | None) -> Difference:
+def _difference(at: _At, data: bytes | None, output: Published | None) -> Difference:
+    seq, folded = at
     recorded: Published | None = None
     if data is not None:
         try:
@@ -239,11 +191,41 @@ def _difference(seq: int, data: bytes | None, output: Published | None) -> Diffe
         number=shown.number,
         expected="" if recorded is None else repr(recorded),
         got="" if output is None else repr(output),
+        input="" if folded is None else repr(folded),
+        fields=tuple(islice(_differing_fields("output", recorded, output), SHOWN_FIELDS))
+        if recorded is not None and output is not None
+        else (),
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + f"… ({len(text)} characters)"
+def _differing_fields(path: str, recorded: Any, replayed: Any) -> Iterator[tuple[str, str, str]]:
+    """Where two outputs differ, as (path, recorded, replayed), outermost first."""
+    if recorded == replayed:
+        return
+    if isinstance(recorded, msgspec.Struct) and type(recorded) is type(replayed):
+        for name in recorded.__struct_fields__:
+            yield from _differing_fields(f"{path}.{name}", getattr(recorded, name), getattr(replayed, name))
+    elif isinstance(recorded, tuple | list) and isinstance(replayed, tuple | list):
+        if len(recorded) != len(replayed):
+            yield f"len({path})", str(len(recorded)), str(len(replayed))
+        for index, (one, other) in enumerate(zip(recorded, replayed, strict=False)):
+            yield from _differing_fields(f"{path}[{index}]", one, other)
+    elif isinstance(recorded, bytes) and isinstance(replayed, bytes):
+        yield path, _show_bytes(recorded), _show_bytes(replayed)
+    else:
+        yield path, repr(recorded), repr(replayed)
+
+
+def _show_bytes(data: bytes) -> str:
+    """Packed int32 as numbers; nearly all byte fields of outputs are tokens or pages."""
+    if len(data) % 4:
+        return f"{len(data)} bytes {data[:16].hex()}"
+    shown = ", ".join(str(value) for value in unpack_int32(data[:64]))
+    return f"{len(data) // 4} numbers [{shown}{', …' if len(data) > 64 else ''}]"
+
+
+def _cut(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= most else text[:most] + f"… ({len(text)} characters)"
 
 
 def _show_report(path: Path, report: Report) -> str:
@@ -258,49 +240,25 @@ def _show_report(path: Path, report: Report) -> str:
     return "\n".join(lines)
 
 
-def _show_what_if(path: Path, answer: WhatIf) -> str:
-    names = sorted({*answer.recorded, *answer.replayed})
-    width = max([len(name) for name in names] + [len("counter")])
-    lines = [
-        f"{path}: {answer.inputs} inputs under policy {answer.policy} instead of {answer.recorded_policy}",
-        f"{'counter':<{width}} {answer.recorded_policy:>14} {answer.policy:>14} {'change':>14}",
-    ]
-    for name in names:
-        before, after = answer.recorded.get(name, 0), answer.replayed.get(name, 0)
-        lines.append(f"{name:<{width}} {before:>14} {after:>14} {after - before:>+14}")
-    if answer.stopped_seq:
-        lines.append(f"stopped at input {answer.stopped_seq}: the recorded answers no longer fit the decisions")
-    if answer.diverged_seq:
-        lines.append(f"decisions differ from input {answer.diverged_seq} on; counters behind it are indicative")
-    else:
-        lines.append("every decision is the same")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: equal (or what-if answered); 1: differs; 2: bad file or arguments."""
+    """Exit code 0: equal; 1: differs; 2: bad file or arguments."""
     parser = argparse.ArgumentParser(
         prog="thermocline replay", description="Fold a recording again and compare every output.", allow_abbrev=False
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by 'thermocline record'")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--policy", metavar="NAME", help="what if: fold under this eviction policy instead")
     parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     try:
-        answer: Report | WhatIf
-        answer = replay(parsed.file) if parsed.policy is None else what_if(parsed.file, parsed.policy)
+        report = replay(parsed.file)
     except ThermoclineError as error:
         _print_failure(error, as_json=parsed.json)
         return EXIT_BAD_FILE
-    if isinstance(answer, WhatIf):
-        print(json.dumps(msgspec.to_builtins(answer)) if parsed.json else _show_what_if(parsed.file, answer))
-        return EXIT_EQUAL
     if parsed.json:
-        fields: dict[str, Any] = msgspec.to_builtins(answer)
-        print(json.dumps({"equal": answer.difference is None, **fields}))
+        fields: dict[str, Any] = msgspec.to_builtins(report)
+        print(json.dumps({"equal": report.difference is None, **fields}))
     else:
-        print(_show_report(parsed.file, answer))
-    return EXIT_EQUAL if answer.difference is None else EXIT_DIFFERS
+        print(_show_report(parsed.file, report))
+    return EXIT_EQUAL if report.difference is None else EXIT_DIFFERS
 
 
 def _print_failure(error: ThermoclineError, *, as_json: bool) -> None:

@@ -25,6 +25,12 @@ class Counters:
     load_bytes: int = 0
     loads_failed: int = 0
     compute_failures: int = 0
+    bubble_us: int = 0  # Decoded while a batch was only loading.
+    bubble_tokens: int = 0
+    load_stall_us: int = 0  # Computation waited for a load.
+    promotions_done: int = 0
+    promotions_failed: int = 0
+    pages_promoted: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -3,27 +3,31 @@
 Orders are carried out in the order of their numbers. A ``RunBatch`` is a barrier: it takes one step, and what
 comes after it waits for that step. Between two steps the thread never waits for the event loop: it takes the
 orders that have arrived, runs the next step, and posts a report.
+
+One thing may happen before a batch's own step: while its loads run, the thread decodes (``bubble``). Between those
+steps it also carries out the orders behind the batch, up to the first that could conflict with it
+(``bubble.may_overtake``). They count as executed only when the batch is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Collection
 
-from services.worker import metrics
+from services.worker import bubble, counting, metrics
 from services.worker.admission import ModelLimits
 from services.worker.compute import Computed, Runner, StepComputer
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.inbox import Arrival, Inbox
-from services.worker.kv.loads import BatchTransfer, LoadResult, Loads
+from services.worker.kv.loads import BatchTransfer, Loads
+from services.worker.kv.promotions import Promoted
+from services.worker.outcome import Outcome
 from services.worker.reports import Report, Reporter
-from services.worker.requests import RunningRequest
 from services.worker.roster import Roster
-from services.worker.steps import Work, chunks, decodes, pages_of, still_computable
+from services.worker.steps import Work, chunks, decodes, pages_of, pages_of_load, split_lost
 from shared import logs
 from shared.errors import InternalError
-from shared.messages.base import unpack_int32
 from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
@@ -31,6 +35,7 @@ from shared.messages.worker_plans import (
     DetachHostPool,
     ExtendLease,
     PreemptRequest,
+    PromotePages,
     RunBatch,
     WorkerOrder,
 )
@@ -42,16 +47,6 @@ REQUEST_FAILURES = 3
 
 LONE_FAILURES = 8
 """Steps of a single request that may fail in a row before the worker, not the requests, is to blame."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a step's work. ``lost`` had no prefix after its loads failed, ``broken`` raised."""
-
-    done: list[Computed] = field(default_factory=list)
-    lost: list[Work] = field(default_factory=list)
-    broken: list[tuple[Work, Exception]] = field(default_factory=list)
-    loads: LoadResult | None = None
 
 
 class Executor:
@@ -86,6 +81,10 @@ class Executor:
         self._clock_ns = clock_ns
         self._reporter = Reporter(worker_id, incarnation)
         self._roster = Roster(limits, vocabulary, self._reporter, self.counters)
+        self._geometry = runner.geometry
+        self._pace = bubble.Pace()
+        self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
+        self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
         self._lone_failures = 0
 
     @property
@@ -107,8 +106,10 @@ class Executor:
         work = decodes(self._roster.requests.values())
         if batch is None and not work:
             return False
-        self._step(batch, work)
-        if batch is not None:
+        if batch is None:
+            self._decode(work)
+        else:
+            self._run_batch(batch)
             self._executed(batch)
         self._post()
         return True
@@ -134,53 +135,109 @@ class Executor:
                 self._roster.preempt(order)
             case AbortRequest():
                 self._roster.abort(order)
+            case PromotePages():
+                self._loads.promote(order, self._promotion_ended)
             case AttachHostPool():
-                self._loads.pools.attach(order.storage_id, order.handle)
+                self._loads.attach(order.storage_id, order.handle)
             case DetachHostPool():
-                self._loads.pools.detach(order.storage_id)
+                self._loads.detach(order.storage_id)
             case _:
                 # Dismiss is the shell's business; a RunBatch never comes here.
                 raise InternalError(f"the executor cannot carry out {type(order).__name__}")
 
+    def _promotion_ended(self, promoted: Promoted) -> None:
+        """On the transfer thread, or on this one where there is none."""
+        self._promoted.append(promoted)
+        self.inbox.wake()
+
     def _executed(self, arrival: Arrival) -> None:
-        self.last_executed = max(self.last_executed, arrival.number)
+        self.last_executed = max(self.last_executed, arrival.number, self._overtaken)
 
     def _post(self) -> None:
+        while self._promoted:
+            promoted = self._promoted.popleft()
+            counting.count_promotion(self.counters, promoted)
+            self._reporter.pages_promoted(promoted)
         report = self._reporter.take(self.counters.steps)
         if not report.is_empty:
             self._post_report(report)
 
     # -- one step ---------------------------------------------------------------------------------------------
 
-    def _step(self, batch: Arrival | None, work: list[Work]) -> None:
+    def _decode(self, work: list[Work]) -> None:
+        """A step without chunks."""
         started_ns = self._clock_ns()
-        order = batch.order if batch is not None else None
-        rejected: list[str] = []
-        transfer: BatchTransfer | None = None
-        if isinstance(order, RunBatch):
-            if order.loads:
-                transfer = self._loads.start(order.loads)
-                self._cover(order)
-            planned, rejected = chunks(self._roster.requests, order.chunks)
-            for item in planned:
-                at = item.request.milestones
-                at.started_ns = at.started_ns or started_ns
-            work = work + planned
-        outcome = self._compute(work, transfer)
+        outcome = Outcome()
+        self._compute(outcome, work)
+        self._take_in(outcome, started_ns, None)
+        if not outcome.is_repeated:
+            self._pace.note_decode(outcome.took_ns)
+
+    def _run_batch(self, batch: Arrival) -> None:
+        """A batch: its loads, a bubble if it asks for one, and the step with its chunks."""
+        order = batch.order
+        assert isinstance(order, RunBatch)
+        started_ns = self._clock_ns()
+        outcome = Outcome()
+        transfer = self._loads.start(order.loads) if order.loads else None
+        loading = self._cover(order) if order.loads else frozenset()
+        planned, outcome.rejected = chunks(self._roster.requests, order.chunks)
+        for item in planned:
+            at = item.request.milestones
+            at.started_ns = at.started_ns or started_ns
+        if transfer is not None and order.fill_bubble:
+            outcome.bubble = self._fill_bubble(transfer, order, planned, loading)
+            started_ns = self._clock_ns()
+        self._compute(outcome, decodes(self._roster.requests.values()) + planned, transfer, order)
+        self._note_loaded(order, outcome)
+        self._take_in(outcome, started_ns, batch)
+        if not outcome.is_repeated:
+            rows = outcome.prefill_rows + outcome.decode_rows
+            self._pace.note_step(rows, outcome.took_ns - outcome.stall_ns)
+
+    def _fill_bubble(
+        self, transfer: BatchTransfer, order: RunBatch, planned: list[Work], loading: frozenset[int]
+    ) -> bubble.Bubble:
+        """Decode while the batch is only loading; orders that may go ahead of it do."""
+        left_out = bubble.standing_on(self._roster.requests.values(), loading)
+
+        def decode() -> int:
+            if self.inbox.is_closed:
+                return 0
+            while (ahead := self.inbox.peek()) is not None and bubble.may_overtake(ahead.order, order):
+                self.inbox.take()
+                self._apply(ahead.order, ahead.arrived_ns)
+                self._overtaken = max(self._overtaken, ahead.number)
+            self._post()
+            work = [item for item in decodes(self._roster.requests.values()) if item.request.request_id not in left_out]
+            before = self.counters.decode_tokens
+            if work:
+                self._decode(work)
+                self._post()
+            return self.counters.decode_tokens - before
+
+        return bubble.fill(transfer, sum(item.rows for item in planned), self._pace, decode, self._clock_ns)
+
+    def _take_in(self, outcome: Outcome, started_ns: int, batch: Arrival | None) -> None:
+        """Report and count a step, and move its requests on."""
         ended_ns = self._clock_ns()
-        self.counters.steps += 1
-        self._count(outcome, (ended_ns - started_ns) / 1e9)
-        if isinstance(order, RunBatch) and batch is not None:
+        outcome.took_ns = max(0, ended_ns - started_ns)
+        counting.count_step(self.counters, outcome)
+        metrics.RUNNING.set(len(self._roster.requests))
+        metrics.QUEUED_ORDERS.set(len(self.inbox))
+        if batch is not None:
             self.counters.batches += 1
-            self._note_loaded(order, outcome.loads)
-            self._report_batch(batch.number, outcome, rejected, max(0, ended_ns - started_ns) // 1000)
+            figures = outcome.figures(self._geometry)
+            self._reporter.batch_done(batch.number, outcome.failed, outcome.load_failures, figures)
         for computed in outcome.done:
             self._advance(computed, ended_ns)
         self._blame(outcome)
 
-    def _compute(self, work: list[Work], transfer: BatchTransfer | None) -> Outcome:
+    def _compute(
+        self, outcome: Outcome, work: list[Work], transfer: BatchTransfer | None = None, order: RunBatch | None = None
+    ) -> None:
         """See ``compute``: together, then without failed loads, then one by one."""
-        outcome = Outcome()
+        loads = order.loads if order is not None else ()
         error: Exception | None = None
         if work:
             try:
@@ -189,25 +246,38 @@ class Executor:
                 error = raised
         if transfer is not None:
             outcome.loads = transfer.finish()
-            if outcome.loads.failures:
-                self._lose(outcome.loads.bad_pages, from_host=True)
-                work, outcome.lost = still_computable(work)
+            work, outcome.lost, gone = split_lost(work, loads, outcome.failed, outcome.loads.lost_pages)
+            self._lose(gone, from_host=True)
+            outcome.keep(work)
             if outcome.loads.failures or transfer.gate.rejected is not None:
                 outcome.done, error = [], None
                 if work:
-                    self._count_repeat()
+                    self._count_repeat(outcome)
                     try:
                         outcome.done = self._computer.compute(work, None)
                     except Exception as raised:
                         error = raised
+            elif not outcome.failed:
+                self._pace.note_load(outcome.loads.pages, self._geometry.layers, outcome.loads.load_ns)
         if error is not None and work:
             _log.warning("step_failed", error=repr(error), requests=len(work))
-            self._count_repeat()
+            self._count_repeat(outcome)
             outcome.done, outcome.broken = self._computer.isolate(work)
             self._check_health(outcome, error)
+            self._lose_with_broken(outcome, order)
         elif outcome.done:
             self._lone_failures = 0
-        return outcome
+
+    def _lose_with_broken(self, outcome: Outcome, order: RunBatch | None) -> None:
+        """Who stands on a chunk that raised, or on a load that is undone with it, has not been computed either."""
+        if order is None:
+            return
+        broken = [item for item, _ in outcome.broken if item.is_chunk]
+        unwritten = frozenset[int]().union(*(pages_of(item) for item in broken))
+        work, lost, gone = split_lost([one.work for one in outcome.done], order.loads, outcome.failed, unwritten)
+        outcome.keep(work)
+        outcome.lost += lost
+        self._lose(gone, but=[item.request.request_id for item in broken])
 
     def _check_health(self, outcome: Outcome, error: Exception) -> None:
         """Raise if it is not a request that is broken but the device, the model or this process."""
@@ -218,38 +288,31 @@ class Executor:
         if len(outcome.broken) > 1 or self._lone_failures >= LONE_FAILURES:
             raise InternalError(f"every request of a step failed: {error!r}") from error
 
-    def _cover(self, order: RunBatch) -> None:
-        """Count on the pages that are being loaded, for requests whose chunks stand on them."""
-        loaded = frozenset(page for load in order.loads for page in unpack_int32(load.device_pages))
+    def _cover(self, order: RunBatch) -> frozenset[int]:
+        """Count on the pages that are being loaded, for requests whose chunks stand on them; returns these pages.
+
+        Whose load it is does not matter: requests share pages (a bundle hit).
+        """
+        loaded = frozenset(page for load in order.loads for page in pages_of_load(load))
         for chunk in order.chunks:
             request = self._roster.requests.get(chunk.request_id)
             if request is not None and not request.is_decoding and chunk.start > request.computed:
                 request.extend_coverage(loaded)
+        return loaded
 
-    def _lose(self, bad: frozenset[int], *, but: RunningRequest | None = None, from_host: bool = False) -> None:
+    def _lose(self, bad: frozenset[int], *, but: Collection[str] = (), from_host: bool = False) -> None:
         """Nobody counts on these pages any more, and usage says no longer that they came ``from_host``."""
-        for request in self._roster.requests.values():
-            if not request.is_decoding and request is not but:
+        for request in self._roster.requests.values() if bad else ():
+            if not request.is_decoding and request.request_id not in but:
                 lost = request.lose_pages(bad)
                 if from_host:
                     request.host_tokens = max(0, request.host_tokens - lost)
 
-    def _note_loaded(self, order: RunBatch, loads: LoadResult | None) -> None:
+    def _note_loaded(self, order: RunBatch, outcome: Outcome) -> None:
         for load in order.loads:
             request = self._roster.requests.get(load.request_id)
-            if request is not None and loads is not None:
-                request.milestones.loaded_ns = request.milestones.loaded_ns or loads.ended_ns
-
-    def _report_batch(self, number: int, outcome: Outcome, rejected: list[str], compute_us: int) -> None:
-        failed = [*rejected]
-        failed += [item.request.request_id for item in outcome.lost]
-        failed += [item.request.request_id for item, _ in outcome.broken if item.is_chunk]
-        failures, load_us = [], 0
-        if outcome.loads is not None:
-            failures = outcome.loads.failures
-            failed += outcome.loads.failed_requests
-            load_us = max(0, outcome.loads.ended_ns - outcome.loads.started_ns) // 1000
-        self._reporter.batch_done(number, failed, failures, compute_us, load_us)
+            if request is not None and outcome.loads is not None:
+                request.milestones.loaded_ns = request.milestones.loaded_ns or outcome.loads.ended_ns
 
     # -- what a step brought ----------------------------------------------------------------------------------
 
@@ -282,40 +345,14 @@ class Executor:
             self._reporter.lease_requested(request)
 
     def _blame(self, outcome: Outcome) -> None:
-        """Deal with work that was not computed."""
-        for item in outcome.lost:
-            self._lose(pages_of(item), but=item.request)
+        """Deal with work that raised."""
         for item, error in outcome.broken:
             request = item.request
             request.compute_failures += 1
             self.counters.compute_failures += 1
-            if item.is_chunk:
-                self._lose(pages_of(item), but=request)
             if not item.is_chunk or request.compute_failures >= REQUEST_FAILURES:
                 self._roster.fail(request, f"{type(error).__name__}: {error}")
 
-    # -- counting ---------------------------------------------------------------------------------------------
-
-    def _count_repeat(self) -> None:
-        self.counters.steps_repeated += 1
-        metrics.STEPS_REPEATED.inc()
-
-    def _count(self, outcome: Outcome, seconds: float) -> None:
-        prefill = sum(one.work.rows for one in outcome.done if one.work.is_chunk)
-        decode = sum(one.work.rows for one in outcome.done if not one.work.is_chunk)
-        self.counters.prefill_tokens_computed += prefill
-        self.counters.decode_tokens += decode
-        metrics.STEP_SECONDS.observe(max(0.0, seconds))
-        metrics.STEP_ROWS.observe(prefill + decode)
-        metrics.PREFILL_TOKENS.inc(prefill)
-        metrics.DECODE_TOKENS.inc(decode)
-        metrics.RUNNING.set(len(self._roster.requests))
-        metrics.QUEUED_ORDERS.set(len(self.inbox))
-        if outcome.loads is not None:
-            loads = outcome.loads
-            self.counters.pages_loaded += loads.pages
-            self.counters.load_bytes += loads.nbytes
-            self.counters.loads_failed += len(loads.failures)
-            metrics.LOAD_SECONDS.observe(max(0, loads.ended_ns - loads.started_ns) / 1e9)
-            metrics.LOAD_BYTES.inc(loads.nbytes)
-            metrics.LOADS_FAILED.inc(len(loads.failures))
+    def _count_repeat(self, outcome: Outcome) -> None:
+        outcome.is_repeated = True
+        counting.count_repeat(self.counters)

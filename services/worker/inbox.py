@@ -27,6 +27,7 @@ class Inbox:
         self._arrivals: deque[Arrival] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._woken = False
 
     @property
     def is_closed(self) -> bool:
@@ -47,10 +48,21 @@ class Inbox:
         """The oldest, or None."""
         return self._arrivals.popleft() if self._arrivals else None
 
+    def peek(self) -> Arrival | None:
+        """The oldest, which stays, or None."""
+        return self._arrivals[0] if self._arrivals else None
+
     def wait(self) -> None:
-        """Sleep until there is something to take or the inbox is closed."""
+        """Sleep until there is something to take, somebody has called ``wake`` or the inbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._arrivals))
+            self._changed.wait_for(lambda: self._closed or self._woken or bool(self._arrivals))
+            self._woken = False
+
+    def wake(self) -> None:
+        """Let the reader look around, now or the next time it would sleep; from any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Wake the reader for the last time."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.answers import Growth
+from services.worker.kv.promotions import Promoted
 from services.worker.requests import RunningRequest
 from shared.messages.base import pack_int32
 from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
@@ -14,12 +15,13 @@ from shared.messages.worker_events import (
     FinishReason,
     LeaseRequested,
     LoadFailure,
+    PagesPromoted,
     RequestFinished,
     RequestPreempted,
 )
 from shared.messages.worker_plans import AdmitRequest
 
-Event = BatchDone | LeaseRequested | RequestFinished | RequestPreempted
+Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted
 
 
 @dataclass(slots=True)
@@ -37,6 +39,19 @@ class Report:
         return not (self.events or self.items or self.recalled or self.preempted)
 
 
+@dataclass(slots=True)
+class BatchFigures:
+    """What one batch took and moved; see the fields of ``BatchDone``."""
+
+    compute_us: int = 0
+    load_us: int = 0
+    loaded_tokens: int = 0
+    computed_tokens: int = 0
+    bubble_us: int = 0
+    bubble_tokens: int = 0
+    stall_us: int = 0
+
+
 class Reporter:
     """Fills reports in the name of one incarnation. Used by the compute thread only."""
 
@@ -50,17 +65,31 @@ class Reporter:
         report.step = step
         return report
 
-    def batch_done(
-        self, plan: int, failed: list[str], load_failures: list[LoadFailure], compute_us: int, load_us: int
-    ) -> None:
+    def batch_done(self, plan: int, failed: list[str], load_failures: list[LoadFailure], figures: BatchFigures) -> None:
         self.report.events.append(
             BatchDone(
                 **self._who,
                 plan=plan,
                 failed=tuple(dict.fromkeys(failed)),
                 load_failures=tuple(load_failures),
-                compute_us=compute_us,
-                load_us=load_us,
+                compute_us=figures.compute_us,
+                load_us=figures.load_us,
+                loaded_tokens=figures.loaded_tokens,
+                computed_tokens=figures.computed_tokens,
+                bubble_us=figures.bubble_us,
+                bubble_tokens=figures.bubble_tokens,
+                stall_us=figures.stall_us,
+            )
+        )
+
+    def pages_promoted(self, promoted: Promoted) -> None:
+        self.report.events.append(
+            PagesPromoted(
+                **self._who,
+                promotion_id=promoted.promotion_id,
+                ok=promoted.is_ok,
+                bad_host_pages=promoted.bad_host_pages,
+                load_us=max(0, promoted.ended_ns - promoted.started_ns) // 1000,
             )
         )
 

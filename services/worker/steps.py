@@ -6,11 +6,12 @@ A step is one token of every decoding request that has page room, then the chunk
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.requests import RunningRequest
-from shared.messages.worker_plans import PrefillChunk
+from shared.messages.base import unpack_int32
+from shared.messages.worker_plans import PageLoad, PrefillChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,40 @@ def is_computable(request: RunningRequest, chunk: PrefillChunk) -> bool:
     )
 
 
-def still_computable(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
-    """Split ``work`` after loads have failed: what still has its prefix, and what has not."""
-    good: list[Work] = []
-    lost: list[Work] = []
-    for item in work:
-        (good if item.start <= item.request.computed else lost).append(item)
-    return good, lost
+def split_lost(
+    work: Iterable[Work], loads: Sequence[PageLoad], failed: Collection[str], lost_pages: Collection[int]
+) -> tuple[list[Work], list[Work], frozenset[int]]:
+    """Split ``work`` into what has its prefix, and what stands on pages that are not there; also all those pages.
+
+    Lost are ``lost_pages``, the pages of all ``loads`` of a request that failed for whatever reason (the scheduler
+    undoes such a load, and others may stand on it: a bundle hit), and the pages that lost chunks were to write;
+    so one loss may lead to the next. Decode steps stand on their own pages and are never lost.
+    """
+    good, lost = list(work), list[Work]()
+    gone, failures = set(lost_pages), set(failed)
+    while True:
+        gone.update(page for load in loads if load.request_id in failures for page in pages_of_load(load))
+        fallen = [item for item in good if _stands_on(item, gone)]
+        if not fallen:
+            return good, lost, frozenset(gone)
+        good = [item for item in good if not _stands_on(item, gone)]
+        lost += fallen
+        for item in fallen:
+            failures.add(item.request.request_id)
+            gone.update(pages_of(item))
+
+
+def _stands_on(work: Work, pages: Collection[int]) -> bool:
+    """Whether tokens before this chunk lie in any of ``pages``."""
+    if not work.is_chunk or not pages:
+        return False
+    before = work.request.pages[: -(-work.start // work.request.page_size)]
+    return any(page in pages for page in before.tolist())
+
+
+def pages_of_load(load: PageLoad) -> list[int]:
+    """Device pages that a load fills."""
+    return unpack_int32(load.device_pages[: len(load.device_pages) // 4 * 4])
 
 
 def pages_of(work: Work) -> frozenset[int]:

@@ -55,6 +55,9 @@ class CellStatus(Message, frozen=True):
     pools: tuple[PoolStatus, ...] = ()
     counters: dict[str, int] = {}  # Monotonic counters of the core, by name (hits, evictions, ...).
     nodes: int = 0
+    deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.
+    in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
+    in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.
 
 
 class GetStatus(Message, frozen=True):

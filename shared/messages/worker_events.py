@@ -40,7 +40,12 @@ class BatchDone(Message, frozen=True):
     """A ``RunBatch`` was executed. Chunks of requests in ``failed`` were not computed; all others were.
 
     Requests in ``failed`` had a load that failed verification or a chunk that raised; the scheduler
-    plans them again. ``first_token_ns`` of the step is for metrics only.
+    plans them again. A load whose request is in ``failed`` counts as undone as a whole, so every request of the
+    batch that stands on any of its pages is in ``failed`` too. ``first_token_ns`` of the step is for metrics only.
+
+    Time per prefill token is estimated as ``(compute_us - stall_us) / computed_tokens``: the bubble is not part of
+    ``compute_us``, the stall is. Where ``load_failures`` or ``failed`` is not empty the step may have been repeated,
+    and its time says nothing of the kind. Nor are ``load_us`` and ``compute_us`` to be added up: they overlap.
     """
 
     worker_id: str
@@ -48,13 +53,13 @@ class BatchDone(Message, frozen=True):
     plan: int
     failed: tuple[str, ...] = ()  # request ids
     load_failures: tuple[LoadFailure, ...] = ()
-    compute_us: int = 0  # Wall time of the step.
+    compute_us: int = 0  # Wall time of the step with the chunks, from the end of the bubble, stall included.
     load_us: int = 0  # Wall time from the first page load to the last, 0 without loads.
-    loaded_tokens: int = 0
+    loaded_tokens: int = 0  # Tokens of pages that were verified and written.
     computed_tokens: int = 0  # Prefill tokens of the step.
     bubble_us: int = 0  # Time in which decode steps ran while this batch was only loading.
-    bubble_tokens: int = 0  # Tokens that these decode steps sampled.
-    stall_us: int = 0  # Time in which computation waited for a load.
+    bubble_tokens: int = 0  # Tokens that these decode steps computed.
+    stall_us: int = 0  # Time in which computation waited for a load; part of compute_us.
 
 
 class PagesPromoted(Message, frozen=True):

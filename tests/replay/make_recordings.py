@@ -148,7 +148,7 @@ SCENARIOS = {
     "cancellations": Scenario(cancellations),
     "memory-pressure": Scenario(memory_pressure, device_pages=40, host_pages=60),
     "admin-calls": Scenario(admin_calls),
-    "burst": Scenario(burst, scheduler={"max_batch_tokens": 128}),
+    "burst": Scenario(burst, scheduler={"max_batch_tokens": 1024}),
     "promotion": Scenario(
         promotion,
         device_pages=40,

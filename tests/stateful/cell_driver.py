@@ -6,6 +6,7 @@ A hypothesis machine and seeded random walks share it. An ``index`` picks one of
 from __future__ import annotations
 
 from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
+from services.scheduler.core.eviction import POLICIES
 from shared import codec
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig
@@ -18,11 +19,29 @@ TROUBLES = (
     "storage_dies",
     "storage_starts",
     "page_rots",
-    "page_rots",
+    "every_page_rots",
+    "every_page_rots",
+    "every_page_rots",
     "gateway_dies",
 )
 NOISES = ("cancel", "timer", "submit_again", "old_message", "old_message", "restart", "resume")
 GATEWAYS = ("gateway-a", "gateway-b")
+
+VARIANTS: dict[str, tuple[object, ...]] = {
+    "policy": tuple(POLICIES),
+    "admission": ("all", "all", "all", "selective", "selective", "none"),
+    "admission_frequency": (1, 2),
+    "promotion": ("off", "hotness", "hotness", "recency", "frequency", "depth"),
+    "promotion_tokens": (0, 16, 8192),
+    "schedule": ("balanced", "balanced", "lpm", "fcfs"),
+    "defer_tokens": (0, 2, 2, 20),
+    "load_compute_ratio": (0.0, 0.5),
+    "fair_share": (True, True, False),
+    "max_queued_per_tenant": (0, 0, 2),
+    "aging_requests": (1, 8),
+    "bubble_filling": (True, False),
+}
+"""Settings by which decisions differ, and what a random cell may have; what stands here twice is twice as likely."""
 
 # A join that comes again for an incarnation that is gone would be a process that rose from the dead.
 _NEVER_REPEATED = (worker_events.WorkerJoined, storage_events.StorageJoined)
@@ -81,6 +100,10 @@ class CellDriver:
             for _ in range(steps):
                 worker.step()
 
+    def worker_promotes(self, index: int, is_ok: bool) -> None:
+        if self.cell.workers:
+            self._worker(index).promote(is_ok=is_ok)
+
     def worker_is_heard(self, index: int, events: int) -> None:
         if self.cell.workers:
             worker = self._worker(index)
@@ -117,6 +140,9 @@ class CellDriver:
         elif kind == "page_rots" and storage is not None and storage.pool is not None and storage.pool.memory:
             memory = storage.pool.memory
             memory[list(memory)[index % len(memory)]].is_corrupt = True
+        elif kind == "every_page_rots" and storage is not None and storage.pool is not None:
+            for page in storage.pool.memory.values():
+                page.is_corrupt = True
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
 
@@ -148,8 +174,13 @@ class CellDriver:
         name = "" if salt is None else namespace(salt)
         self.cell.feed(cell_events.FlushCache(call_id="call", tiers=tiers, namespace=name))
 
-    def configure(self, host_tier: bool, max_batch_tokens: int) -> None:
-        config = CellConfig(host_tier=host_tier, max_batch_tokens=max_batch_tokens, lease_tokens=4)
+    def configure(self, host_tier: bool, max_batch_tokens: int, **variant: object) -> None:
+        config = CellConfig(
+            host_tier=host_tier,
+            max_batch_tokens=max_batch_tokens,
+            lease_tokens=4,
+            **variant,  # type: ignore[arg-type]
+        )
         self.cell.feed(cell_events.CellConfigured(config=config))
 
     def _worker(self, index: int) -> ModelWorker:

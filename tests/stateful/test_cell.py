@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
 
 index = st.integers(min_value=0, max_value=1_000)
 
@@ -32,6 +32,7 @@ class Cell(RuleBasedStateMachine):
             reserve_fraction=st.sampled_from([0.0, 0.3]),
             min_host_load_tokens=st.sampled_from([1, 20]),
             max_attempts=st.sampled_from([2, 6]),
+            **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
         ),
     )
     def start(self, page_size, workers, pages, host_pages, config):
@@ -44,6 +45,7 @@ class Cell(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "other"]),
         gateway_id=st.sampled_from(GATEWAYS),
         priority=st.sampled_from([0, 0, 1]),
+        tenant=st.sampled_from(["", "a"]),
         deadline_ms=st.sampled_from([0, 0, 5]),
         read=st.sampled_from([True, True, True, False]),
         write=st.sampled_from([True, True, True, False]),
@@ -59,6 +61,10 @@ class Cell(RuleBasedStateMachine):
     @rule(index=index, steps=st.integers(1, 3), finishes_before_batch_done=st.booleans())
     def worker_steps(self, **choice):
         self.driver.worker_steps(**choice)
+
+    @rule(index=index, is_ok=st.sampled_from([True, True, False]))
+    def worker_promotes(self, **choice):
+        self.driver.worker_promotes(**choice)
 
     @rule(index=index, events=st.integers(1, 6))
     def worker_is_heard(self, **choice):
@@ -82,7 +88,11 @@ class Cell(RuleBasedStateMachine):
     def flush(self, **choice):
         self.driver.flush(**choice)
 
-    @rule(host_tier=st.sampled_from([True, True, False]), max_batch_tokens=st.sampled_from([1, 40]))
+    @rule(
+        host_tier=st.sampled_from([True, True, False]),
+        max_batch_tokens=st.sampled_from([1, 40]),
+        **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
+    )
     def configure(self, **choice):
         self.driver.configure(**choice)
 

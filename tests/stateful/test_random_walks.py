@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
 
 WALKS = 150
 
@@ -15,6 +15,7 @@ WALKS = 150
 MUST_HAPPEN = (
     "backups_done",
     "backups_failed",
+    "batches_loading_bound",
     "chunks_failed",
     "delay_hits_deferred",
     "duplicate_requests",
@@ -29,12 +30,21 @@ MUST_HAPPEN = (
     "finished_stop",
     "hit_tokens_device",
     "hit_tokens_host",
+    "host_admitted_pages",
+    "host_refused_frequency_pages",
+    "host_refused_hotness_pages",
     "leases_extended",
     "loads_failed",
     "preemptions",
+    "promoted_pages",
+    "promotion_evicted_pages",
+    "promotions_failed",
+    "promotions_started",
     "quarantined_pages",
     "refused_queue_full",
+    "requests_deferred",
     "requests_resumed",
+    "requests_stolen",
     "stale_inputs",
     "storages_lost",
     "workers_lost",
@@ -53,13 +63,14 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         reserve_fraction=chance.choice([0.0, 0.3]),
         min_host_load_tokens=chance.choice([1, 20]),
         max_attempts=chance.choice([2, 6]),
+        **{name: chance.choice(values) for name, values in VARIANTS.items()},
     )
     driver = CellDriver(
         config,
         page_size=chance.choice([1, 4, 16]),
         workers=chance.randint(1, 2),
         pages=chance.choice([6, 8, 10, 16, 24]),
-        host_pages=chance.choice([0, 3, 30, 30]),
+        host_pages=chance.choice([0, 3, 30, 30, 60]),
     )
     troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])
     for _ in range(steps):
@@ -79,7 +90,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
 def operate(driver: CellDriver, chance: random.Random) -> None:
     """An operator does something."""
     if chance.random() < 0.5:
-        driver.configure(chance.random() < 0.7, chance.choice([1, 40]))
+        variant = {name: chance.choice(values) for name, values in VARIANTS.items()}
+        driver.configure(chance.random() < 0.7, chance.choice([1, 40]), **variant)
     else:
         tiers = chance.choice([("device",), ("host",), ("device", "host")])
         driver.flush(tiers, chance.choice([None, "", "other"]))
@@ -87,7 +99,7 @@ def operate(driver: CellDriver, chance: random.Random) -> None:
 
 def work(driver: CellDriver, chance: random.Random) -> None:
     """A request comes, or something moves."""
-    kind = chance.choice(["submit", "submit", "all", "worker", "heard", "storage"])
+    kind = chance.choice(["submit", "submit", "all", "worker", "heard", "storage", "storage", "promote"])
     if kind == "submit":
         driver.submit(
             [chance.randint(0, 1) for _ in range(chance.randint(1, 5))],
@@ -100,11 +112,14 @@ def work(driver: CellDriver, chance: random.Random) -> None:
             read=chance.random() < 0.9,
             write=chance.random() < 0.9,
             prompt_logprobs=1 if chance.random() < 0.05 else None,
+            tenant=chance.choice(["", "", "a", "b"]),
         )
     elif kind == "all":
         driver.everything_moves(chance.randint(1, 4))
     elif kind == "worker":
         driver.worker_steps(chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5)
+    elif kind == "promote":
+        driver.worker_promotes(chance.randrange(1000), chance.random() < 0.5)
     elif kind == "heard":
         driver.worker_is_heard(chance.randrange(1000), chance.randint(1, 6))
     else:

@@ -7,8 +7,9 @@
 It owns the prefix tree and the page tables of every pool, and decides everything: order, placement, batches,
 leases, loads, backups, evictions. It does no I/O, reads no clock, draws no chance, and iterates over no set, so
 that a recording replays to the byte. Read it in this order: ``machine`` (which input goes where), ``state``,
-``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``batching`` and ``admission`` (who runs
-next), ``completion`` and ``insertion`` (what comes back), ``tiers``, ``backups`` and ``loads`` (what moves).
+``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``queueing``, ``placement`` and ``deferral`` (who
+waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who runs next), ``completion`` and
+``insertion`` (what comes back), ``tiers``, ``backups`` and ``loads`` (what moves).
 """
 
 from services.scheduler.core.inputs import Stamped

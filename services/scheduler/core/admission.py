@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
+from services.scheduler.core.deferral import announce
+from services.scheduler.core.draft import Candidate, Draft
 from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
-from services.scheduler.core.queueing import dequeue
+from services.scheduler.core.queueing import admitted_from_queue
 from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
 from services.scheduler.core.residency import (
     begin_loading,
@@ -34,40 +34,34 @@ from services.scheduler.core.turn import Turn
 from shared.messages.worker_plans import AdmitRequest, PageLoad
 
 
-class Verdict(Enum):
-    """What became of an attempt to admit."""
-
-    ADMITTED = "admitted"
-    DEFERRED = "deferred"  # A load under way is about to bring its prefix; others may go first meanwhile.
-    NO_ROOM = "no_room"  # Nobody may overtake it.
-
-
-def try_admit(turn: Turn, request: Request, worker: Worker) -> tuple[Verdict, tuple[PageLoad, Load] | None]:
-    """Admit a WAITING request if its pages can be had now; also returns the load for its first batch, if any."""
-    state = turn.state
-    path = matched_path(state, request)
-    found = reach(state, path, worker)
-    if found.is_loading:
-        count(state, "delay_hits_deferred")
-        return Verdict.DEFERRED, None
+def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) -> bool:
+    """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the draft."""
+    state, request = turn.state, candidate.request
+    path, found = candidate.path, candidate.found
+    if candidate.stage != draft.stage:  # Another admission may have evicted, cut or begun to load what it matched.
+        path = matched_path(state, request)
+        found = reach(state, path, worker, draft.loading)
     total_pages = pages_for(state, request, request.token_count + lease_room(state, request))
-    fresh = total_pages - found.device_pages
-    matched = path[: len(found.device)]
-    locked_anew = sum(pages for node, pages in matched if worker.worker_id not in node.locks)
+    fresh = total_pages - found.device_pages - found.joined_pages
+    locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
     if not can_make_room(worker, fresh + locked_anew):
-        return Verdict.NO_ROOM, None
-    cut_to_fit(state, path, found)
+        return False
+    upper = cut_to_fit(state, path, found)
+    if upper is not None and found.joined and not found.host:
+        draft.loading[upper.id] = None
     storage = storage_of(state, worker)
     _hold(state, found, worker, storage)
     pages = allocate(worker.pool, fresh) if make_room(turn, worker, fresh) else None
     if pages is None:
         _let_go(state, found, worker, storage)
-        return Verdict.NO_ROOM, None
-    dequeue(state, request)
+        return False
     _take_over(turn, request, worker, found, pages)
-    load = _begin_load(turn, request, worker, storage, found, pages) if storage is not None and found.host else None
+    if storage is not None and found.host:
+        _begin_load(turn, request, worker, storage, found, pages, draft)
     _send(turn, request, worker, found)
-    return Verdict.ADMITTED, load
+    draft.stage += 1
+    draft.places -= 1
+    return True
 
 
 def pages_for(state: CellState, request: Request, tokens: int) -> int:
@@ -82,16 +76,18 @@ def lease_room(state: CellState, request: Request) -> int:
 
 def _hold(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
     """Keep what was matched from being evicted to make room for the rest."""
-    if found.device:
-        lock_path(state, found.device[-1], worker)
+    held = found.deepest_held
+    if held is not None:
+        lock_path(state, held, worker)
     if storage is not None:
         for node in found.host:
             lock_host(node, storage.storage_id)
 
 
 def _let_go(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
-    if found.device:
-        unlock_path(state, found.device[-1], worker)
+    held = found.deepest_held
+    if held is not None:
+        unlock_path(state, held, worker)
     if storage is not None:
         for node in reversed(found.host):
             unlock_host(state, node, storage)
@@ -100,57 +96,76 @@ def _let_go(state: CellState, found: Reach, worker: Worker, storage: Storage | N
 def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes) -> None:
     """Write down where the request runs and what it owns."""
     state = turn.state
+    cached = found.pages * state.tree.page_size
+    admitted_from_queue(turn, request, worker, request.token_count - cached)
     request.state = next_state(request.state, RequestEvent.ADMIT)
     request.worker_id = worker.worker_id
-    request.pages = b"".join(node.device[worker.worker_id] for node in found.device) + fresh
-    request.shared = found.device_pages + found.host_pages
-    request.node = found.device[-1].id if found.device else 0
-    request.planned = request.computed = request.shared * state.tree.page_size
+    name = worker.worker_id
+    shared = [node.device[name] for node in found.device] + [node.loading[name] for node in found.joined]
+    request.pages = b"".join(shared) + fresh
+    request.shared = found.pages
+    held = found.deepest_held
+    request.node = held.id if held is not None else 0
+    request.planned = request.computed = cached
     request.is_poisoned = False
     request.lease_generated = -1
     worker.running.append(request.request_id)
-    for node in (*found.device, *found.host):
+    worker.unplanned += request.token_count - cached
+    announce(state, request, request.token_count - cached)
+    reused = found.nodes
+    for node in reused:
         node.hits += 1
         touch(state, node, turn.seq)
     state.admissions += 1
-    reused = [*found.device, *found.host]
     request_admitted(turn, reused)
     visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
 
 
 def _begin_load(
-    turn: Turn, request: Request, worker: Worker, storage: Storage, found: Reach, fresh: bytes
-) -> tuple[PageLoad, Load]:
+    turn: Turn, request: Request, worker: Worker, storage: Storage, found: Reach, fresh: bytes, draft: Draft
+) -> None:
     """Give the matched host nodes the first of the fresh pages, and say what is to be copied where."""
     state = turn.state
     offset = 0
     for node in found.host:
         size = len(node.host[storage.storage_id])
         begin_loading(state, node, worker, fresh[offset : offset + size])
+        draft.loading[node.id] = None
         offset += size
     deepest = found.host[-1]
-    if found.device:
-        unlock_path(state, found.device[-1], worker)
+    held = found.deepest_held
+    if held is not None:
+        unlock_path(state, held, worker)
     lock_path(state, deepest, worker)
     request.node = deepest.id
     count(state, "loads_started")
-    order = PageLoad(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        storage_id=storage.storage_id,
-        host_pages=b"".join(node.host[storage.storage_id] for node in found.host),
-        device_pages=fresh[:offset],
-        identities=b"".join(page_identities(state.tree, node) for node in found.host),
+    loaded = found.host_pages * state.tree.page_size
+    count(state, "load_tokens_planned", loaded)
+    draft.loaded += loaded
+    draft.orders.append(
+        PageLoad(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            storage_id=storage.storage_id,
+            host_pages=b"".join(node.host[storage.storage_id] for node in found.host),
+            device_pages=fresh[:offset],
+            identities=b"".join(page_identities(state.tree, node) for node in found.host),
+        )
     )
-    return order, Load(request.request_id, request.attempt, deepest.id, storage.storage_id)
+    draft.loads.append(
+        Load(request.request_id, request.attempt, deepest.id, storage.storage_id, depth=found.host[0].depth)
+    )
 
 
 def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
     state, submit = turn.state, request.submit
     page_size = state.tree.page_size
-    device_hit, host_hit = found.device_pages * page_size, found.host_pages * page_size
+    device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.host_pages) * page_size
     count(state, "hit_tokens_device", device_hit)
-    count(state, "hit_tokens_host", host_hit)
+    count(state, "hit_tokens_host", loaded_hit)
+    if found.joined:
+        count(state, "bundle_hits")
+        count(state, "bundle_hit_tokens", found.joined_pages * page_size)
     # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
     device_tokens = min(device_hit, submit.prompt_tokens)
     turn.to_worker(
@@ -163,9 +178,9 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             prompt_tokens=submit.prompt_tokens,
             sampling=submit.sampling,
             pages=request.pages,
-            cached_tokens=device_hit + host_hit,
+            cached_tokens=device_hit + loaded_hit,
             device_tokens=device_tokens,
-            host_tokens=min(device_hit + host_hit, submit.prompt_tokens) - device_tokens,
+            host_tokens=min(device_hit + loaded_hit, submit.prompt_tokens) - device_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
         ),

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from services.scheduler.core.identities import page_identities
-from services.scheduler.core.page_pool import allocate, release
-from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, page_count
-from services.scheduler.core.residency import (
-    drop_device,
-    drop_host,
-    give_host,
-    host_pool,
-    is_device_evictable,
-    offer,
-    split_node,
-    take_host_victim,
-)
+from services.scheduler.core.page_pool import release
+from services.scheduler.core.prefix_tree import PAGE_BYTES, Node
+from services.scheduler.core.residency import drop_device, give_host, host_pool, is_device_evictable, offer
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_plans import BackupPages
@@ -44,7 +35,10 @@ def open_transfer(turn: Turn, worker: Worker, storage: Storage) -> Transfer:
 
 
 def join_transfer(state: CellState, transfer: Transfer, node: Node, host_pages: bytes) -> None:
-    """Let a backup copy this node too, into these leased host pages."""
+    """Let a backup copy this node too, into these leased host pages; without pages it leaves with the others only.
+
+    Nodes join a transfer children first.
+    """
     node.transfer = transfer.transfer_id
     node.backup_pages = host_pages
     transfer.nodes.append(node.id)
@@ -55,6 +49,7 @@ def send_transfer(turn: Turn, transfer: Transfer) -> None:
     state = turn.state
     storage, worker = state.storages[transfer.storage_id], state.workers[transfer.worker_id]
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    nodes = [node for node in nodes if node.backup_pages]
     order = BackupPages(
         transfer_id=transfer.transfer_id,
         worker_id=worker.worker_id,
@@ -64,22 +59,6 @@ def send_transfer(turn: Turn, transfer: Transfer) -> None:
         identities=b"".join(page_identities(state.tree, node) for node in nodes),
     )
     turn.to_storage(storage, order)
-
-
-def take_host_pages(state: CellState, storage: Storage, pages: int) -> bytes | None:
-    """Host pages for a backup, evicting older host copies; None when the pool cannot give so many."""
-    pool = host_pool(storage)
-    if pages > pool.free + pool.cached:
-        return None
-    while pool.free < pages:
-        victim = take_host_victim(state, storage.storage_id)
-        if victim is None:
-            return None
-        excess = page_count(state.tree, victim) - (pages - pool.free)
-        if excess > 0:
-            split_node(state, victim, excess)
-        count(state, "evicted_pages_host", drop_host(state, victim, storage))
-    return allocate(pool, pages)
 
 
 def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
@@ -92,22 +71,25 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
     count(state, "backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
     close_transfer(state, transfer)
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
-    for node in nodes:
+    uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_timed_out}
+    for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
-        if is_ok:
+        if is_ok and pages:
             give_host(state, node, storage, pages)
         else:
             release(host_pool(storage), pages)
     worker = state.workers.get(transfer.worker_id)
-    for node in reversed(nodes):  # A split puts the upper part first, and the lower part must leave before it.
+    for node in nodes:
         offer(state, node)
-        if worker is not None:
+        # The copy that a node had may be gone by now; copies below it would go with it.
+        is_bridge = node.id in uncopied and bool(node.children) and not node.host
+        if worker is not None and not is_bridge:
             _leave_device(state, node, worker)
 
 
 def _leave_device(state: CellState, node: Node, worker: Worker) -> None:
     """Finish the eviction for which a node was backed up, unless it was used since."""
-    if node.id in state.tree.nodes and is_device_evictable(state, node, worker.worker_id):
+    if is_device_evictable(state, node, worker.worker_id):
         count(state, "evicted_pages_device", drop_device(state, node, worker))
 
 

@@ -1,78 +1,96 @@
-"""Batches: started prompts first, then new requests in order, a few batches ahead of each worker."""
+"""Batches: started prompts first, then new requests as the schedule has it, a few batches ahead of each worker."""
 
 from __future__ import annotations
 
-from services.scheduler.core.admission import Verdict, try_admit
+from services.scheduler.core.admission import try_admit
+from services.scheduler.core.deferral import wake_load_waiters
+from services.scheduler.core.draft import Draft, is_loading_bound
 from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.look import Look
 from services.scheduler.core.promotion import promote
-from services.scheduler.core.state import Batch, CellState, Chunk, Load, Request, Worker, count
+from services.scheduler.core.schedules import SCHEDULES
+from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
+from services.scheduler.core.stealing import steal
 from services.scheduler.core.tiers import keep_reserve
 from services.scheduler.core.turn import Turn
-from shared.messages.worker_plans import PageLoad, PrefillChunk, RunBatch
+from shared.messages.worker_plans import PrefillChunk, RunBatch
 
 
-def schedule(turn: Turn) -> None:
-    """Give every worker what it can take now: leases first, then batches, then room ahead of need."""
-    for worker in turn.state.workers.values():
+def schedule(turn: Turn, *, everywhere: bool) -> None:
+    """Give workers what they can take now; then let idle workers take over what others have no time for.
+
+    Unless it is ``everywhere``, only workers that the turn touched can have something new to do.
+    """
+    workers = turn.state.workers
+    for name in list(workers if everywhere else turn.touched):
+        if name in workers:
+            _serve(turn, workers[name])
+    for worker in steal(turn):
+        _serve(turn, worker)
+
+
+def _serve(turn: Turn, worker: Worker) -> None:
+    """Leases first, then batches, then room ahead of need."""
+    if worker.lease_waits:
         serve_leases(turn, worker)
-        while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
-            pass
-        keep_reserve(turn, worker)
-        promote(turn, worker)
+    if worker.load_waiters:
+        wake_load_waiters(turn.state, worker)
+    while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
+        pass
+    keep_reserve(turn, worker)
+    promote(turn, worker)
 
 
 def _send_batch(turn: Turn, worker: Worker) -> bool:
     """Form one batch and send it; returns whether there was anything to do."""
     state = turn.state
-    budget = state.config.max_batch_tokens
-    chunks: list[Chunk] = []
-    loads: list[tuple[PageLoad, Load]] = []
-    for name in worker.running:
-        request = state.requests[name]
-        if budget and request.state is RequestState.PREFILLING and request.planned < request.token_count:
-            budget -= _plan_chunk(state, request, budget, chunks)
-    if budget and not worker.lease_waits:
-        _admit_waiting(turn, worker, budget, chunks, loads)
-    if not chunks:
+    config = state.config
+    draft = Draft(budget=config.max_batch_tokens, places=config.max_running - len(worker.running))
+    if worker.unplanned:
+        for name in worker.running:
+            request = state.requests[name]
+            is_started = request.state is RequestState.PREFILLING and request.planned < request.token_count
+            if draft.budget and is_started:
+                _plan_chunk(turn, worker, request, draft)
+    if worker.queue.size and not draft.is_full and not worker.lease_waits:
+        _admit_waiting(turn, worker, draft)
+    if not draft.chunks:
         return False
+    is_bound = is_loading_bound(state, worker, draft)
     order = RunBatch(
         chunks=tuple(
             PrefillChunk(request_id=chunk.request_id, attempt=chunk.attempt, start=chunk.start, end=chunk.end)
-            for chunk in chunks
+            for chunk in draft.chunks
         ),
-        loads=tuple(order for order, _ in loads),
+        loads=tuple(draft.orders),
+        fill_bubble=is_bound and config.bubble_filling,
     )
     plan = turn.to_worker(worker, order)
-    worker.batches.append(Batch(plan, chunks, [load for _, load in loads]))
+    worker.batches.append(Batch(plan, draft.chunks, draft.loads, draft.computed))
+    worker.outstanding += draft.computed
     count(state, "batches_planned")
+    count(state, "batches_loading_bound", int(is_bound))
     return True
 
 
-def _admit_waiting(
-    turn: Turn, worker: Worker, budget: int, chunks: list[Chunk], loads: list[tuple[PageLoad, Load]]
-) -> None:
-    """Admit in order of the queue until the budget, the worker's places or its pages are used up."""
+def _admit_waiting(turn: Turn, worker: Worker, draft: Draft) -> None:
+    """Admit as the schedule has it until the budget, the worker's places or its pages are used up."""
     state = turn.state
-    for name in list(worker.queue):
-        if not budget or len(worker.running) >= state.config.max_running:
+    order = SCHEDULES[state.config.schedule]
+    for candidate in order(state, worker, draft, Look(turn, worker, draft)):
+        if not try_admit(turn, candidate, worker, draft):
             return
-        request = state.requests[name]
-        verdict, load = try_admit(turn, request, worker)
-        if verdict is Verdict.NO_ROOM:
+        _plan_chunk(turn, worker, candidate.request, draft)
+        if draft.is_full:
             return
-        if verdict is Verdict.DEFERRED:
-            continue
-        if load is not None:
-            loads.append(load)
-        budget -= _plan_chunk(state, request, budget, chunks)
 
 
-def _plan_chunk(state: CellState, request: Request, budget: int, chunks: list[Chunk]) -> int:
-    """Plan the next tokens of a request's prompt; returns how many."""
+def _plan_chunk(turn: Turn, worker: Worker, request: Request, draft: Draft) -> None:
+    """Plan the next tokens of a request's prompt, as many as the budget allows."""
     start = request.planned
-    end = min(request.token_count, start + budget)
-    chunks.append(Chunk(request.request_id, request.attempt, start, end))
+    end = min(request.token_count, start + draft.budget)
+    draft.add_chunk(Chunk(request.request_id, request.attempt, start, end))
     request.planned = end
-    count(state, "prefill_tokens_planned", end - start)
-    return end - start
+    worker.unplanned -= end - start
+    count(turn.state, "prefill_tokens_planned", end - start)

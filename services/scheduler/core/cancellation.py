@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.completion import FAILURE_CODES
+from services.scheduler.core.deferral import withdraw
 from services.scheduler.core.leases import drop_lease_wait
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queueing import dequeue, fail
@@ -17,6 +18,7 @@ def end_early(turn: Turn, request: Request, reason: str) -> None:
     What runs is aborted by its worker, which answers RequestFinished; until then its pages are in use.
     """
     state = turn.state
+    turn.touch(request.worker_id)
     if request.state is RequestState.WAITING:
         dequeue(state, request)
         fail(turn, request, FAILURE_CODES[reason])
@@ -28,6 +30,7 @@ def end_early(turn: Turn, request: Request, reason: str) -> None:
         worker = state.workers[request.worker_id]
         request.state = next_state(request.state, RequestEvent.ABORT)
         request.ending = reason
+        withdraw(state, request)
         drop_lease_wait(worker, request.request_id)
         turn.to_worker(worker, AbortRequest(request_id=request.request_id, attempt=request.attempt, reason=reason))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.deferral import progressed, withdraw
 from services.scheduler.core.insertion import publish_computed, publish_final
 from services.scheduler.core.leases import drop_lease_wait, preempt
 from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
-from services.scheduler.core.loads import settle_load, settle_loads_of
+from services.scheduler.core.loads import settle_loads, settle_loads_of
+from services.scheduler.core.promotion import prefill_ended
 from services.scheduler.core.queueing import enqueue, fail, forget
+from services.scheduler.core.rates import observe
+from services.scheduler.core.ready_order import charge_output
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
@@ -15,13 +19,17 @@ from shared.messages.worker_events import BatchDone, RequestFinished, RequestPre
 FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
 """Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
 
+_TIMES = ("compute_us", "load_us", "bubble_us", "stall_us", "loaded_tokens", "bubble_tokens")
+"""What a BatchDone says of where a worker's time went, added up in counters of these names."""
+
 
 def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> None:
     """Take over loaded and computed pages; restart what failed."""
     state = turn.state
     worker.batches.remove(batch)
-    for load in batch.loads:
-        settle_load(turn, worker, load, message)
+    worker.outstanding -= batch.tokens
+    _measure(turn, worker, batch, message)
+    settle_loads(turn, worker, batch, message)
     for chunk in batch.chunks:
         request = state.requests.get(chunk.request_id)
         if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
@@ -30,6 +38,14 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
             _chunk_failed(turn, worker, request)
         elif not request.is_poisoned:
             _chunk_computed(turn, worker, request, chunk)
+            prefill_ended(state, worker)
+
+
+def _measure(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> None:
+    """Learn how fast the worker is, and add up where its time went."""
+    observe(turn.state, worker, batch, message)
+    for name in _TIMES:
+        count(turn.state, name, max(0, getattr(message, name)))
 
 
 def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) -> None:
@@ -39,6 +55,9 @@ def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) 
     publish_computed(turn, request, worker)
     if request.computed == request.token_count and request.state is RequestState.PREFILLING:
         request.state = next_state(request.state, RequestEvent.PREFILLED)
+        withdraw(turn.state, request)
+    else:
+        progressed(turn.state, request)
 
 
 def _chunk_failed(turn: Turn, worker: Worker, request: Request) -> None:
@@ -47,6 +66,7 @@ def _chunk_failed(turn: Turn, worker: Worker, request: Request) -> None:
         return
     request.is_poisoned = True
     request.failures += 1
+    withdraw(turn.state, request)
     count(turn.state, "chunks_failed")
     if request.state in (RequestState.PREFILLING, RequestState.DECODING):
         preempt(turn, worker, request)
@@ -93,6 +113,7 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
     ``valid`` is how many tokens' KV may be kept at most; -1 is all there are.
     """
     state = turn.state
+    worker.unplanned -= request.token_count - request.planned
     has_new_tokens = len(output) > len(request.output)
     # A sampled token proves that the whole prompt, loads included, was computed, even if BatchDone comes later.
     settle_loads_of(turn, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
@@ -103,6 +124,8 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
         known = len(tokens) // 4 - 1
     known = min(known, len(request.pages) // 4 * state.tree.page_size)
     publish_final(turn, request, worker, tokens, known if valid < 0 else min(valid, known))
+    withdraw(state, request)
+    charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     drop_lease_wait(worker, request.request_id)
     worker.running.remove(request.request_id)
     request.worker_id = ""

@@ -4,25 +4,70 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.eviction import POLICIES, make_policy
 from services.scheduler.core.hosts import request_missing_pools
+from services.scheduler.core.hotness.expression import parse
+from services.scheduler.core.hotness.room import fit_widths
 from services.scheduler.core.residency import renew_orders
-from services.scheduler.core.state import count
+from services.scheduler.core.state import CellState, count
 from services.scheduler.core.turn import Turn
+from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 
-_LEAST_ONE = ("max_batch_tokens", "max_running", "batches_ahead", "lease_tokens", "max_attempts", "backup_deadline_ms")
+_LEAST_ONE = (
+    "aging_requests",
+    "defer_deadline_ms",
+    "queue_window",
+    "max_batch_tokens",
+    "max_running",
+    "max_queued",
+    "max_queued_tokens",
+    "batches_ahead",
+    "lease_tokens",
+    "min_host_load_tokens",
+    "max_attempts",
+    "backup_deadline_ms",
+)
+_LEAST_ZERO = ("admission_frequency", "promotion_tokens", "defer_tokens", "max_queued_per_tenant")
+_WIDTHS = {"fingerprint_bits": (4, 32), "clock_bits": (2, 16), "frequency_bits": (2, 32), "depth_bits": (2, 32)}
+_RANKING = ("admission", "promotion", "hotness_expression")  # What indexes of candidates rank by, or exist for.
+_EXPRESSIONS = ("eviction_expression", "hotness_expression")
 
 
 def configure(turn: Turn, config: CellConfig) -> None:
-    """Apply a configuration. An unknown policy leaves the old one in force; a zero that would stall becomes 1."""
+    """Apply a configuration; never fails.
+
+    An unknown policy or a bad expression is counted and leaves the old one in force; a number is moved to the
+    nearest one that can work, so that a zero that would stall becomes 1. The pools' policies begin anew when they are
+    made from other settings than before, or when the hotness filter's values change their meaning.
+    """
     state = turn.state
-    least = {name: max(1, getattr(config, name)) for name in _LEAST_ONE}
-    reserve = min(1.0, max(0.0, config.reserve_fraction))
-    state.config = msgspec.structs.replace(config, reserve_fraction=reserve, **least)
-    if config.policy not in POLICIES:
-        count(state, "unknown_policies")
-    elif config.policy != state.policy:
+    old, old_policy = state.config, make_policy(state.policy, 0, state.config)
+    state.config = _within_bounds(state, config)
+    if config.policy in POLICIES:
         state.policy = config.policy
+    else:
+        count(state, "unknown_policies")
+    has_new_widths = fit_widths(state, state.config)
+    if has_new_widths or make_policy(state.policy, 0, state.config) != old_policy:
         renew_orders(state)
+    if has_new_widths or any(getattr(old, name) != getattr(state.config, name) for name in _RANKING):
+        state.candidates.clear()
     request_missing_pools(turn)
+
+
+def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
+    """The configuration with every setting one that can work."""
+    changes: dict[str, int | float | str] = {"reserve_fraction": min(1.0, max(0.0, config.reserve_fraction))}
+    # The bound stands first: max() then returns it in place of a NaN.
+    changes |= {name: max(1, getattr(config, name)) for name in _LEAST_ONE}
+    changes |= {name: max(0, getattr(config, name)) for name in _LEAST_ZERO}
+    changes["load_compute_ratio"] = max(0.0, config.load_compute_ratio)  # A snapshot would return 0 as 0.0.
+    changes |= {name: min(most, max(least, getattr(config, name))) for name, (least, most) in _WIDTHS.items()}
+    for name in _EXPRESSIONS:
+        try:
+            parse(getattr(config, name))
+        except ConfigError:
+            count(state, "bad_expressions")
+            changes[name] = getattr(state.config, name)
+    return msgspec.structs.replace(config, **changes)

@@ -13,10 +13,13 @@ _BASE = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _BLOCK = 4096
 
-_POWERS = np.ones(_BLOCK, dtype=np.uint64)
-for _index in range(1, _BLOCK):
+_POWERS = np.ones(_BLOCK + 1, dtype=np.uint64)
+for _index in range(1, _BLOCK + 1):
     _POWERS[_index] = (int(_POWERS[_index - 1]) * _BASE) & _MASK
-_POWERS = _POWERS[::-1].copy()
+# Every token counts as one more than its number, so that zeros count too; those ones add up to a constant a length.
+_ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
+_SHIFTS = _POWERS.tolist()
+_POWERS = _POWERS[:_BLOCK][::-1].copy()
 
 
 def root_digest(namespace: str) -> int:
@@ -29,9 +32,16 @@ def root_digest(namespace: str) -> int:
 
 def extend(digest: int, tokens: bytes) -> int:
     """The digest after these packed int32 tokens more."""
-    values = np.frombuffer(tokens, dtype="<u4").astype(np.uint64) + np.uint64(1)
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
-        tail = int(np.dot(block, _POWERS[-len(block) :]))
-        digest = (digest * pow(_BASE, len(block), 2**64) + tail) & _MASK
+    values = np.frombuffer(tokens, dtype="<u4")
+    count = len(values)
+    start = 0
+    if count >= _BLOCK:
+        start = count // _BLOCK * _BLOCK
+        # Casts a piece at a time, so that no copy of all tokens as 64-bit numbers is made.
+        for block in np.einsum("ij,j->i", values[:start].reshape(-1, _BLOCK), _POWERS).tolist():
+            digest = (digest * _SHIFTS[_BLOCK] + block + _ONES[_BLOCK]) & _MASK
+    length = count - start
+    if length:
+        rest = int(values[start:].astype(np.uint64).dot(_POWERS[_BLOCK - length :]))
+        digest = (digest * _SHIFTS[length] + rest + _ONES[length]) & _MASK
     return digest

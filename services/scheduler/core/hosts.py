@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.backups import abandon_backups_of_storage
 from services.scheduler.core.page_pool import new_pool
-from services.scheduler.core.residency import HOST, forget_order, prune
+from services.scheduler.core.residency import strike_host
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
@@ -100,17 +100,9 @@ def _forget_host_copies(state: CellState, storage: Storage) -> None:
             for load in batch.loads:
                 if load.storage_id == storage.storage_id:
                     load.storage_id = ""
-    homeless = []
-    for node in state.tree.nodes.values():
-        node.host_locks.pop(storage.storage_id, None)
-        if storage.storage_id in node.quarantined:
-            node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
-        if node.host.pop(storage.storage_id, None) is not None and not (node.device or node.loading or node.host):
-            homeless.append(node)
-    for node in homeless:
-        if node.id in state.tree.nodes:
-            prune(state, node)
-    forget_order(state, HOST, storage.storage_id)
+        if worker.promotion is not None and worker.promotion.storage_id == storage.storage_id:
+            worker.promotion.storage_id = ""
+    strike_host(state, storage.storage_id)
 
 
 def _request_pool(turn: Turn, storage: Storage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, Node, PrefixTree
-from shared.ids import chain_page, chain_root
+from shared.ids import chain_pages, chain_root
 
 
 def page_identities(tree: PrefixTree, node: Node) -> bytes:
@@ -17,11 +17,7 @@ def page_identities(tree: PrefixTree, node: Node) -> bytes:
         missing.append(above)
         above = tree.nodes[above.parent]
     digest = above.identities[-IDENTITY_BYTES:] if above.parent else chain_root(above.namespace)
-    page = tree.page_token_bytes
     for current in reversed(missing):
-        digests = []
-        for offset in range(0, len(current.tokens), page):
-            digest = chain_page(digest, current.tokens[offset : offset + page])
-            digests.append(digest)
-        current.identities = b"".join(digests)
+        current.identities = chain_pages(digest, current.tokens, tree.page_token_bytes)
+        digest = current.identities[-IDENTITY_BYTES:]
     return node.identities

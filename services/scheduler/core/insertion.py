@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.hotness.tracking import node_inserted
+from services.scheduler.core.hotness.tracking import node_inserted, node_recomputed
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.prefix_tree import (
     PAGE_BYTES,
@@ -32,8 +32,9 @@ def publish_computed(turn: Turn, request: Request, worker: Worker) -> None:
     if request.shared >= end:
         return
     node = start = _parent_of_private(state, request)
+    tokens = request.tokens
     while request.shared < end:
-        child = _adopt(turn, request, worker, node, request.tokens, request.shared, end)
+        child = _adopt(turn, request, worker, node, tokens, request.shared, end)
         if child is None:
             break
         node = child
@@ -65,6 +66,8 @@ def publish_final(turn: Turn, request: Request, worker: Worker, tokens: bytes, v
                 if child is None:
                     break
                 duplicates.append(request.pages[position * PAGE_BYTES : (position + size) * PAGE_BYTES])
+                if size == page_count(state.tree, child):
+                    node_recomputed(turn, child)
                 touch(state, child, turn.seq)
             node = child
             position += size
@@ -106,6 +109,7 @@ def _adopt(
         size = common_pages(state.tree, child, tokens, position * page, end * page)
         if size < page_count(state.tree, child):
             child = split_node(state, child, size)
+        node_recomputed(turn, child)
     child.last_use = turn.seq
     pages = request.pages[position * PAGE_BYTES : (position + size) * PAGE_BYTES]
     give_device(state, child, worker, pages)

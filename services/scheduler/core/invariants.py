@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.digests import extend
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
-from services.scheduler.core.loads import loading_nodes
+from services.scheduler.core.loads import copies_up
+from services.scheduler.core.nothing import NOTHING
 from services.scheduler.core.page_pool import PagePool
-from services.scheduler.core.prefix_tree import IDENTITY_BYTES, Node, ancestors, page_count
+from services.scheduler.core.prefix_tree import (
+    IDENTITY_BYTES,
+    TOKEN_BYTES,
+    Node,
+    ancestors,
+    child_of,
+    head_of,
+    page_count,
+)
+from services.scheduler.core.queue_invariants import check_queues
+from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
-from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
 
@@ -24,7 +36,9 @@ def check_invariants(state: CellState) -> None:
             _check_host_pool(state, storage)
     _check_transfers(state)
     _check_requests(state)
+    check_queues(state)
     _check_timers(state)
+    _check_hotness(state)
 
 
 def _require(holds: bool, text: str) -> None:
@@ -40,10 +54,10 @@ def _check_tree(state: CellState) -> None:
             _require(tree.roots.get(node.namespace) == node.id, f"root {node.id} is not its namespace's")
             _require(bool(node.children), f"root {node.id} has no children")
         reachable += len(node.children)
-        for key, child_id in node.children.items():
+        for child_id in node.children.values():
             child = tree.nodes.get(child_id)
             _require(child is not None and child.parent == node.id, f"child {child_id} of {node.id} is elsewhere")
-            _require(child is not None and child.tokens.startswith(key), f"child {child_id} has a wrong key")
+            _require(child is not None and child_of(tree, node, child.tokens, 0) is child, f"{child_id} is not found")
         if node.parent:
             _check_node(state, node)
     _require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
@@ -56,6 +70,11 @@ def _check_node(state: CellState, node: Node) -> None:
     _require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
     _require(bool(node.device or node.loading or node.host), f"{name} is resident nowhere")
     parent = tree.nodes[node.parent]
+    _require(node.depth == parent.depth + len(parent.tokens) // TOKEN_BYTES, f"{name} begins elsewhere")
+    _require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
+    _require(node.end_digest == extend(parent.end_digest, node.tokens), f"{name} has another digest at its end")
+    maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
+    _require(all(held or held is NOTHING for held in maps), f"{name} keeps an empty dictionary of its own")
     for worker_id, held in (*node.device.items(), *node.loading.items()):
         _require(worker_id in state.workers, f"{name} is on the unknown device {worker_id}")
         _require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
@@ -81,17 +100,16 @@ def _check_node(state: CellState, node: Node) -> None:
 
 def _check_pool(name: str, pool: PagePool, owned: list[bytes]) -> None:
     """Each page is free or owned exactly once."""
-    seen = bytearray(pool.total)
-    pieces = [range(start, start + length) for start, length in zip(pool.starts, pool.lengths, strict=True)]
-    for pages in (*pieces, *(unpack_int32(held) for held in owned)):
+    _require(len(pool.free_map) == pool.total, f"{name} has a map of another size")
+    seen = bytearray(pool.free_map)
+    _require(pool.free == sum(seen), f"{name} miscounts its free pages")
+    _require(not any(seen[: pool.lowest]), f"{name} has a free page below its lowest")
+    for pages in (unpack_int32(held) for held in owned):
         for page in pages:
             _require(0 <= page < pool.total, f"{name} has no page {page}")
             _require(not seen[page], f"{name}: page {page} is owned twice")
             seen[page] = 1
     _require(all(seen), f"{name} lost a page")
-    _require(pool.free == sum(pool.lengths), f"{name} miscounts its free pages")
-    ends = [start + length for start, length in zip(pool.starts, pool.lengths, strict=True)]
-    _require(all(end < start for end, start in zip(ends, pool.starts[1:], strict=False)), f"{name}: runs not merged")
 
 
 def _check_device_pool(state: CellState, worker: Worker) -> None:
@@ -109,7 +127,10 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
     _require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
     _require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
     if not worker.running and not worker.batches:
-        _require(worker.pool.leased == 0, f"{name} has leased pages at idle")
+        promoted = sum(
+            len(node.loading[worker.worker_id]) // 4 for _, nodes in copies_up(state, worker) for node in nodes
+        )
+        _require(worker.pool.leased == promoted, f"{name} has leased pages at idle")
         _require(worker.pool.locked == 0, f"{name} has locked pages at idle")
 
 
@@ -132,7 +153,7 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
 
 
 def _check_locks(state: CellState, worker: Worker) -> None:
-    """Each lock has its user: running requests for device locks, loads for host locks."""
+    """Each device lock has its user: a running request."""
     locks: dict[int, int] = {}
     for request_id in worker.running:
         node_id = state.requests[request_id].node
@@ -148,17 +169,14 @@ def _check_locks(state: CellState, worker: Worker) -> None:
 
 def _check_worker(state: CellState, worker: Worker) -> None:
     loading: dict[int, int] = {}
-    for batch in worker.batches:
-        for load in batch.loads:
-            for node in loading_nodes(state, worker, load):
-                loading[node.id] = loading.get(node.id, 0) + 1
+    for _, nodes in copies_up(state, worker):
+        for node in nodes:
+            loading[node.id] = loading.get(node.id, 0) + 1
     for node in state.tree.nodes.values():
         expected = 1 if worker.worker_id in node.loading else 0
-        _require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} loads")
+        _require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} copies")
     for wait in worker.lease_waits:
         _require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
-    cost = sum(state.requests[request_id].cost for request_id in worker.queue)
-    _require(worker.queued_cost == cost, f"{worker.worker_id} miscounts its queue")
 
 
 def _check_transfers(state: CellState) -> None:
@@ -170,26 +188,33 @@ def _check_transfers(state: CellState) -> None:
             node = state.tree.nodes.get(node_id)
             _require(node is not None and transfer.worker_id in node.device, f"node {node_id} left under a backup")
             members[node_id] = transfer.transfer_id
+        _check_order(state, transfer)
     for worker in state.workers.values():
-        for batch in worker.batches:
-            for load in batch.loads:
-                for node in loading_nodes(state, worker, load) if load.storage_id else ():
-                    key = (node.id, load.storage_id)
-                    host_locks[key] = host_locks.get(key, 0) + 1
+        for storage_id, nodes in copies_up(state, worker):
+            for node in nodes if storage_id else ():
+                host_locks[node.id, storage_id] = host_locks.get((node.id, storage_id), 0) + 1
     for node in state.tree.nodes.values():
         _require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
         _require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
         for storage_id, held in node.host_locks.items():
             _require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
             _require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
-    _require(not host_locks, "a load reads a host copy without a lock")
+    _require(not host_locks, "a copy up reads a host copy without a lock")
+
+
+def _check_order(state: CellState, transfer: Transfer) -> None:
+    """A node of a backup stands behind its children in it, which leave first."""
+    place = {node_id: index for index, node_id in enumerate(transfer.nodes)}
+    for node_id in transfer.nodes:
+        above = state.tree.nodes[node_id].parent
+        _require(place.get(above, len(place)) > place[node_id], f"node {above} would leave before its child {node_id}")
 
 
 def _check_requests(state: CellState) -> None:
     """Each request is in exactly one place, and its pages are what its state says."""
     places: dict[str, int] = {}
     for worker in state.workers.values():
-        for request_id in (*worker.queue, *worker.running):
+        for request_id in (*waiting_at(worker), *worker.running):
             places[request_id] = places.get(request_id, 0) + 1
             _require(state.requests[request_id].worker_id == worker.worker_id, f"{request_id} is at another worker")
         for request_id in worker.running:
@@ -202,6 +227,7 @@ def _check_requests(state: CellState) -> None:
         name = request.request_id
         expected = 0 if request.state is RequestState.RESUMING else 1
         _require(places.get(name, 0) == expected, f"{name} is in {places.get(name, 0)} places")
+        _check_last_match(state, request)
         if request.state is RequestState.WAITING:
             queued, tokens = queued + 1, tokens + request.token_count
         if request.state not in ADMITTED:
@@ -209,6 +235,16 @@ def _check_requests(state: CellState) -> None:
             continue
         _check_page_table(state, request.request_id)
     _require((queued, tokens) == (state.queued, state.queued_tokens), "the queue is miscounted")
+
+
+def _check_last_match(state: CellState, request: Request) -> None:
+    """Where the last match ended is still on the way of the request's tokens, if the node lives."""
+    node = state.tree.nodes.get(request.matched_node)
+    if node is not None:
+        path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
+        length = request.matched_tokens * TOKEN_BYTES
+        is_known = length <= len(path) and request.submit.prompt[:length] == path[:length]
+        _require(is_known, f"{request.request_id} remembers a match of other tokens")
 
 
 def _check_page_table(state: CellState, request_id: str) -> None:
@@ -231,5 +267,18 @@ def _check_timers(state: CellState) -> None:
             _require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
         else:
             request = state.requests.get(timer.subject)
-            known = request is not None and timer_id in (request.deadline_timer, request.resume_timer)
+            known = request is not None and timer_id in (
+                request.deadline_timer,
+                request.deferral_timer,
+                request.resume_timer,
+            )
             _require(known, f"timer {timer_id} is for no request")
+
+
+def _check_hotness(state: CellState) -> None:
+    """The filter counts its entries right and knows every node, unless there was once no room for one."""
+    hotness = state.hotness
+    _require(hotness.occupied == hotness.count_entries(), "the hotness filter miscounts its entries")
+    if "hotness_overflows" not in state.counters:
+        for node in state.tree.nodes.values():
+            _require(not node.parent or hotness.lookup(node.digest)[0] > 0, f"how hot node {node.id} is, is not known")

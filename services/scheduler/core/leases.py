@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.admission import pages_for
+from services.scheduler.core.deferral import withdraw
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES
@@ -60,6 +61,8 @@ def _preempt_latest(turn: Turn, worker: Worker) -> None:
     running = [state.requests[name] for name in worker.running]
     if any(request.state in (RequestState.PREEMPTING, RequestState.ABORTING) for request in running):
         return
+    if worker.promotion is not None:
+        return  # Its pages can be evicted as soon as it is answered.
     if len(running) < 2:
         return  # Alone it fits; what it waits for is a load or a backup of somebody else, which will end.
     count(state, "preemptions")
@@ -69,6 +72,7 @@ def _preempt_latest(turn: Turn, worker: Worker) -> None:
 def preempt(turn: Turn, worker: Worker, request: Request) -> None:
     """Order a running request to stop; it starts again after the answer."""
     request.state = next_state(request.state, RequestEvent.PREEMPT)
+    withdraw(turn.state, request)
     drop_lease_wait(worker, request.request_id)
     turn.to_worker(worker, PreemptRequest(request_id=request.request_id, attempt=request.attempt))
 

@@ -37,8 +37,9 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
         return []
     state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
     turn = Turn(state, stamped.seq, stamped.time_ns)
-    _HANDLERS[type(stamped.input)](turn, stamped.input)
-    schedule(turn)
+    kind = type(stamped.input)
+    _HANDLERS[kind](turn, stamped.input)
+    schedule(turn, everywhere=kind not in _LOCAL)
     return turn.outputs
 
 
@@ -54,6 +55,7 @@ def _stale(turn: Turn) -> None:
 def _worker(turn: Turn, worker_id: str, incarnation: str) -> Worker | None:
     worker = turn.state.workers.get(worker_id)
     if worker is not None and worker.incarnation == incarnation:
+        turn.touch(worker_id)
         return worker
     _stale(turn)
     return None
@@ -174,6 +176,18 @@ def _backup_done(turn: Turn, message: storage_events.BackupDone) -> None:
 def _scheduler_started(turn: Turn, message: cell_events.SchedulerStarted) -> None:
     turn.state.epoch = max(turn.state.epoch, message.epoch)
 
+
+_LOCAL = (
+    requests.SubmitRequest,
+    requests.CancelRequest,
+    requests.ResumeRequest,
+    worker_events.BatchDone,
+    worker_events.LeaseRequested,
+    worker_events.RequestFinished,
+    worker_events.RequestPreempted,
+    worker_events.PagesPromoted,
+)
+"""Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
 
 _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     requests.SubmitRequest: submit,

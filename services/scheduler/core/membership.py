@@ -5,11 +5,12 @@ from __future__ import annotations
 from services.scheduler.core.backups import abandon_backups_of_worker
 from services.scheduler.core.hosts import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.loads import loading_nodes
+from services.scheduler.core.loads import copies_up
 from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.prefix_tree import Node
-from services.scheduler.core.queueing import dequeue, fail, replace_waiting
-from services.scheduler.core.residency import DEVICE, forget_order, prune, unlock_host
+from services.scheduler.core.queueing import arrival_order, dequeue, enqueue, fail, replace_waiting
+from services.scheduler.core.ready_order import waiting_at
+from services.scheduler.core.residency import strike_device, unlock_host
 from services.scheduler.core.resumption import worker_gone
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.turn import Turn
@@ -82,40 +83,27 @@ def remove_worker(turn: Turn, worker: Worker) -> None:
     """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
     state = turn.state
     count(state, "workers_lost")
+    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=arrival_order)
+    for request in waiting:
+        dequeue(state, request)
     abandon_backups_of_worker(turn, worker)
     reading = _host_copies_being_read(state, worker)
-    for node in state.tree.nodes.values():
-        for held in (node.device, node.loading):
-            held.pop(worker.worker_id, None)
-        for counted in (node.locks, node.below):
-            counted.pop(worker.worker_id, None)
     for node, storage in reading:
         unlock_host(state, node, storage)
-    _prune_unreachable(state)
-    forget_order(state, DEVICE, worker.worker_id)
+    strike_device(state, worker.worker_id)
     del state.workers[worker.worker_id]
     detach_worker(turn, worker)
     for name in worker.running:
         worker_gone(turn, state.requests[name])
-    replace_waiting(turn)
+    for request in waiting:
+        enqueue(turn, request)
 
 
 def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node, Storage]]:
-    """What the loads of this worker hold a host lock on, lowest nodes first in each load."""
+    """What the loads and the promotion of this worker hold a host lock on, lowest nodes first in each."""
     reading = []
-    for batch in worker.batches:
-        for load in batch.loads:
-            storage = state.storages.get(load.storage_id)
-            if storage is not None:
-                reading += [(node, storage) for node in loading_nodes(state, worker, load)]
+    for storage_id, nodes in copies_up(state, worker):
+        storage = state.storages.get(storage_id)
+        if storage is not None:
+            reading += [(node, storage) for node in nodes]
     return reading
-
-
-def _prune_unreachable(state: CellState) -> None:
-    """Remove every node that is resident nowhere, with what hangs below it."""
-    homeless = [
-        node for node in state.tree.nodes.values() if node.parent and not (node.device or node.loading or node.host)
-    ]
-    for node in homeless:
-        if node.id in state.tree.nodes:
-            prune(state, node)

@@ -1,14 +1,35 @@
-"""Which worker a waiting request goes to: the one where its prefill is estimated to be done first."""
+"""Which worker a waiting request goes to: the one where its prefill is estimated to be done first.
+
+Everything is weighed in estimated time (see :mod:`rates`): what the worker would compute and load for the request,
+after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
+that request's own cost is counted in what goes before (Strata 4.3.1).
+"""
 
 from __future__ import annotations
 
-from services.scheduler.core.reach import matched_path, reach
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from services.scheduler.core import transient
+from services.scheduler.core.prefix_tree import Path
+from services.scheduler.core.rates import load_us, recompute_us, token_us
+from services.scheduler.core.reach import matched_path, may_reuse, reach
 from services.scheduler.core.state import CellState, Request, Worker
 
-# All costs are in quarters of the time that computing one prefill token takes.
-_COMPUTED_TOKEN = 4
-_LOADED_TOKEN = 1  # A load moves a token several times faster than prefill computes it.
-_RUNNING_REQUEST = 32  # Each step also carries a token of every decoding request.
+_RUNNING_TOKENS = 8
+"""Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
+
+_ALL_COMPARED = 8
+"""A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A worker for a request: estimated microseconds of its prefill there, and tokens that it would compute."""
+
+    worker: Worker
+    cost_us: int
+    uncached: int
 
 
 def fits(state: CellState, request: Request, worker: Worker) -> bool:
@@ -17,27 +38,81 @@ def fits(state: CellState, request: Request, worker: Worker) -> bool:
     return tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
 
 
-def place(state: CellState, request: Request) -> tuple[Worker, int] | None:
-    """The best worker and the request's cost there, or None when it fits nowhere. Ties: first joined."""
+def place(state: CellState, request: Request) -> Placement | None:
+    """The best worker for a request, or None when it fits nowhere. Ties: first joined."""
+    if not state.workers:
+        return None
     path = matched_path(state, request)
-    best: tuple[int, Worker, int] | None = None
-    for worker in state.workers.values():
-        if not fits(state, request, worker):
-            continue
-        found = reach(state, path, worker)
-        page_size = state.tree.page_size
-        computed = request.token_count - (found.device_pages + found.host_pages) * page_size
-        cost = computed * _COMPUTED_TOKEN + found.host_pages * page_size * _LOADED_TOKEN
-        total = cost + backlog(state, worker)
+    coming = tokens_coming(state, request)
+    best: tuple[float, Placement] | None = None
+    for worker in _compared(state, request, path, coming):
+        placement = estimate(state, request, worker, path, coming.get(worker.worker_id, 0))
+        total = placement.cost_us + backlog_us(state, worker)
         if best is None or total < best[0]:
-            best = (total, worker, cost)
-    return None if best is None else (best[1], best[2])
+            best = (total, placement)
+    return None if best is None else best[1]
 
 
-def backlog(state: CellState, worker: Worker) -> int:
-    """The cost of what this worker has to do before a request that joins its queue now. Does not mutate."""
-    prefill = 0
-    for name in worker.running:
-        request = state.requests[name]
-        prefill += max(0, request.token_count - request.planned)
-    return worker.queued_cost + prefill * _COMPUTED_TOKEN + len(worker.running) * _RUNNING_REQUEST
+def estimate(state: CellState, request: Request, worker: Worker, path: Path, coming: int) -> Placement:
+    """What a request would cost on a worker. ``coming``: leading tokens that others there will have computed."""
+    found = reach(state, path, worker)
+    page_size = state.tree.page_size
+    cached, loaded = found.pages * page_size, found.host_pages * page_size
+    threshold = state.config.defer_tokens
+    if 0 < threshold < coming - cached:
+        cached, loaded = coming, 0  # It would be deferred until they have.
+    uncached = request.token_count - cached
+    cost = recompute_us(state, worker, cached, uncached) + load_us(state, worker, loaded)
+    return Placement(worker, round(cost), uncached)
+
+
+def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
+    """By worker, how many leading tokens of a request others there have computed or are about to. Does not mutate."""
+    if not state.transient.marks or not may_reuse(request):
+        return {}
+    page_size = state.tree.page_size
+    max_pages = (request.token_count - 1) // page_size
+    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
+    coming: dict[str, int] = {}
+    end = sum(pages for _, pages in path) * page_size
+    for node, pages in reversed(path):
+        for worker_id in state.transient.marks[node.id]:
+            coming.setdefault(worker_id, end)
+        end -= pages * page_size
+    return coming
+
+
+def backlog_us(state: CellState, worker: Worker) -> float:
+    """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
+    tokens = worker.unplanned + worker.outstanding + len(worker.running) * _RUNNING_TOKENS
+    return worker.queued_cost + tokens * token_us(state, worker)
+
+
+def _compared(state: CellState, request: Request, path: Path, coming: Iterable[str]) -> list[Worker]:
+    """Workers worth comparing, in the order in which they joined: those that hold or bring a part, and the idlest."""
+    tokens = request.max_tokens_total
+    pages = -(-tokens // state.tree.page_size)
+    workers = state.workers.values()
+    fitting = [worker for worker in workers if tokens <= worker.max_context and pages <= worker.pool.total]
+    if len(fitting) <= _ALL_COMPARED:
+        return fitting
+    backlogs = {worker.worker_id: backlog_us(state, worker) for worker in fitting}
+    chosen = {min(backlogs, key=backlogs.__getitem__): None}
+    for names in _holders(state, path, coming):
+        known = [name for name in names if name in backlogs and name not in chosen]
+        # Of many that hold the same, the least loaded are better in every respect.
+        known.sort(key=backlogs.__getitem__)
+        chosen |= dict.fromkeys(known[: _ALL_COMPARED // 2])
+        if len(chosen) > _ALL_COMPARED:
+            break
+    return [worker for worker in fitting if worker.worker_id in chosen]
+
+
+def _holders(state: CellState, path: Path, coming: Iterable[str]) -> Iterator[list[str]]:
+    """Groups of worker ids: who computes a part of the prompt, then who holds it, the longest part first."""
+    yield list(coming)
+    for node, _ in reversed(path):
+        yield list(node.device)
+        storages = [state.storages[storage_id].node for storage_id in node.host]
+        if storages:
+            yield [name for name, worker in state.workers.items() if worker.node in storages]

@@ -1,12 +1,12 @@
-"""Acceptance and order of waiting requests: bounded, by priority and then by arrival."""
+"""Acceptance of requests within hard bounds, and the queues that they wait in."""
 
 from __future__ import annotations
 
-from bisect import insort
-
+from services.scheduler.core.deferral import end_deferral, forget_deferral, is_deferred, withdraw
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.placement import place
-from services.scheduler.core.state import CellState, Request, count
+from services.scheduler.core.placement import Placement, place
+from services.scheduler.core.ready_order import serve, stand_in_line, step_out
+from services.scheduler.core.state import CellState, Request, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
 from shared.messages.gateway_notices import RequestFailed
@@ -41,9 +41,9 @@ def submit(turn: Turn, message: SubmitRequest) -> None:
     if fault:
         _refuse(turn, message, InvalidRequest.code, fault)
         return
-    config = state.config
-    if state.queued >= config.max_queued or state.queued_tokens + message.prompt_tokens > config.max_queued_tokens:
-        _refuse(turn, message, QueueFull.code, "the queue is full", _RETRY_AFTER_MS)
+    exceeded = _exceeded_bound(state, message)
+    if exceeded:
+        _refuse(turn, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
         return
     # An id that comes again goes on counting, so that late events of its earlier life are told apart.
     attempt = state.ended.pop(message.request_id, 0) + 1
@@ -63,8 +63,20 @@ def _fault(message: SubmitRequest) -> str:
     if message.sampling.max_tokens < 1:
         return "max_tokens must be at least 1"
     digits = message.namespace
-    if len(digits) != _NAMESPACE_DIGITS or any(digit not in "0123456789abcdef" for digit in digits):
+    if len(digits) != _NAMESPACE_DIGITS or digits.strip("0123456789abcdef"):
         return "the namespace must be a digest of 32 hex digits"
+    return ""
+
+
+def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
+    """The bound of the queue that one more request would exceed, or ""."""
+    config = state.config
+    if state.queued >= config.max_queued:
+        return f"max_queued allows {config.max_queued} waiting requests"
+    if state.queued_tokens + message.prompt_tokens > config.max_queued_tokens:
+        return f"max_queued_tokens allows {config.max_queued_tokens} tokens of waiting requests"
+    if 0 < config.max_queued_per_tenant <= state.tenants.get(message.tenant, 0):
+        return f"max_queued_per_tenant allows {config.max_queued_per_tenant} waiting requests of one tenant"
     return ""
 
 
@@ -77,39 +89,74 @@ def _refuse(turn: Turn, message: SubmitRequest, code: str, text: str, retry_afte
 def enqueue(turn: Turn, request: Request) -> None:
     """Put a WAITING request into the queue of the worker that suits it best."""
     state = turn.state
-    state.queued += 1
-    state.queued_tokens += request.token_count
     placement = place(state, request)
     if placement is None and state.workers:
-        dequeue(state, request)
         fail(turn, request, "context_length_exceeded", "prompt and answer do not fit any worker's context and pool")
         return
+    _count_waiting(state, request, 1)
     if placement is None:
-        request.worker_id, request.cost = "", 0
-        queue = state.unplaced
+        state.unplaced[request.request_id] = request.accepted_seq
     else:
-        worker, cost = placement
-        request.worker_id, request.cost = worker.worker_id, cost
-        worker.queued_cost += cost
-        queue = worker.queue
-    insort(queue, request.request_id, key=lambda name: arrival_order(state.requests[name]))
+        stand_at(state, request, placement)
+        turn.touch(request.worker_id)
+
+
+def stand_at(state: CellState, request: Request, placement: Placement) -> None:
+    """Let a waiting request that is in no queue wait at this worker."""
+    worker = placement.worker
+    request.worker_id, request.cost, request.uncached = worker.worker_id, placement.cost_us, placement.uncached
+    request.lane = request.submit.tenant if state.config.fair_share else ""
+    worker.queued_cost += request.cost
+    stand_in_line(worker, request)
+
+
+def step_away(state: CellState, request: Request) -> None:
+    """Take a waiting request from its worker's queue, and what others expected of it. It still counts as queued."""
+    withdraw(state, request)
+    worker = state.workers[request.worker_id]
+    if is_deferred(request):
+        end_deferral(state, request)
+    else:
+        step_out(worker, request)
+    worker.queued_cost -= request.cost
+    request.worker_id, request.cost, request.uncached = "", 0, 0
 
 
 def dequeue(state: CellState, request: Request) -> None:
     """Take a WAITING request out of whatever queue it is in."""
-    state.queued -= 1
-    state.queued_tokens -= request.token_count
-    worker = state.workers.get(request.worker_id)
-    queue = state.unplaced if worker is None else worker.queue
-    if request.request_id in queue:
-        queue.remove(request.request_id)
-        if worker is not None:
-            worker.queued_cost -= request.cost
-    request.worker_id, request.cost = "", 0
+    if request.worker_id:
+        step_away(state, request)
+    else:
+        del state.unplaced[request.request_id]
+    _count_waiting(state, request, -1)
+
+
+def admitted_from_queue(turn: Turn, request: Request, worker: Worker, uncached: int) -> None:
+    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
+
+    What others expect of it stands: it is about to bring it.
+    """
+    state = turn.state
+    serve(worker, request, uncached)
+    forget_deferral(turn, request)
+    worker.queued_cost -= request.cost
+    request.cost = request.uncached = 0
+    _count_waiting(state, request, -1)
+
+
+def _count_waiting(state: CellState, request: Request, change: int) -> None:
+    state.queued += change
+    state.queued_tokens += change * request.token_count
+    tenant = request.submit.tenant
+    waiting = state.tenants.get(tenant, 0) + change
+    if waiting:
+        state.tenants[tenant] = waiting
+    else:
+        del state.tenants[tenant]
 
 
 def replace_waiting(turn: Turn) -> None:
-    """Place every waiting request anew, after a worker joined or left."""
+    """Place every waiting request anew, after a worker joined."""
     state = turn.state
     waiting = [request for request in state.requests.values() if request.state is RequestState.WAITING]
     waiting.sort(key=arrival_order)
@@ -132,6 +179,7 @@ def forget(turn: Turn, request: Request, event: RequestEvent) -> None:
     request.state = next_state(request.state, event)
     turn.cancel_timer(request.deadline_timer)
     turn.cancel_timer(request.resume_timer)
+    forget_deferral(turn, request)
     state = turn.state
     del state.requests[request.request_id]
     state.ended[request.request_id] = request.attempt

@@ -14,26 +14,33 @@ Rules that hold between steps:
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
 
+from services.scheduler.core.candidates import (
+    coldest_of_device,
+    coldest_of_host,
+    hottest_below,
+    note_children,
+    note_node,
+)
 from services.scheduler.core.eviction import AnyPolicy, Moment, make_policy
 from services.scheduler.core.hotness.tracking import node_split
+from services.scheduler.core.nothing import with_entry, without_entry
 from services.scheduler.core.page_pool import PagePool, release
 from services.scheduler.core.prefix_tree import (
     Node,
     ancestors,
     descendants_first,
     page_count,
-    remove_leaf,
+    remove_subtree,
     split,
 )
 from services.scheduler.core.state import CellState, Storage, Worker
 from shared.errors import InvariantViolated
 
-V = TypeVar("V")
-
 DEVICE = "device"
 HOST = "host"
+NOBODY: Mapping[int, int] = {}
 
 
 def host_pool(storage: Storage) -> PagePool:
@@ -48,6 +55,13 @@ def is_device_evictable(state: CellState, node: Node, worker_id: str) -> bool:
     if worker_id not in node.device or node.locks.get(worker_id) or node.below.get(worker_id):
         return False
     return not node.transfer or state.transfers[node.transfer].worker_id != worker_id
+
+
+def is_left_bare(node: Node, worker_id: str, leaving: Mapping[int, int]) -> bool:
+    """Whether only children that are about to leave keep this node on the device, and no backup reads it."""
+    if worker_id not in node.device or node.locks.get(worker_id) or node.transfer:
+        return False
+    return 0 < node.below.get(worker_id, 0) == leaving.get(node.id)
 
 
 def is_host_evictable(node: Node, storage_id: str) -> bool:
@@ -74,8 +88,10 @@ def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
 
 
 def forget_order(state: CellState, tier: str, owner: str) -> None:
-    """A pool is gone, and what its policy knew."""
+    """A pool is gone, and what its policy and its indexes knew."""
     state.orders.pop(f"{tier}/{owner}", None)
+    for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
+        state.candidates.pop(key, None)
 
 
 def offer(state: CellState, node: Node) -> None:
@@ -86,6 +102,8 @@ def offer(state: CellState, node: Node) -> None:
     for storage_id in node.host:
         if is_host_evictable(node, storage_id):
             order_of(state, HOST, storage_id).offer(node)
+    if state.candidates:
+        note_node(state, node)
 
 
 def renew_orders(state: CellState) -> None:
@@ -101,12 +119,19 @@ def renew_orders(state: CellState) -> None:
             offer(state, node)
 
 
-def take_device_victim(state: CellState, worker_id: str) -> Node | None:
-    """The next node to leave this worker's device. Nothing but the policy changes."""
+def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY) -> Node | None:
+    """The next node to leave this worker's device. Nothing but the policy changes.
+
+    ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
+    whose children do may be named too, and leaves after them.
+    """
 
     def evictable(node_id: int) -> Node | None:
         node = state.tree.nodes.get(node_id)
-        return node if node is not None and is_device_evictable(state, node, worker_id) else None
+        if node is None:
+            return None
+        is_next = is_device_evictable(state, node, worker_id) or is_left_bare(node, worker_id, leaving)
+        return node if is_next else None
 
     return order_of(state, DEVICE, worker_id).victim(evictable, moment(state))
 
@@ -140,7 +165,7 @@ def lock_path(state: CellState, node: Node, worker: Worker) -> None:
     """Keep ``node`` and everything above it on this worker's device."""
     for held in ancestors(state.tree, node):
         locks = held.locks.get(worker.worker_id, 0)
-        held.locks[worker.worker_id] = locks + 1
+        held.locks = with_entry(held.locks, worker.worker_id, locks + 1)
         if not locks and worker.worker_id in held.device:
             worker.pool.locked += page_count(state.tree, held)
 
@@ -158,7 +183,7 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
     if locks > 1:
         node.locks[worker.worker_id] = locks - 1
         return
-    node.locks = _without(node.locks, worker.worker_id)
+    node.locks = without_entry(node.locks, worker.worker_id)
     if worker.worker_id in node.device:
         worker.pool.locked -= page_count(state.tree, node)
         offer(state, node)
@@ -166,7 +191,7 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
 
 def lock_host(node: Node, storage_id: str) -> None:
     """Keep a host copy while a load reads it."""
-    node.host_locks[storage_id] = node.host_locks.get(storage_id, 0) + 1
+    node.host_locks = with_entry(node.host_locks, storage_id, node.host_locks.get(storage_id, 0) + 1)
 
 
 def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
@@ -175,7 +200,7 @@ def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
     if locks:
         node.host_locks[storage.storage_id] = locks
         return
-    node.host_locks = _without(node.host_locks, storage.storage_id)
+    node.host_locks = without_entry(node.host_locks, storage.storage_id)
     if storage.storage_id in node.quarantined:
         drop_host(state, node, storage)
     else:
@@ -193,19 +218,21 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
     """These pages of a worker, leased until now, hold the node's KV from now on."""
-    node.device[worker.worker_id] = pages
+    node.device = with_entry(node.device, worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
     order_of(state, DEVICE, worker.worker_id).add(node, moment(state))
     offer(state, node)
+    if state.candidates and node.children:
+        note_children(state, node, worker.worker_id)
 
 
 def drop_device(state: CellState, node: Node, worker: Worker) -> int:
     """Free this worker's pages of an evictable node; returns how many. May remove the node."""
     pages = node.device[worker.worker_id]
-    node.device = _without(node.device, worker.worker_id)
+    node.device = without_entry(node.device, worker.worker_id)
     worker.pool.cached -= len(pages) // 4
     release(worker.pool, pages)
     order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
@@ -220,14 +247,14 @@ def drop_device(state: CellState, node: Node, worker: Worker) -> int:
 
 def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
     """These leased pages will hold the node's KV when the load is done."""
-    node.loading[worker.worker_id] = pages
+    node.loading = with_entry(node.loading, worker.worker_id, pages)
     _count_below(state, node, worker.worker_id, 1)
 
 
 def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
     """The load is done: the node is on the device."""
     pages = node.loading[worker.worker_id]
-    node.loading = _without(node.loading, worker.worker_id)
+    node.loading = without_entry(node.loading, worker.worker_id)
     _count_below(state, node, worker.worker_id, -1)
     give_device(state, node, worker, pages)
 
@@ -235,14 +262,14 @@ def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
 def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
     """The load failed; returns the pages, which are the caller's to free. The caller prunes the node."""
     pages = node.loading[worker.worker_id]
-    node.loading = _without(node.loading, worker.worker_id)
+    node.loading = without_entry(node.loading, worker.worker_id)
     _count_below(state, node, worker.worker_id, -1)
     return pages
 
 
 def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> None:
     """These host pages, leased until now, hold the node's KV from now on."""
-    node.host[storage.storage_id] = pages
+    node.host = with_entry(node.host, storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
     order_of(state, HOST, storage.storage_id).add(node, moment(state))
     offer(state, node)
@@ -251,7 +278,7 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> N
 def drop_host(state: CellState, node: Node, storage: Storage) -> int:
     """Free a storage's copy of a node that no load reads; returns the pages. May remove the node and its subtree."""
     pages = node.host[storage.storage_id]
-    node.host = _without(node.host, storage.storage_id)
+    node.host = without_entry(node.host, storage.storage_id)
     if storage.storage_id in node.quarantined:
         node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
     pool = host_pool(storage)
@@ -270,17 +297,81 @@ def prune(state: CellState, node: Node) -> bool:
     """
     if node.device or node.loading or node.host:
         return False
-    parent: Node | None = None
-    for gone in descendants_first(state.tree, node):
-        for storage_id, pages in gone.host.items():
-            pool = host_pool(state.storages[storage_id])
-            pool.cached -= len(pages) // 4
-            release(pool, pages)
-            order_of(state, HOST, storage_id).remove(gone, moment(state))
-        parent = remove_leaf(state.tree, gone)
-    if parent is not None and parent.parent:
-        offer(state, parent)
+    _remove_all(state, [node])
     return True
+
+
+def _remove_all(state: CellState, tops: list[Node]) -> None:
+    """Remove these nodes with what hangs below them; an upper node comes before those below it."""
+    tree = state.tree
+    returned: dict[str, list[bytes]] = {}
+    parents: list[Node] = []
+    for top in tops:
+        if top.id not in tree.nodes:
+            continue
+        gone, parent = remove_subtree(tree, top)
+        for node in gone:
+            for storage_id, pages in node.host.items():
+                returned.setdefault(storage_id, []).append(pages)
+                order_of(state, HOST, storage_id).remove(node, moment(state))
+        if parent is not None and parent.parent:
+            parents.append(parent)
+    for storage_id, lists in returned.items():
+        pool = host_pool(state.storages[storage_id])
+        pages = b"".join(lists)
+        pool.cached -= len(pages) // 4
+        release(pool, pages)
+    for parent in parents:
+        if parent.id in tree.nodes:
+            offer(state, parent)
+
+
+def strike_device(state: CellState, worker_id: str) -> None:
+    """A worker's pool is gone: forget what it held, and remove what is resident nowhere then.
+
+    Goes down only where the pool held something, so it costs in proportion to that and to the children of it.
+    """
+    nodes = state.tree.nodes
+    homeless = []
+    stack = [nodes[root_id] for root_id in state.tree.roots.values()]
+    while stack:
+        node = stack.pop()
+        if worker_id in node.below:
+            stack += [
+                child for child in map(nodes.__getitem__, node.children.values()) if _is_coming_or_on(child, worker_id)
+            ]
+            node.below = without_entry(node.below, worker_id)
+        if worker_id in node.device:
+            node.device = without_entry(node.device, worker_id)
+        if worker_id in node.loading:
+            node.loading = without_entry(node.loading, worker_id)
+        if worker_id in node.locks:
+            node.locks = without_entry(node.locks, worker_id)
+        if node.parent and not (node.device or node.loading or node.host):
+            homeless.append(node)
+    forget_order(state, DEVICE, worker_id)
+    _remove_all(state, homeless)
+
+
+def _is_coming_or_on(node: Node, worker_id: str) -> bool:
+    return worker_id in node.device or worker_id in node.loading
+
+
+def strike_host(state: CellState, storage_id: str) -> None:
+    """A storage's pool is gone: forget what it held, and remove what is resident nowhere then."""
+    homeless = []
+    for node in state.tree.nodes.values():
+        if storage_id not in node.host:
+            continue  # Then no load reads it there either, and it is in no quarantine.
+        node.host = without_entry(node.host, storage_id)
+        if storage_id in node.host_locks:
+            node.host_locks = without_entry(node.host_locks, storage_id)
+        if storage_id in node.quarantined:
+            node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
+        if not (node.device or node.loading or node.host):
+            homeless.append(node)
+    forget_order(state, HOST, storage_id)
+    _remove_all(state, homeless)
 
 
 def split_node(state: CellState, node: Node, pages: int) -> Node:
@@ -289,7 +380,7 @@ def split_node(state: CellState, node: Node, pages: int) -> Node:
     node_split(state, upper, node)
     if node.transfer:
         members = state.transfers[node.transfer].nodes
-        members.insert(members.index(node.id), upper.id)
+        members.insert(members.index(node.id) + 1, upper.id)
     for worker_id in node.device:
         order_of(state, DEVICE, worker_id).split(upper, node)
     for storage_id in node.host:
@@ -303,12 +394,6 @@ def _count_below(state: CellState, node: Node, worker_id: str, change: int) -> N
     parent = state.tree.nodes[node.parent]
     counted = parent.below.get(worker_id, 0) + change
     if counted:
-        parent.below[worker_id] = counted
+        parent.below = with_entry(parent.below, worker_id, counted)
     else:
-        parent.below = _without(parent.below, worker_id)
-
-
-def _without(held: dict[str, V], name: str) -> dict[str, V]:
-    """The dictionary less one key. An emptied one is replaced, because it would keep its table for good."""
-    del held[name]
-    return held or {}
+        parent.below = without_entry(parent.below, worker_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.completion import FAILURE_CODES
+from services.scheduler.core.deferral import withdraw
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queueing import enqueue, fail
 from services.scheduler.core.state import Request, count
@@ -17,6 +18,7 @@ RESUME_TIMEOUT_MS = 30_000
 
 def worker_gone(turn: Turn, request: Request) -> None:
     """An admitted request lost its worker and all its pages there."""
+    withdraw(turn.state, request)
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
     request.worker_id = ""

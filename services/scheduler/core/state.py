@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
+from services.scheduler.core.candidates import Candidates
 from services.scheduler.core.eviction import AnyPolicy
+from services.scheduler.core.fair_share import Queue
 from services.scheduler.core.hotness.filter import HotnessFilter
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.prefix_tree import PrefixTree
+from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
@@ -34,7 +38,16 @@ class Request(msgspec.Struct):
     deadline_timer: str = ""
     resume_timer: str = ""
     worker_id: str = ""  # Where it waits or runs; "" is nowhere.
-    cost: int = 0  # Estimated prefill cost at the worker where it waits.
+    cost: int = 0  # Estimated microseconds of its prefill, loads included, at the worker where it waits.
+    uncached: int = 0  # Tokens that it was estimated to compute there.
+    lane: str = ""  # Whose share of the queue it waits in: its tenant's, or "" where all share one.
+    is_returned: bool = False  # It came back from a deferral and stands at the front.
+    transient: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
+    waits_for: str = ""  # Deferred until this producer has computed what both share ...
+    waits_node: int = 0  # ... or until this node is not being loaded any more.
+    deferred_ns: int = 0  # When the deferral began that it is in.
+    deferral_timer: str = ""  # Runs from its first deferral until it is admitted.
+    is_impatient: bool = False  # That timer fired: it is not deferred again.
     pages: bytes = b""
     shared: int = 0  # pages
     node: int = 0  # Deepest tree node that it holds a lock on; 0 is none.
@@ -43,6 +56,8 @@ class Request(msgspec.Struct):
     is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
     ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
+    matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
+    matched_tokens: int = 0
 
     @property
     def request_id(self) -> str:
@@ -75,6 +90,7 @@ class Chunk(msgspec.Struct):
 class Load(msgspec.Struct):
     """A load of an outstanding batch. It fills the ``loading`` pages of ``node`` and of the nodes above it.
 
+    It begins ``depth`` tokens below the root; what is loading above that belongs to another load of the batch.
     ``storage_id`` is "" once that storage is lost. ``is_orphaned`` says that its request left before it had
     produced a token, so that nothing proves that the load took place.
     """
@@ -84,14 +100,27 @@ class Load(msgspec.Struct):
     node: int
     storage_id: str
     is_orphaned: bool = False
+    depth: int = 0
 
 
 class Batch(msgspec.Struct):
-    """A RunBatch that is not answered yet."""
+    """A RunBatch that is not answered yet. ``tokens`` is the sum of its chunks."""
 
     plan: int
     chunks: list[Chunk]
     loads: list[Load]
+    tokens: int = 0
+
+
+class Promotion(msgspec.Struct):
+    """A PromotePages that is not answered yet. It fills the ``loading`` pages of these nodes.
+
+    ``storage_id`` is "" once that storage is lost. A node that was cut since stands for all its parts.
+    """
+
+    promotion_id: int
+    storage_id: str
+    nodes: list[int]
 
 
 class LeaseWait(msgspec.Struct):
@@ -112,11 +141,18 @@ class Worker(msgspec.Struct):
     max_context: int
     pool: PagePool
     number: int = 0  # Last plan number.
-    queue: list[str] = []  # Waiting requests, next one first.
-    queued_cost: int = 0
+    queue: Queue = msgspec.field(default_factory=Queue)  # Waiting requests that are ready to run.
+    deferred: dict[str, int] = {}  # Waiting requests that are not, by when they will: tokens of their producer.
+    load_waiters: dict[int, dict[str, int]] = {}  # Those of them that wait for a load, by node.
+    queued_cost: int = 0  # Of all waiting requests, deferred ones included.
+    unplanned: int = 0  # Tokens of running requests for which no chunk was sent yet.
+    outstanding: int = 0  # Tokens of the chunks of ``batches``.
+    speed: SpeedFit = msgspec.field(default_factory=SpeedFit)
     running: list[str] = []  # Admitted requests in order of admission.
     batches: list[Batch] = []  # Outstanding, oldest first.
     lease_waits: list[LeaseWait] = []
+    promotion: Promotion | None = None
+    is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
 
 
 class Storage(msgspec.Struct):
@@ -133,8 +169,9 @@ class Storage(msgspec.Struct):
 
 
 class Transfer(msgspec.Struct):
-    """A backup that the storage has not answered. ``nodes`` are in the order of its page lists.
+    """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
 
+    A node without ``backup_pages`` needs no copy and only waits for its children to leave.
     ``held`` are host pages that no node stands for any more; they are free again after the answer.
     """
 
@@ -148,7 +185,7 @@ class Transfer(msgspec.Struct):
 
 
 class Timer(msgspec.Struct):
-    """A timer that the shell keeps for us. ``kind`` is deadline, resume or backup."""
+    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, resume or backup."""
 
     at_ns: int
     kind: str
@@ -168,18 +205,24 @@ class CellState(msgspec.Struct):
     storages: dict[str, Storage] = {}
     requests: dict[str, Request] = {}
     ended: dict[str, int] = {}  # Last attempt of requests that ended lately; fences events of a repeated id.
-    unplaced: list[str] = []  # Waiting requests while no worker is joined.
+    unplaced: dict[str, int] = {}  # Waiting requests while no worker is joined, by their place in arrival order.
     queued: int = 0  # Waiting requests, wherever.
     queued_tokens: int = 0
+    tenants: dict[str, int] = {}  # Waiting requests of each tenant that has any.
+    transient: TransientTree = msgspec.field(default_factory=TransientTree)
+    speed: SpeedFit = msgspec.field(default_factory=SpeedFit)  # Of all workers together, for those without reports.
+    waiters: dict[str, dict[str, int]] = {}  # By producer: who waits for it, and until it has computed how much.
     tree: PrefixTree = msgspec.field(default_factory=PrefixTree)
     transfers: dict[int, Transfer] = {}
     next_transfer: int = 1
+    next_promotion: int = 1
     timers: dict[str, Timer] = {}
     gateways: dict[str, int] = {}  # Last notice number of each gateway.
     counters: dict[str, int] = {}
     now_ns: int = 0  # Time of the input that is being folded, or was folded last.
     admissions: int = 0  # Requests admitted so far, repeats included.
     orders: dict[str, AnyPolicy] = {}  # Eviction policy of each pool, by tier and owner.
+    candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.deferral import transient_nodes
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.state import CellState
 from shared.messages.status import CellStatus, PoolStatus, WorkerStatus
@@ -14,6 +15,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
     ]
     page_size = state.tree.page_size
+    in_queue, in_flight = transient_nodes(state)
     return CellStatus(
         scheduler_id=scheduler_id,
         epoch=state.epoch,
@@ -31,7 +33,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
                 running=len(worker.running),
-                waiting=len(worker.queue),
+                waiting=worker.queue.size + len(worker.deferred),
             )
             for worker in state.workers.values()
         ),
@@ -39,6 +41,9 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pools=tuple(pools),
         counters=dict(state.counters),
         nodes=len(state.tree.nodes) - len(state.tree.roots),
+        deferred=sum(len(worker.deferred) for worker in state.workers.values()),
+        in_queue_nodes=in_queue,
+        in_flight_nodes=in_flight,
     )
 
 

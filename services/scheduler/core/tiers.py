@@ -1,24 +1,39 @@
-"""Making room on a device: evict what the policy names, backing it up to host memory where there is one."""
+"""Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there."""
 
 from __future__ import annotations
 
-from services.scheduler.core.backups import (
-    backup_target,
-    join_transfer,
-    open_transfer,
-    pages_leaving,
-    send_transfer,
-    take_host_pages,
-)
+from dataclasses import dataclass, field
+
+from services.scheduler.core.backups import backup_target, join_transfer, open_transfer, pages_leaving, send_transfer
+from services.scheduler.core.host_admission import admit_to_host
 from services.scheduler.core.prefix_tree import Node, page_count
-from services.scheduler.core.residency import drop_device, split_node, take_device_victim
-from services.scheduler.core.state import CellState, Transfer, Worker, count, storage_of
+from services.scheduler.core.residency import (
+    DEVICE,
+    drop_device,
+    is_left_bare,
+    order_of,
+    split_node,
+    take_device_victim,
+)
+from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
 from services.scheduler.core.turn import Turn
 
 # Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.
-_LEAST_EVICTED_TOKENS = 256
-# Bounds the size of one BackupPages message: 24 bytes a page.
-_TRANSFER_PAGES = 8192
+LEAST_EVICTED_TOKENS = 256
+# Bounds the size of one BackupPages or PromotePages message: 24 bytes a page.
+TRANSFER_PAGES = 8192
+
+
+@dataclass(slots=True)
+class _Eviction:
+    """The backups that one making of room leads to. ``pages`` are those of the last one.
+
+    ``leaving`` counts, by parent, the children that leave with them, so that a chain goes in one transfer.
+    """
+
+    transfers: list[Transfer] = field(default_factory=list)
+    pages: int = 0
+    leaving: dict[int, int] = field(default_factory=dict)
 
 
 def can_make_room(worker: Worker, pages: int) -> bool:
@@ -34,54 +49,65 @@ def make_room(turn: Turn, worker: Worker, pages: int) -> bool:
     if missing <= 0:
         return True
     missing -= pages_leaving(state, worker)
-    transfer: Transfer | None = None
-    transfer_pages = 0
+    eviction = _Eviction()
     while missing > 0:
-        node = take_device_victim(state, worker.worker_id)
+        node = take_device_victim(state, worker.worker_id, eviction.leaving)
         if node is None:
             break
-        node = _trim(state, node, missing)
-        size = page_count(state.tree, node)
-        missing -= size
-        host_pages = _backup_pages(state, node, worker, size)
-        if host_pages is None:
-            count(state, "evicted_pages_device", drop_device(state, node, worker))
-            continue
-        storage = backup_target(state, worker)
-        if transfer is not None and transfer_pages + size > _TRANSFER_PAGES:
-            send_transfer(turn, transfer)
-            transfer = None
-        if transfer is None and storage is not None:
-            transfer, transfer_pages = open_transfer(turn, worker, storage), 0
-        if transfer is not None:
-            join_transfer(state, transfer, node, host_pages)
-            transfer_pages += size
-    if transfer is not None:
+        trim(state, node, missing)
+        missing -= page_count(state.tree, node)
+        _evict(turn, worker, node, eviction)
+    for transfer in eviction.transfers:
         send_transfer(turn, transfer)
     return worker.pool.free >= pages
 
 
-def _trim(state: CellState, node: Node, pages: int) -> Node:
-    """Keep the front of a victim that is much larger than what is missing; returns the part to evict."""
-    least = -(-_LEAST_EVICTED_TOKENS // state.tree.page_size)
-    excess = page_count(state.tree, node) - min(max(pages, least), _TRANSFER_PAGES)
+def trim(state: CellState, node: Node, pages: int) -> None:
+    """Cut off the front of a victim that is much larger than the pages that are missing; what is left is to go."""
+    least = -(-LEAST_EVICTED_TOKENS // state.tree.page_size)
+    excess = page_count(state.tree, node) - min(max(pages, least), TRANSFER_PAGES)
     if excess > 0 and not node.transfer:
         split_node(state, node, excess)  # The lower part keeps the id.
-    return node
 
 
-def _backup_pages(state: CellState, node: Node, worker: Worker, size: int) -> bytes | None:
-    """Host pages to back a victim up to, or None when it is to be dropped as it is."""
+def _evict(turn: Turn, worker: Worker, node: Node, eviction: _Eviction) -> None:
+    """Drop a node at once, or let it leave with a backup when it is to have a copy or its children leave with one."""
+    state = turn.state
+    parent_id = node.parent
     storage = backup_target(state, worker)
-    if storage is None or storage.storage_id in node.host or node.transfer:
-        return None  # Nowhere to go, a copy is there, or another worker's backup is about to make one.
-    return take_host_pages(state, storage, size)
+    pages = None
+    # A node that has a copy needs none, nor one that another worker's backup is about to give one.
+    if storage is not None and storage.storage_id not in node.host and not node.transfer:
+        pages = admit_to_host(state, storage, node)
+    if storage is not None and (pages is not None or worker.worker_id in node.below):
+        join_transfer(state, _transfer_for(turn, worker, storage, eviction, pages or b""), node, pages or b"")
+        eviction.leaving[parent_id] = eviction.leaving.get(parent_id, 0) + 1
+    else:
+        count(state, "evicted_pages_device", drop_device(state, node, worker))
+    parent = state.tree.nodes.get(parent_id)
+    if parent is not None and is_left_bare(parent, worker.worker_id, eviction.leaving):
+        order_of(state, DEVICE, worker.worker_id).offer(parent)
+
+
+def _transfer_for(turn: Turn, worker: Worker, storage: Storage, eviction: _Eviction, pages: bytes) -> Transfer:
+    """The transfer that a node with these host pages (packed) joins: the last one, or a new one when that is full."""
+    size = len(pages) // 4
+    if not eviction.transfers or eviction.pages + size > TRANSFER_PAGES:
+        eviction.transfers.append(open_transfer(turn, worker, storage))
+        eviction.pages = 0
+    eviction.pages += size
+    return eviction.transfers[-1]
 
 
 def keep_reserve(turn: Turn, worker: Worker) -> None:
     """Evict ahead of need where eviction takes a backup's time, so that an allocation seldom waits for one."""
-    if storage_of(turn.state, worker) is None:
+    if storage_of(turn.state, worker) is None or turn.state.config.admission == "none":
         return
-    reserve = int(worker.pool.total * turn.state.config.reserve_fraction)
+    reserve = reserved_pages(turn.state, worker)
     if worker.pool.free < reserve:
         make_room(turn, worker, reserve)
+
+
+def reserved_pages(state: CellState, worker: Worker) -> int:
+    """Device pages that eviction tries to keep free. Does not mutate."""
+    return int(worker.pool.total * state.config.reserve_fraction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.backups import expire_backup
 from services.scheduler.core.cancellation import end_early
+from services.scheduler.core.deferral import expire_deferral
 from services.scheduler.core.queueing import fail
 from services.scheduler.core.state import Timer, count
 from services.scheduler.core.turn import Turn
@@ -25,6 +26,10 @@ def _deadline(turn: Turn, timer: Timer) -> None:
     end_early(turn, request, "deadline")
 
 
+def _deferral(turn: Turn, timer: Timer) -> None:
+    expire_deferral(turn, turn.state.requests[timer.subject])
+
+
 def _resume(turn: Turn, timer: Timer) -> None:
     request = turn.state.requests[timer.subject]
     request.resume_timer = ""
@@ -35,4 +40,4 @@ def _backup(turn: Turn, timer: Timer) -> None:
     expire_backup(turn, turn.state.transfers[int(timer.subject)])
 
 
-_HANDLERS = {"deadline": _deadline, "resume": _resume, "backup": _backup}
+_HANDLERS = {"deadline": _deadline, "deferral": _deferral, "resume": _resume, "backup": _backup}

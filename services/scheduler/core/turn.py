@@ -12,13 +12,18 @@ from shared.messages.worker_plans import WorkerOrder, WorkerPlan
 class Turn:
     """Numbers and collects what one input leads to."""
 
-    __slots__ = ("outputs", "seq", "state", "time_ns")
+    __slots__ = ("outputs", "seq", "state", "time_ns", "touched")
 
     def __init__(self, state: CellState, seq: int, time_ns: int) -> None:
         self.state = state
         self.seq = seq
         self.time_ns = time_ns
         self.outputs: list[Output] = []
+        self.touched: dict[str, None] = {}  # Workers that may have something new to do.
+
+    def touch(self, worker_id: str) -> None:
+        """Something changed by which this worker may be able to take on more."""
+        self.touched[worker_id] = None
 
     def to_worker(self, worker: Worker, order: WorkerOrder) -> int:
         """Order a worker; returns the plan's number."""

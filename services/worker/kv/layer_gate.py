@@ -8,6 +8,8 @@ forward pass computes from then on will be used.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 from shared.errors import TransportError
 
@@ -17,21 +19,40 @@ class LoadRejected(TransportError):
 
 
 class LayerGate:
-    """``timeout_s`` bounds the wait for one layer."""
+    """``timeout_s`` bounds the wait for one layer; ``clock_ns`` measures waits."""
 
-    def __init__(self, layers: int, *, timeout_s: float) -> None:
+    def __init__(self, layers: int, *, timeout_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._layers = layers
         self._timeout_s = timeout_s
+        self._clock_ns = clock_ns
         self._released = 0
+        self._released_ns = clock_ns()
         self._reason: str | None = None
         self.overdue = False  # Whether a wait took too long.
+        self.waited_ns = 0  # Time that the computing thread has spent waiting.
         self._changed = threading.Condition()
 
     def release(self, layer: int) -> None:
         """The pages of all layers up to ``layer`` are on the device."""
         with self._changed:
             self._released = max(self._released, layer + 1)
+            self._released_ns = self._clock_ns()
             self._changed.notify_all()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many layers have been released, and when the last of them was (or, before any, the gate made), ns."""
+        with self._changed:
+            return self._released, self._released_ns
+
+    def expire(self) -> bool:
+        """Whether the next layer has taken too long although nobody waits for it; closes the gate if so."""
+        with self._changed:
+            is_overdue = self._clock_ns() - self._released_ns > self._timeout_s * 1e9
+            if is_overdue and self._reason is None:
+                self._give_up(self._released)
+                self._changed.notify_all()
+            return is_overdue
 
     def reject(self, reason: str) -> None:
         """Close the gate: every wait raises from now on."""
@@ -50,9 +71,15 @@ class LayerGate:
         if self._released > layer and self._reason is None:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._reason is not None or self._released > layer, self._timeout_s)
+            if self._reason is None:
+                began_ns = self._clock_ns()
+                self._changed.wait_for(lambda: self._reason is not None or self._released > layer, self._timeout_s)
+                self.waited_ns += max(0, self._clock_ns() - began_ns)
             if self._reason is None and self._released <= layer:
-                self.overdue = True
-                self._reason = f"the load of layer {layer} took longer than {self._timeout_s} s"
+                self._give_up(layer)
             if self._reason is not None:
                 raise LoadRejected(self._reason)
+
+    def _give_up(self, layer: int) -> None:
+        self.overdue = True
+        self._reason = f"the load of layer {layer} took longer than {self._timeout_s} s"

@@ -1,8 +1,8 @@
 """Host→device loads of one batch: gather, verify, write, layer by layer, while the step computes.
 
-Every page is verified before its bytes can be read by attention: its identity against the plan's, and each
-layer's checksum, seeded with that identity, over the staged copy that is then written (see ``PoolHandle``).
-A page that fails is not written; the others of its load go on, so that a request keeps what was good.
+One transfer thread makes all copies (see ``verified_copy``), so its one staging buffer has one user. It takes the
+loads of a batch layer by layer, releasing each layer at the gate. Promotions, which nobody waits for, get that
+thread piece by piece when no load wants it (see ``promotions``).
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from services.worker.kv.host_pools import HostPools
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.kv.page_writers import STAGED_PAGES, PageWriter
+from services.worker.kv.promotions import Promoted, Promotions
+from services.worker.kv.verified_copy import VerifiedCopy
 from shared.errors import TransportError
-from shared.ids import DIGEST_BYTES
-from shared.memory import HostPoolView
-from shared.memory.host_pool import layer_checksum
-from shared.messages.base import pack_int32
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.worker_events import LoadFailure
-from shared.messages.worker_plans import PageLoad
+from shared.messages.worker_plans import PageLoad, PromotePages
 
 JOIN_TIMEOUT_S = 60.0
 """Longest wait for a cancelled transfer to notice; past it the worker is broken and must not reuse pages."""
@@ -33,68 +28,38 @@ JOIN_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class LoadResult:
-    """What became of a batch's loads. ``bad_pages`` are device pages whose KV is not there."""
+    """What became of a batch's loads.
+
+    ``lost_pages`` are all device pages of loads that failed: the scheduler undoes such a load as a whole, so nobody
+    may count even on those of its pages that were good.
+    """
 
     failures: list[LoadFailure] = field(default_factory=list)
     failed_requests: list[str] = field(default_factory=list)
-    bad_pages: frozenset[int] = frozenset()
-    pages: int = 0
+    lost_pages: frozenset[int] = frozenset()
+    pages: int = 0  # Verified and written.
     nbytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-
-
-class _Job:
-    """One PageLoad on its way. ``wrong`` marks pages that failed, with the first reason."""
-
-    def __init__(self, load: PageLoad, geometry: KvGeometry, device_pages: int) -> None:
-        self.load = load
-        self.host = np.frombuffer(load.host_pages, dtype="<i4").astype(np.int32)
-        self.device = np.frombuffer(load.device_pages, dtype="<i4").astype(np.int32)
-        self.wrong = np.zeros(len(self.host), dtype=bool)
-        self.reason = ""
-        self._geometry = geometry
-        self._device_pages = device_pages
-
-    def open(self, pools: HostPools) -> HostPoolView | None:
-        """Check everything that can be checked before a byte moves; None if the whole load fails."""
-        if len(self.host) != len(self.device) or len(self.load.identities) != len(self.host) * DIGEST_BYTES:
-            self.refuse("the load's lists differ in length")
-            return None
-        try:
-            view = pools.find(self.load.storage_id)
-        except TransportError as error:
-            self.refuse(error.message)
-            return None
-        if len(self.host) and not (
-            0 <= self.host.min() <= self.host.max() < view.handle.pages
-            and 0 <= self.device.min() <= self.device.max() < self._device_pages
-        ):
-            self.refuse("the load names pages outside the pools")
-            return None
-        wanted = np.frombuffer(self.load.identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        self.mark((view.identities[self.host] != wanted).any(axis=1), "identity")
-        return view
-
-    def identity(self, index: int) -> bytes:
-        return self.load.identities[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-
-    def mark(self, wrong: npt.NDArray[np.bool_], reason: str) -> None:
-        if wrong.any():
-            self.wrong |= wrong
-            self.reason = self.reason or reason
-
-    def refuse(self, reason: str) -> None:
-        """No page of this load is to be used."""
-        self.wrong[:] = True
-        self.reason = self.reason or reason
+    waited_ns: int = 0  # Time that the computing thread waited, at the gate or for the end.
 
     @property
-    def bad_pages(self) -> list[int]:
-        """Device pages whose KV is not there."""
-        bad = self.device if self.wrong.all() else self.device[self.wrong]
-        pages: list[int] = bad.tolist()
-        return pages
+    def load_ns(self) -> int:
+        """Wall time from the start of the loads to their end."""
+        return max(0, self.ended_ns - self.started_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the loads of a batch are. Times in ns, ``layers`` and ``released`` in layers."""
+
+    layers: int
+    pages: int
+    released: int
+    released_after_ns: int  # From the start to the last release, 0 before any.
+    since_ns: int  # Since then.
+    is_rejected: bool
+    has_ended: bool  # Nothing is being written any more.
 
 
 class BatchTransfer:
@@ -111,91 +76,90 @@ class BatchTransfer:
         timeout_s: float,
         clock_ns: Callable[[], int],
     ) -> None:
-        self.gate = LayerGate(geometry.layers, timeout_s=timeout_s)
+        self.gate = LayerGate(geometry.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._geometry = geometry
         self._writer = writer
         self._clock_ns = clock_ns
         self._cancelled = threading.Event()
         self._ended = threading.Event()
         self._result = LoadResult(started_ns=clock_ns())
-        self._jobs = [_Job(load, geometry, device_pages) for load in loads]
-        self._views = [job.open(pools) for job in self._jobs]
-        for job in self._jobs:
-            if job.reason:
-                self.gate.reject(job.reason)
+        self._loads = loads
+        self._copies = [VerifiedCopy(load, geometry, device_pages) for load in loads]
+        for copy in self._copies:
+            copy.open(pools)
+            if copy.reason:
+                self.gate.reject(copy.reason)
 
     def run(self) -> None:
         """Load layer after layer; never raises."""
         try:
             for layer in range(self._geometry.layers):
-                for job, view in zip(self._jobs, self._views, strict=True):
-                    if view is not None:
-                        self._load_layer(job, view, layer)
+                for copy in self._copies:
+                    if copy.is_open:
+                        self._load_layer(copy, layer)
                 self.gate.release(layer)
         except Exception as error:
             # Whatever it was, no page of this batch is known to be right.
-            for job in self._jobs:
-                job.refuse(f"{type(error).__name__}: {error}")
+            for copy in self._copies:
+                copy.refuse(f"{type(error).__name__}: {error}")
             self.gate.reject(str(error))
         finally:
             self._result.ended_ns = self._clock_ns()
             self._ended.set()
 
+    @property
+    def progress(self) -> Progress:
+        """Where the transfer thread is now."""
+        started_ns = self._result.started_ns
+        released, released_ns = self.gate.progress
+        last_ns = released_ns if released else started_ns
+        return Progress(
+            layers=self._geometry.layers,
+            pages=sum(len(copy.host) for copy in self._copies),
+            released=released,
+            released_after_ns=max(0, last_ns - started_ns),
+            since_ns=max(0, self._clock_ns() - last_ns),
+            is_rejected=self.gate.rejected is not None,
+            has_ended=self._ended.is_set(),
+        )
+
     def finish(self) -> LoadResult:
         """Wait until nothing of this batch is being written any more, and say what failed."""
+        result = self._result
         try:
             self.gate.wait(self._geometry.layers - 1)
         except LoadRejected:
-            # Pages that are good go on to the device, unless it was time itself that ran out.
+            # The others go on until all that is wrong is known, unless it was time itself that ran out.
             if self.gate.overdue:
                 self._cancelled.set()
+        began_ns = 0 if self._ended.is_set() else self._clock_ns()
         if not self._ended.wait(JOIN_TIMEOUT_S):
             raise TransportError("a load does not end; its device pages cannot be used again")
-        result = self._result
-        bad: set[int] = set()
-        for job in self._jobs:
-            if job.reason:
+        result.waited_ns = self.gate.waited_ns + (max(0, self._clock_ns() - began_ns) if began_ns else 0)
+        lost: set[int] = set()
+        for load, copy in zip(self._loads, self._copies, strict=True):
+            if copy.reason:
                 result.failures.append(
-                    LoadFailure(
-                        storage_id=job.load.storage_id,
-                        host_pages=pack_int32(job.host[job.wrong]),
-                        reason=job.reason,
-                    )
+                    LoadFailure(storage_id=load.storage_id, host_pages=copy.wrong_host_pages, reason=copy.reason)
                 )
-                result.failed_requests.append(job.load.request_id)
-                bad.update(job.bad_pages)
-            result.pages += int((~job.wrong).sum())
-        result.bad_pages = frozenset(bad)
+                result.failed_requests.append(load.request_id)
+                lost.update(copy.device.tolist())
+            result.pages += int((~copy.wrong).sum())
+        result.lost_pages = frozenset(lost)
         result.nbytes = result.pages * self._geometry.page_bytes
         return result
 
-    def _load_layer(self, job: _Job, view: HostPoolView, layer: int) -> None:
-        for start in range(0, len(job.host), STAGED_PAGES):
+    def _load_layer(self, copy: VerifiedCopy, layer: int) -> None:
+        for start in range(0, len(copy.host), STAGED_PAGES):
             if self._cancelled.is_set():
                 raise TransportError("the load was given up")
-            host = job.host[start : start + STAGED_PAGES]
-            rows = self._writer.staging[: len(host)]
-            rows[...] = view.pages[:, layer][host]
-            sums = view.checksums[host, layer].tolist()
-            wrong = np.zeros(len(job.host), dtype=bool)
-            for row, expected in enumerate(sums):
-                index = start + row
-                if not job.wrong[index] and layer_checksum(rows[row], job.identity(index)) != expected:
-                    wrong[index] = True
-            if wrong.any():
-                job.mark(wrong, f"checksum of layer {layer}")
-                self.gate.reject(job.reason)
-            good = ~job.wrong[start : start + len(host)]
-            if good.all():
-                self._writer.write(layer, job.device[start : start + len(host)], len(host))
-            elif good.any():
-                kept = int(good.sum())
-                rows[:kept] = rows[good]
-                self._writer.write(layer, job.device[start : start + len(host)][good], kept)
+            copy.copy(self._writer, layer, start, STAGED_PAGES)
+            if copy.reason:
+                self.gate.reject(copy.reason)
 
 
 class Loads:
-    """The worker's loads: its host pools, its writer and the one transfer thread."""
+    """The worker's loads: its host pools, its writer and the one transfer thread. Used by the compute thread."""
 
     def __init__(
         self,
@@ -207,7 +171,7 @@ class Loads:
         clock_ns: Callable[[], int],
         submit: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """``submit`` runs a transfer; by default on a thread of its own."""
+        """``submit`` runs transfers one at a time in order; by default on a thread of their own."""
         self.pools = HostPools(geometry)
         self._geometry = geometry
         self._device_pages = device_pages
@@ -219,6 +183,7 @@ class Loads:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads")
             submit = self._threads.submit
         self._submit = submit
+        self._promotions = Promotions(geometry.layers, writer, submit, clock_ns=clock_ns)
 
     def start(self, loads: Sequence[PageLoad]) -> BatchTransfer:
         """Begin to load; the caller finishes the transfer before it starts the next."""
@@ -234,7 +199,27 @@ class Loads:
         self._submit(transfer.run)
         return transfer
 
+    def promote(self, order: PromotePages, ended: Callable[[Promoted], None]) -> None:
+        """Copy ahead of demand, when no load wants the thread. ``ended`` is called once, on whichever thread that is,
+        when nothing of this order is written any more.
+        """
+        copy = VerifiedCopy(order, self._geometry, self._device_pages)
+        copy.open(self.pools)
+        self._promotions.add(order, copy, ended)
+
+    def attach(self, storage_id: str, handle: PoolHandle) -> None:
+        """Map a host pool; see :meth:`HostPools.attach`."""
+        self._promotions.cancel(storage_id, "the host pool was replaced")
+        self.pools.attach(storage_id, handle)
+
+    def detach(self, storage_id: str) -> None:
+        """Unmap a host pool; promotions from it fail."""
+        self._promotions.cancel(storage_id, "the host pool was detached")
+        self.pools.detach(storage_id)
+
     def close(self) -> None:
+        """End the thread, then unmap. Promotions under way stop after their piece and are not answered."""
+        self._promotions.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self.pools.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.scheduler import core
@@ -26,3 +27,28 @@ def test_scrape_shows_the_latest_status() -> None:
     assert "thermocline_workers 1.0" in lines
     pages = [line for line in lines if line.startswith('thermocline_pool_pages{owner="w1"')]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in pages) == 64.0
+
+
+def test_scheduling_is_told_in_base_units() -> None:
+    """Times are in seconds, whatever the core counts in, and what never happened is 0."""
+    cell = scripted_cell(3)
+    counters = {"bubble_us": 1_500_000, "stall_us": 250_000, "deferral_ms": 40, "requests_deferred": 7}
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    status = core.status(cell.fold.state, "s")
+    collector.latest = msgspec.structs.replace(status, counters=counters, in_flight_nodes=2)
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    for line in (
+        "thermocline_bubble_seconds_total 1.5",
+        "thermocline_stall_seconds_total 0.25",
+        "thermocline_deferral_seconds_total 0.04",
+        "thermocline_deferrals_total 7.0",
+        "thermocline_batches_loading_bound_total 0.0",
+        'thermocline_transient_nodes{mark="in_flight"} 2.0',
+        'thermocline_worker_requests{state="waiting",worker="w1"} 0.0',
+        "thermocline_deferred_requests 0.0",
+    ):
+        assert line in lines

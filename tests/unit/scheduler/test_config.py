@@ -30,11 +30,26 @@ def test_settings_reach_the_cell_config() -> None:
 def test_faults_of_values_are_reported_together() -> None:
     """A process refuses to start with all that is wrong."""
     with pytest.raises(ConfigError) as caught:
-        check(SchedulerConfig(id="not a name", policy="nonsense", nats=()))
+        check(
+            SchedulerConfig(
+                id="not a name",
+                policy="nonsense",
+                nats=(),
+                eviction_expression="frequency - clock",
+                hotness_expression="heat",
+            )
+        )
 
     assert "--id" in caught.value.message
     assert "nonsense" in caught.value.message
     assert "--nats" in caught.value.message
+    assert "--eviction-expression: expression 'frequency - clock', column 11" in caught.value.message
+    assert "--hotness-expression: expression 'heat', column 1" in caught.value.message
+
+
+def test_every_expression_of_the_papers_form_is_accepted() -> None:
+    """Three of clock, frequency and length with two operators between them."""
+    check(SchedulerConfig(eviction_expression="clock + freq / length", hotness_expression="frequency * clock"))
 
 
 @pytest.mark.parametrize("flags", [{"max_running": "0"}, {"reserve_fraction": "1.5"}, {"snapshot_every_inputs": "-1"}])

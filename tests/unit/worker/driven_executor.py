@@ -18,7 +18,13 @@ from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams
 from shared.messages.tokens import TokenItem
-from shared.messages.worker_events import BatchDone, LeaseRequested, RequestFinished, RequestPreempted
+from shared.messages.worker_events import (
+    BatchDone,
+    LeaseRequested,
+    PagesPromoted,
+    RequestFinished,
+    RequestPreempted,
+)
 from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
@@ -27,11 +33,12 @@ from shared.messages.worker_plans import (
     PageLoad,
     PreemptRequest,
     PrefillChunk,
+    PromotePages,
     RunBatch,
     WorkerOrder,
 )
 from tests.unit.worker.fake_model import EOS, GEOMETRY, SHM_PREFIX, VOCAB_SIZE, FakeRunner, kv_of
-from tests.unit.worker.pools import identity_of, page_load
+from tests.unit.worker.pools import identity_of, page_load, page_promotion
 
 
 def vocabulary() -> Vocabulary:
@@ -129,6 +136,9 @@ class Driven:
     def preempted(self) -> list[RequestPreempted]:
         return [event for event in self.events if isinstance(event, RequestPreempted)]
 
+    def promoted(self) -> list[PagesPromoted]:
+        return [event for event in self.events if isinstance(event, PagesPromoted)]
+
     def lease_requests(self) -> list[LeaseRequested]:
         return [event for event in self.events if isinstance(event, LeaseRequested)]
 
@@ -182,8 +192,8 @@ def chunk(start: int, end: int, *, request_id: str = "r", attempt: int = 1) -> P
     return PrefillChunk(request_id=request_id, attempt=attempt, start=start, end=end)
 
 
-def batch(*chunks: PrefillChunk, loads: Sequence[PageLoad] = ()) -> RunBatch:
-    return RunBatch(chunks=chunks, loads=tuple(loads))
+def batch(*chunks: PrefillChunk, loads: Sequence[PageLoad] = (), fill_bubble: bool = False) -> RunBatch:
+    return RunBatch(chunks=chunks, loads=tuple(loads), fill_bubble=fill_bubble)
 
 
 def extend(pages: Sequence[int], *, request_id: str = "r", attempt: int = 1) -> ExtendLease:
@@ -217,5 +227,22 @@ def load(
     storage_id: str = "s",
 ) -> PageLoad:
     """Load pages ``indexes`` of ``tokens`` from host pages to device pages."""
-    labels = [f"{tokens[: (index + 1) * GEOMETRY.page_size]}" for index in indexes]
-    return page_load(host, device, labels, request_id=request_id, storage_id=storage_id)
+    return page_load(host, device, labels_of(tokens, indexes), request_id=request_id, storage_id=storage_id)
+
+
+def promote(
+    tokens: Sequence[int],
+    indexes: Sequence[int],
+    host: Sequence[int],
+    device: Sequence[int],
+    *,
+    promotion_id: int = 1,
+    storage_id: str = "s",
+) -> PromotePages:
+    """Promote pages ``indexes`` of ``tokens`` from host pages to device pages."""
+    return page_promotion(host, device, labels_of(tokens, indexes), promotion_id=promotion_id, storage_id=storage_id)
+
+
+def labels_of(tokens: Sequence[int], indexes: Sequence[int]) -> list[str]:
+    """What pages ``indexes`` of ``tokens`` are called: all tokens up to their end."""
+    return [f"{tokens[: (index + 1) * GEOMETRY.page_size]}" for index in indexes]

@@ -7,7 +7,7 @@ all tokens so far, read back through the page table. So the expected answer is a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -63,6 +63,7 @@ class FakeRunner:
         self.steps: list[list[tuple[int, int]]] = []  # (context, rows) of each segment.
         self.is_broken = False
         self.is_poisonable = False
+        self.on_forward: Callable[[], object] = lambda: None  # Called at the start of each forward pass.
 
     @property
     def geometry(self) -> KvGeometry:
@@ -71,6 +72,7 @@ class FakeRunner:
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor:
+        self.on_forward()
         self.steps.append([(segment.context, segment.rows) for segment in meta.segments])
         if self.is_broken or (self.is_poisonable and POISON in ids.tolist()):
             raise RuntimeError("out of memory")

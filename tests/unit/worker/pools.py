@@ -11,7 +11,7 @@ from services.worker.kv.device_pool import DevicePool
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
-from shared.messages.worker_plans import PageLoad
+from shared.messages.worker_plans import PageLoad, PromotePages
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=4, page_size=4, dtype="float32")
 SHM_PREFIX = "thermocline-test"
@@ -35,6 +35,23 @@ def page_load(
     return PageLoad(
         request_id=request_id,
         attempt=1,
+        storage_id=storage_id,
+        host_pages=pack_int32(host),
+        device_pages=pack_int32(device),
+        identities=b"".join(identity_of(label) for label in labels),
+    )
+
+
+def page_promotion(
+    host: Sequence[int],
+    device: Sequence[int],
+    labels: Sequence[str],
+    *,
+    promotion_id: int = 1,
+    storage_id: str = "s",
+) -> PromotePages:
+    return PromotePages(
+        promotion_id=promotion_id,
         storage_id=storage_id,
         host_pages=pack_int32(host),
         device_pages=pack_int32(device),

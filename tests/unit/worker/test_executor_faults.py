@@ -129,6 +129,55 @@ def test_requests_that_share_a_failed_page_fail_with_it(driven: Driven) -> None:
     assert driven.items("r") == driven.items("q") == []
 
 
+def test_a_good_page_of_a_failed_load_is_lost_to_all(driven: Driven) -> None:
+    """The scheduler undoes a failed load as a whole, so a request on its good pages fails with it, and so does one
+    whose chunk comes in the next batch. A request on another load goes on.
+    """
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    back_up(host, 1, PROMPT, 1)
+    back_up(host, 2, OTHER, 0)
+    host.pages[1, 2, 0] ^= 1
+    sibling = [*PROMPT[:4], 3, 3, 3]
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=8, host_tokens=8))
+    driven.give(admit(sibling, [7, 12, 13, 14], cached=4, host_tokens=4, request_id="q"))
+    driven.give(admit(sibling, [7, 15, 16, 17], cached=4, host_tokens=4, request_id="later"))
+    driven.give(admit(OTHER, [10, 20, 21, 22], cached=4, host_tokens=4, request_id="other"))
+    loads = [load(PROMPT, [0, 1], [0, 1], [7, 2]), load(OTHER, [0], [2], [10], request_id="other")]
+    driven.give(batch(chunk(8, 10), chunk(4, 7, request_id="q"), chunk(4, 7, request_id="other"), loads=loads))
+    driven.give(batch(chunk(4, 7, request_id="later")))
+
+    driven.run()
+
+    first, second = driven.done()
+    assert sorted(first.failed) == ["q", "r"]
+    assert unpack_int32(first.load_failures[0].host_pages) == [1]
+    assert second.failed == ("later",)
+    assert driven.items("r") == driven.items("q") == driven.items("later") == []
+    assert driven.tokens("other") == continuation(OTHER, 8)
+    assert (first.loaded_tokens, first.computed_tokens) == (8, 3)
+
+
+@pytest.mark.parametrize("fault", ["refused", "raises"])
+def test_a_load_is_undone_with_its_request_whatever_failed(driven: Driven, fault: str) -> None:
+    """The owner of a shared load is refused or cannot be computed: the other one may not go on with its pages."""
+    host = driven.host_pool(4)
+    prompt = [5, 6, 7, 8, POISON, 10]
+    back_up(host, 0, prompt, 0)
+    driven.runner.is_poisonable = True
+    driven.give(admit(prompt, [7, 64] if fault == "refused" else [7, 2, 3, 4], cached=4))
+    driven.give(admit([*prompt[:4], 3, 3], [7, 12, 13, 14], cached=4, request_id="q"))
+    driven.give(admit(OTHER, range(30, 36), request_id="other"))
+    chunks = [chunk(4, 6), chunk(4, 6, request_id="q"), chunk(0, 7, request_id="other")]
+    driven.give(batch(*chunks, loads=[load(prompt, [0], [0], [7])]), batch(chunk(4, 6, request_id="q")))
+
+    driven.run()
+
+    assert [sorted(done.failed) for done in driven.done()] == [["q", "r"], ["q"]]
+    assert driven.items("q") == []
+    assert driven.tokens("other") == continuation(OTHER, 8)
+
+
 def test_a_batch_of_loads_alone_is_executed(driven: Driven) -> None:
     """Nothing is computed; the pages are there afterwards."""
     host = driven.host_pool(4)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from services.worker.steps import Work, chunks, decodes, pages_of, still_computable
-from shared.messages.worker_plans import PrefillChunk
+from services.worker.steps import Work, chunks, decodes, pages_of, split_lost
+from shared.messages.base import pack_int32
+from shared.messages.worker_plans import PageLoad, PrefillChunk
 from tests.unit.worker.made_requests import decoding, make_request
 
 
@@ -80,13 +81,40 @@ def test_a_chunk_beyond_the_page_table_is_rejected() -> None:
     assert chunks({"r": request}, [chunk(0, 10)]) == ([], ["r"])
 
 
-def test_work_whose_prefix_was_lost_is_split_off() -> None:
-    """After a failed load the others go on."""
-    good, bad = make_request(computed=4), make_request(computed=4)
-    work = [Work(good, 4, 8, samples=False, is_chunk=True), Work(bad, 4, 8, samples=False, is_chunk=True)]
-    bad.computed = 0
+def page_load_of(request_id: str, *pages: int) -> PageLoad:
+    packed = pack_int32(pages)
+    return PageLoad(
+        request_id=request_id, attempt=1, storage_id="s", host_pages=packed, device_pages=packed, identities=b""
+    )
 
-    assert still_computable(work) == ([work[0]], [work[1]])
+
+def prefill(request_id: str, start: int, end: int, pages: tuple[int, ...]) -> Work:
+    request = make_request(pages=pages, computed=start)
+    request.request_id = request_id
+    return Work(request, start, end, samples=False, is_chunk=True)
+
+
+def test_chunks_on_lost_pages_are_split_off() -> None:
+    """Those whose prefix has a lost page; a page that a chunk itself writes is no loss, and decode steps go on."""
+    good, bad = prefill("a", 4, 8, (5, 6, 7)), prefill("b", 8, 10, (5, 6, 7))
+    decode = Work(decoding(), 9, 10, samples=True, is_chunk=False)
+
+    assert split_lost([good, bad, decode], [], [], {6}) == ([good, decode], [bad], {6, 7})
+
+
+def test_a_loss_spreads_to_all_that_stand_on_it() -> None:
+    """A failed request takes its load along, that load the requests that share it, and these what they were to
+    write.
+    """
+    owner, sharer = prefill("a", 4, 8, (1, 2, 3)), prefill("b", 8, 10, (1, 9, 10))
+    third, other = prefill("c", 4, 6, (10, 11)), prefill("d", 4, 6, (20, 21))
+    loads = [page_load_of("a", 1), page_load_of("b", 9), page_load_of("d", 20)]
+
+    good, lost, gone = split_lost([third, other, sharer], loads, [owner.request.request_id], [])
+
+    assert good == [other]
+    assert lost == [sharer, third]
+    assert gone == {1, 9, 10, 11}
 
 
 def test_pages_of_a_chunk_include_its_partial_pages() -> None:

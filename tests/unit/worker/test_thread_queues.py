@@ -39,9 +39,19 @@ def test_the_inbox_is_bounded() -> None:
         inbox.put(arrival(3))
 
 
-@pytest.mark.parametrize("wake", ["put", "close"])
+def test_looking_takes_nothing() -> None:
+    """The oldest order stays where it is."""
+    inbox = Inbox()
+    assert inbox.peek() is None
+    inbox.put(arrival(1))
+    inbox.put(arrival(2))
+
+    assert inbox.peek() == inbox.peek() == inbox.take()
+
+
+@pytest.mark.parametrize("wake", ["put", "wake", "close"])
 def test_a_sleeping_reader_is_woken(wake: str) -> None:
-    """By an order, and by the end."""
+    """By an order, by somebody who wants it to look around, and by the end."""
     inbox = Inbox()
     woken = threading.Event()
 
@@ -53,12 +63,29 @@ def test_a_sleeping_reader_is_woken(wake: str) -> None:
     reader.start()
     if wake == "put":
         inbox.put(arrival(1))
+    elif wake == "wake":
+        inbox.wake()
     else:
         inbox.close()
     reader.join(10)
 
     assert woken.is_set()
     assert inbox.is_closed == (wake == "close")
+
+
+def test_one_call_wakes_once() -> None:
+    """A reader that was woken sleeps again, rather than turning in circles."""
+    inbox = Inbox()
+    inbox.wake()
+    inbox.wait()
+    reader = threading.Thread(target=inbox.wait)
+    reader.start()
+
+    reader.join(0.05)
+    assert reader.is_alive()
+    inbox.close()
+    reader.join(10)
+    assert not reader.is_alive()
 
 
 async def test_reports_are_handled_on_the_loop_in_order() -> None:

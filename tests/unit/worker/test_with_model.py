@@ -92,7 +92,10 @@ def test_mixed_steps_equal_generate(made: Driven, reference: torch.nn.Module) ->
         assert made.tokens(name) == greedy(reference, prompt)
 
 
-def test_a_prefix_loaded_from_the_host_pool_equals_a_computed_one(made: Driven, reference: torch.nn.Module) -> None:
+@pytest.mark.parametrize("fill_bubble", [False, True])
+def test_a_prefix_loaded_from_the_host_pool_equals_a_computed_one(
+    made: Driven, reference: torch.nn.Module, fill_bubble: bool
+) -> None:
     """Four pages are backed up, loaded to other device pages while another request decodes, and continued."""
     prompt, other = prompt_of(43, 7), prompt_of(9, 8)
     made.give(admit(prompt, range(10), request_id="first", params=settings()), batch(chunk(0, 43, request_id="first")))
@@ -114,6 +117,7 @@ def test_a_prefix_loaded_from_the_host_pool_equals_a_computed_one(made: Driven, 
         admit(prompt, [77, 71, 99, 60, *range(100, 110)], request_id="second", cached=32, params=settings()),
         batch(
             chunk(32, 43, request_id="second"),
+            fill_bubble=fill_bubble,
             loads=[
                 PageLoad(
                     request_id="second",

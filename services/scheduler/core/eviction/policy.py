@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
 from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
+from shared.messages.cell_events import CellConfig
 
 Evictable = Callable[[int], Node | None]
 """A node by its id, if it is resident in the pool and may be evicted now; otherwise None."""
@@ -25,8 +26,12 @@ Evictable = Callable[[int], Node | None]
 class Hotness(Protocol):
     """Where a policy looks up what is remembered of a prefix, resident or not."""
 
+    @property
+    def ages(self) -> int:
+        """How often all clocks were lowered by one so far."""
+
     def lookup(self, digest: int) -> tuple[int, int]:
-        """(frequency, clock) of the prefix that ends with this digest; (0, 0) when nothing is known."""
+        """(frequency, clock) of what has this ``Node.digest``; (0, 0) when nothing is known."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,11 @@ class Policy(msgspec.Struct, tag_field="policy"):
     """Base of all policies. Subclasses override what they need; every method mutates only the policy."""
 
     capacity: int = 0  # Of the pool, in tokens.
+
+    @classmethod
+    def make(cls, capacity: int, config: CellConfig) -> Self:
+        """A fresh policy for a pool of ``capacity`` tokens. Overridden by policies that have settings."""
+        return cls(capacity=capacity)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
         """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""

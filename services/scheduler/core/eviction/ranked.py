@@ -13,7 +13,8 @@ Rank = tuple[int | float, ...]
 class RankedPolicy(Policy):
     """A heap with lazy deletion over the nodes that were offered. Subclasses say how a node ranks now.
 
-    ``latest`` is the rank that each node was last offered with; other entries of its id are void.
+    ``latest`` is the rank that each node was last offered with; other entries of its id are void. A rank may rise
+    unnoticed, because what comes to the top is ranked again; one that falls must be offered anew to be found.
     """
 
     entries: list[tuple[Rank, int]] = []

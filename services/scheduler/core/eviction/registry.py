@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.eviction.arc import ArcPolicy
+from services.scheduler.core.eviction.fifo import FifoPolicy
+from services.scheduler.core.eviction.gdsf import GdsfPolicy
+from services.scheduler.core.eviction.hotprefix import HotPrefixPolicy
+from services.scheduler.core.eviction.lfu import LfuPolicy
 from services.scheduler.core.eviction.lru import LruPolicy
-from services.scheduler.core.eviction.policy import Policy
+from services.scheduler.core.eviction.s3fifo import S3FifoPolicy
+from services.scheduler.core.eviction.sieve import SievePolicy
+from services.scheduler.core.eviction.slru import SlruPolicy
+from services.scheduler.core.eviction.two_q import TwoQueuePolicy
+from services.scheduler.core.eviction.w_tinylfu import WTinyLfuPolicy
 from shared.messages.cell_events import CellConfig
 
-AnyPolicy = LruPolicy
+AnyPolicy = (
+    FifoPolicy
+    | LruPolicy
+    | LfuPolicy
+    | TwoQueuePolicy
+    | SlruPolicy
+    | S3FifoPolicy
+    | SievePolicy
+    | ArcPolicy
+    | GdsfPolicy
+    | WTinyLfuPolicy
+    | HotPrefixPolicy
+)
 """Every policy that a snapshot can hold, as a union of tagged structs."""
 
-POLICIES: dict[str, type[Policy]] = {"lru": LruPolicy}
+POLICIES: dict[str, type[AnyPolicy]] = {
+    "fifo": FifoPolicy,
+    "lru": LruPolicy,
+    "lfu": LfuPolicy,
+    "2q": TwoQueuePolicy,
+    "slru": SlruPolicy,
+    "s3-fifo": S3FifoPolicy,
+    "sieve": SievePolicy,
+    "arc": ArcPolicy,
+    "gdsf": GdsfPolicy,
+    "w-tinylfu": WTinyLfuPolicy,
+    "hotprefix": HotPrefixPolicy,
+}
 
 
 def make_policy(name: str, capacity: int, config: CellConfig) -> AnyPolicy:
     """A fresh policy for a pool of ``capacity`` tokens. Raises KeyError for a name that is not in POLICIES."""
-    policy = POLICIES[name](capacity=capacity)
-    assert isinstance(policy, LruPolicy)
-    return policy
+    return POLICIES[name].make(capacity, config)

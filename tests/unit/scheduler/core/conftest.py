@@ -2,8 +2,10 @@
 
 import pytest
 
+from services.scheduler.core.prefix_tree import match_prefix
+from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_model import CellModel
+from tests.stateful.cell_model import CellModel, namespace
 
 
 @pytest.fixture
@@ -31,3 +33,16 @@ def orders():
         return [order for order in found if isinstance(order, kind)]
 
     return find
+
+
+@pytest.fixture
+def set_heat():
+    """Say how often and how lately the prefix of these tokens was used, whatever really happened."""
+
+    def put(cell, tokens, frequency, clock):
+        path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
+        assert path, "nothing is known of these tokens"
+        for node, _ in path:
+            assert cell.state.hotness.put(node.digest, frequency, clock, 1)
+
+    return put

@@ -3,6 +3,7 @@
 import pytest
 
 from services.scheduler.core import check_invariants
+from services.scheduler.core.transient import add_span
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
 
@@ -55,7 +56,47 @@ def invent_timer(state):
     state.tree.roots["00" * 16] = 1
 
 
-FAULTS = [leak_page, forget_lock, share_page, miscount_cached, lose_request, strand_node, invent_timer]
+def forget_tenant(state):
+    state.tenants["nobody"] = 1
+
+
+def lose_place_in_line(state):
+    state.workers["worker-0"].queue.size += 1
+
+
+def miscount_unplanned(state):
+    state.workers["worker-0"].unplanned += 1
+
+
+def leave_a_mark(state):
+    state.requests["a"].transient = add_span(
+        state.transient, 4, "worker-0", "a", state.requests["a"].submit.namespace, state.requests["a"].tokens
+    )
+
+
+def wait_for_nothing(state):
+    state.waiters["a"] = {}
+
+
+def wait_without_deadline(state):
+    state.requests["a"].deferral_timer = "deferral.1.1"
+
+
+FAULTS = [
+    forget_tenant,
+    lose_place_in_line,
+    miscount_unplanned,
+    leave_a_mark,
+    wait_for_nothing,
+    wait_without_deadline,
+    leak_page,
+    forget_lock,
+    share_page,
+    miscount_cached,
+    lose_request,
+    strand_node,
+    invent_timer,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core import page_pool
 from services.scheduler.core.page_pool import allocate, new_pool, release
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32, unpack_int32
@@ -39,7 +40,7 @@ def test_a_pool_gives_all_or_nothing():
     assert pool.free == 3
 
 
-@pytest.mark.parametrize("pages", [[1], [7], [-1], [0, 0]])
+@pytest.mark.parametrize("pages", [[1], [7], [-1], [0, 0], [0, 1], [2, 0]])
 def test_a_page_is_released_once(pages):
     """A page that is free already, or is none of the pool's, is a fault of the core."""
     pool = new_pool(3)
@@ -52,7 +53,7 @@ def test_a_page_is_released_once(pages):
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=40))
 def test_a_pool_behaves_like_a_list_of_free_pages(actions):
-    """Whatever is taken and given back, no page is lost or given twice, and runs stay merged."""
+    """Whatever is taken and given back, no page is lost or given twice."""
     pool = new_pool(30)
     held = []
     for is_taking, number in actions:
@@ -65,8 +66,31 @@ def test_a_pool_behaves_like_a_list_of_free_pages(actions):
             returned, held = held[::2][:number], [page for page in held if page not in held[::2][:number]]
             release(pool, pack_int32(returned))
 
-    free = [
-        page for start, length in zip(pool.starts, pool.lengths, strict=True) for page in range(start, start + length)
-    ]
+    free = [page for page, is_free in enumerate(pool.free_map) if is_free]
     assert sorted(free + held) == list(range(30))
     assert pool.free == len(free)
+
+
+def test_a_pool_larger_than_one_search_gives_every_page(monkeypatch):
+    """Where the search for a run ends before it finds one, scattered pages are taken across windows."""
+    monkeypatch.setattr(page_pool, "_PAGES_SEARCHED", 8)
+    monkeypatch.setattr(page_pool, "_WINDOW", 4)
+    pool = new_pool(40)
+    allocate(pool, 40)
+    release(pool, pack_int32([1, 5, 6, 9, 30, 31, 32, 33, 34]))
+
+    assert unpack_int32(allocate(pool, 5)) == [1, 5, 6, 9, 30]
+    assert unpack_int32(allocate(pool, 4)) == [31, 32, 33, 34]
+    assert pool.free == 0
+
+
+def test_pages_may_come_back_in_any_order():
+    """A page list is given back as it stands in a page table: scattered, unsorted, or one run."""
+    pool = new_pool(8)
+    allocate(pool, 8)
+
+    release(pool, pack_int32([7, 0, 3]))
+    release(pool, pack_int32([1, 2]))
+
+    assert unpack_int32(allocate(pool, 4)) == [0, 1, 2, 3]
+    assert unpack_int32(allocate(pool, 1)) == [7]

@@ -1,5 +1,7 @@
 """Where requests go."""
 
+from services.scheduler.core.speed_fit import note_compute
+
 
 def placed(cell, name):
     """The worker that a request was given to."""
@@ -72,3 +74,106 @@ def test_host_copies_count_for_part_of_their_worth(make_cell):
     assert placed(cell, "again") == "worker-0"
     cell.drain()
     assert cell.admitted[-1].host_tokens > 0
+
+
+def test_a_request_goes_where_its_prefix_is_being_computed(make_cell):
+    """What another is about to bring is worth as much as what is cached, if waiting for it is cheaper."""
+    cell = make_cell(workers=2, pages=128, defer_tokens=8)
+    cell.submit([7] * 4, request_id="small")
+    cell.submit([1] * 200, request_id="first")
+    assert (placed(cell, "small"), placed(cell, "first")) == ("worker-0", "worker-1")
+
+    cell.submit([*[1] * 200, 2], request_id="second")
+
+    assert placed(cell, "second") == "worker-1"
+    cell.drain()
+    assert cell.state.counters["prefill_tokens_planned"] == 4 + 200 + 1
+
+
+def test_a_busy_producer_is_not_waited_for(make_cell):
+    """Computing a prefix twice beats standing behind much other work."""
+    cell = make_cell(workers=2, pages=512, defer_tokens=8)
+    cell.submit([7] * 100, request_id="other")
+    cell.submit([1] * 100, request_id="first")
+    for number in range(20, 40):
+        cell.submit([*[1] * 100, *[number] * 60], request_id=f"r{number}")
+
+    workers = [placed(cell, f"r{number}") for number in range(20, 40)]
+    assert "worker-0" in workers
+    assert workers[0] == "worker-1"
+
+
+def test_measured_speed_decides_between_unequal_workers(make_cell):
+    """A worker that computes ten times as fast gets the work, though the other joined first."""
+    cell = make_cell(workers=2)
+    for name, time in (("worker-0", 100_000), ("worker-1", 10_000)):
+        note_compute(cell.state.workers[name].speed, 100, 5000, time)
+
+    cell.submit([1] * 40, request_id="first")
+
+    assert placed(cell, "first") == "worker-1"
+
+
+def test_of_many_workers_a_holder_of_the_prefix_is_found(make_cell):
+    """A cell of forty compares few of them, and those that hold something are among these."""
+    cell = make_cell(workers=40, pages=32)
+    for number in range(40):
+        cell.submit([number] * 40, request_id=f"r{number}")
+    homes = {number: placed(cell, f"r{number}") for number in range(40)}
+    assert len(set(homes.values())) == 40
+    cell.drain()
+
+    for number in (3, 17, 39):
+        name = cell.submit([*[number] * 40, 99])
+        assert placed(cell, name) == homes[number]
+
+
+def test_an_idle_worker_takes_over_what_waits_elsewhere(make_cell):
+    """When it has nothing left, it takes the waiting request that loses least by moving."""
+    cell = make_cell(workers=2, pages=256, max_running=1, defer_tokens=0)
+    cell.submit([1] * 80, request_id="long", max_tokens=60, ignore_eos=True)
+    cell.submit([2] * 100, request_id="short", max_tokens=1)
+    assert (placed(cell, "long"), placed(cell, "short")) == ("worker-0", "worker-1")
+    for number in range(4):
+        cell.submit([1] * 80 + [3 + number] * 40, request_id=f"q{number}")
+    before = {name: request.worker_id for name, request in cell.state.requests.items()}
+    assert list(before.values()).count("worker-0") >= 3
+
+    cell.drain()
+    cell.check_answers()
+
+    assert cell.state.counters["requests_stolen"] >= 1
+    assert cell.gateways["gateway"].ended == dict.fromkeys(before, "finished")
+
+
+def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell):
+    """An idle worker leaves alone what finds its long prefix where it waits."""
+    cell = make_cell(workers=0, max_running=1)
+    cell.add_worker("worker-0", pages=256)
+    cell.submit([1] * 400, request_id="first", max_tokens=1)
+    cell.drain()
+    cell.submit([1] * 400 + [2], request_id="second", max_tokens=20, ignore_eos=True)
+    cell.submit([1] * 400 + [3], request_id="third", max_tokens=1)
+
+    cell.add_worker("worker-1", pages=256)
+
+    assert placed(cell, "third") == "worker-0"
+    assert cell.state.counters.get("requests_stolen", 0) == 0
+    cell.drain()
+
+
+def test_only_the_queue_of_a_lost_worker_moves(make_cell):
+    """Requests that wait elsewhere stay where they are, and deferred ones are placed anew."""
+    cell = make_cell(workers=2, pages=256, max_running=1, defer_tokens=8)
+    for number in range(8):
+        cell.submit([number % 2] * 60 + [50 + number] * 4, request_id=f"r{number}")
+    stays = {name for name, request in cell.state.requests.items() if request.worker_id == "worker-1"}
+    assert 0 < len(stays) < 8
+
+    cell.lose_worker("worker-0")
+
+    assert all(cell.state.requests[name].worker_id == "worker-1" for name in stays)
+    cell.answer_resume("gateway")
+    cell.drain()
+    cell.check_answers()
+    assert len(cell.gateways["gateway"].ended) == 8

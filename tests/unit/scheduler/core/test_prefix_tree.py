@@ -55,10 +55,8 @@ def test_a_split_keeps_what_both_parts_hold():
     """Pages, locks, readers and identities are divided or inherited, and the lower part keeps its id."""
     tree = PrefixTree(page_size=2)
     node = insert(tree, namespace(), pack_int32(range(8)))
-    node.device["w"] = pack_int32([3, 4, 5, 6])
-    node.host["s"] = pack_int32([9, 8, 7, 6])
-    node.locks["w"] = 2
-    node.host_locks["s"] = 1
+    node.device, node.host = {"w": pack_int32([3, 4, 5, 6])}, {"s": pack_int32([9, 8, 7, 6])}
+    node.locks, node.host_locks = {"w": 2}, {"s": 1}
     node.identities = bytes(range(64))
     node.transfer, node.backup_pages = 5, pack_int32([1, 2, 3, 4])
 
@@ -73,6 +71,17 @@ def test_a_split_keeps_what_both_parts_hold():
     assert (upper.transfer, upper.backup_pages, node.backup_pages) == (5, pack_int32([1]), pack_int32([2, 3, 4]))
     assert ancestors(tree, node) == [node, upper]
     assert namespace_of(tree, node) == namespace()
+
+
+def test_common_pages_end_where_the_caller_says():
+    """A node that would match further is compared up to the given end, and a shorter one up to its own."""
+    tree = PrefixTree(page_size=2)
+    node = insert(tree, namespace(), pack_int32(range(8)))
+    tokens = pack_int32([9, 9, *range(10)])
+
+    assert common_pages(tree, node, tokens, 8, 16) == 1
+    assert common_pages(tree, node, tokens, 8, 48) == 4
+    assert common_pages(tree, node, pack_int32([0, 1, 2, 9, 4, 5, 6, 7]), 0, 32) == 1
 
 
 def test_the_last_leaf_takes_its_root_along():

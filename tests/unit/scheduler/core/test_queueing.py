@@ -106,3 +106,74 @@ def test_an_id_that_comes_again_counts_its_attempts_on(make_cell):
     cell.feed(cell.submitted["a"])
 
     assert cell.state.requests["a"].attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        ({"max_queued": 2}, "max_queued"),
+        ({"max_queued_tokens": 7}, "max_queued_tokens"),
+        ({"max_queued_per_tenant": 2}, "max_queued_per_tenant"),
+    ],
+)
+def test_a_refusal_names_the_bound(make_cell, orders, bounds, named):
+    """The caller and the operator see which setting it was."""
+    cell = make_cell(workers=0, **bounds)
+    for _ in range(3):
+        cell.submit([1, 2, 3], tenant="a")
+
+    (refusal,) = orders(cell.outputs[-1], RequestFailed)
+    assert (refusal.code, f"{named} allows" in refusal.message) == ("queue_full", True)
+    assert cell.state.queued == 2
+
+
+def test_a_tenants_bound_is_its_own(make_cell):
+    """One tenant's full queue keeps nobody else out, and places come free again."""
+    cell = make_cell(workers=0, max_queued_per_tenant=1)
+    first = cell.submit([1], tenant="a")
+    cell.submit([1], tenant="b")
+    refused = cell.submit([1], tenant="a")
+    assert cell.gateways["gateway"].ended == {refused: "queue_full"}
+
+    cell.cancel(first)
+    cell.submit([1], tenant="a")
+
+    assert cell.state.tenants == {"b": 1, "a": 1}
+
+
+def test_tenants_take_turns(make_cell):
+    """One that floods the queue is served in turn with one that has a single request."""
+    cell = make_cell(workers=0, max_running=1)
+    for number in range(6):
+        cell.submit([10 + number] * 8, tenant="flood", request_id=f"flood-{number}")
+    cell.submit([90] * 8, tenant="other", request_id="other")
+
+    cell.add_worker("worker-0")
+    cell.drain()
+
+    assert [admitted.request_id for admitted in cell.admitted].index("other") <= 1
+
+
+def test_without_fair_share_arrival_decides(make_cell):
+    """All tenants stand in one line."""
+    cell = make_cell(workers=0, max_running=1, fair_share=False)
+    for number in range(3):
+        cell.submit([10 + number] * 8, tenant="flood", request_id=f"flood-{number}")
+    cell.submit([90] * 8, tenant="other", request_id="other")
+
+    cell.add_worker("worker-0")
+    cell.drain()
+
+    assert [admitted.request_id for admitted in cell.admitted][-1] == "other"
+
+
+def test_the_output_of_a_tenant_counts_too(make_cell):
+    """Who was served long answers is served later."""
+    cell = make_cell(pages=64, max_running=1)
+    cell.submit([1] * 4, tenant="long", max_tokens=60, ignore_eos=True)
+    for number in range(2):
+        cell.submit([10 + number] * 8, tenant="long", max_tokens=1, request_id=f"long-{number}")
+        cell.submit([20 + number] * 8, tenant="short", max_tokens=1, request_id=f"short-{number}")
+    cell.drain()
+
+    assert [admitted.request_id for admitted in cell.admitted][1:3] == ["short-0", "short-1"]

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, new_state, step
+from services.scheduler.core.nothing import NOTHING
 from shared import codec
 from shared.errors import CodecError
 from shared.messages.cell_events import CellConfig
@@ -72,3 +73,22 @@ def test_what_is_no_snapshot_is_refused(data):
     """Bytes of another kind or version are a CodecError."""
     with pytest.raises(CodecError):
         decode_state(data)
+
+
+def test_a_decoded_tree_shares_what_a_grown_one_shares(busy_log):
+    """Empty dictionaries, ids and ranks take no memory of their own after a snapshot either."""
+    state = new_state()
+    state.tree.next_id = 1000  # The interpreter shares small numbers by itself.
+    fold(state, busy_log[: len(busy_log) // 2])
+
+    restored = decode_state(encode_state(state))
+
+    nodes = restored.tree.nodes
+    assert len(nodes) > 3
+    for node_id, node in nodes.items():
+        maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
+        assert all(held or held is NOTHING for held in maps)
+        assert node.id is node_id
+        assert not node.parent or node.parent is nodes[node.parent].id
+        assert all(child is nodes[child].id for child in node.children.values())
+    assert encode_state(restored) == encode_state(state)

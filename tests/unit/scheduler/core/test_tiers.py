@@ -1,6 +1,11 @@
 """Making room."""
 
+import pytest
+
+from services.scheduler.core.residency import drop_host
 from services.scheduler.core.tiers import can_make_room
+from shared.messages.cell_events import FlushCache
+from shared.messages.storage_plans import BackupPages
 
 
 def test_a_reserve_is_kept_free_ahead_of_need(make_cell):
@@ -47,3 +52,97 @@ def test_pages_in_use_cannot_make_room(make_cell):
     assert worker.pool.cached == worker.pool.locked == 10
     assert can_make_room(worker, worker.pool.free)
     assert not can_make_room(worker, worker.pool.free + 1)
+
+
+A, B = [1] * 40, [2] * 40
+
+
+@pytest.fixture
+def chain(make_cell):
+    """A cell whose device holds a node and its child, and little else."""
+    cell = make_cell(pages=26, host_pages=60)
+    for prompt in (A, A + B):
+        cell.submit(prompt, max_tokens=1)
+        cell.drain()
+    return cell
+
+
+def node_of(cell, token):
+    return next(node for node in cell.state.tree.nodes.values() if node.parent and node.tokens[0] == token)
+
+
+def answer_backup(cell):
+    cell.storages["storage"].step()
+    cell.deliver(cell.storages["storage"])
+
+
+def test_a_chain_leaves_in_one_transfer(chain, orders):
+    """A parent does not wait until its children's backup was answered before its own begins."""
+    chain.submit([3] * 80, request_id="next", max_tokens=1)
+    outputs = chain.outputs[-1]
+
+    (order,) = orders(outputs, BackupPages)
+    assert len(order.host_pages) // 4 == 20
+    answer_backup(chain)
+    assert chain.admitted[-1].request_id == "next"
+    assert [bool(node_of(chain, token).host) for token in (1, 2)] == [True, True]
+    assert not node_of(chain, 1).device
+
+
+def test_a_parent_that_is_used_meanwhile_stays(chain):
+    """Its child leaves without it."""
+    chain.submit([3] * 80, max_tokens=1)
+    chain.submit([*A, 7], max_tokens=8, ignore_eos=True, priority=1, request_id="user")
+    assert (chain.admitted[-1].request_id, chain.admitted[-1].device_tokens) == ("user", 40)
+    answer_backup(chain)
+
+    assert node_of(chain, 1).device
+    assert not node_of(chain, 2).device
+    chain.drain()
+    chain.check_answers()
+
+
+def test_a_parent_that_has_a_copy_leaves_with_its_child(chain, orders):
+    """Nothing is copied for it, but it waits for its child."""
+    chain.feed(FlushCache(call_id="call"))
+    for prompt in (A, [4] * 96, A + B):  # The second pushes the first out, and the third loads it again.
+        chain.submit(prompt, max_tokens=1)
+        chain.drain()
+    assert node_of(chain, 1).host
+    assert node_of(chain, 1).device
+    assert not node_of(chain, 2).host
+    chain.submit([3] * 96, request_id="next", max_tokens=1)
+    outputs = chain.outputs[-1]
+
+    (order,) = orders(outputs, BackupPages)
+    assert len(order.host_pages) // 4 == 10
+    answer_backup(chain)
+    assert chain.admitted[-1].request_id == "next"
+    assert [bool(node_of(chain, token).device) for token in (1, 2)] == [False, False]
+    assert [bool(node_of(chain, token).host) for token in (1, 2)] == [True, True]
+
+
+def test_a_parent_whose_copy_went_meanwhile_stays(chain):
+    """Otherwise the copies below it, just made, could never be reached."""
+    chain.feed(FlushCache(call_id="call"))
+    for prompt in (A, [4] * 96, A + B):
+        chain.submit(prompt, max_tokens=1)
+        chain.drain()
+    chain.submit([3] * 96, max_tokens=1)
+    drop_host(chain.state, node_of(chain, 1), chain.state.storages["storage"])
+    answer_backup(chain)
+
+    assert node_of(chain, 2).host
+    assert node_of(chain, 1).device
+    chain.drain()
+    chain.check_answers()
+
+
+def test_a_chain_whose_backup_fails_is_dropped(chain):
+    """Eviction goes on without copies, children first."""
+    chain.submit([3] * 80, request_id="next", max_tokens=1)
+    chain.storages["storage"].step(backups_succeed=False)
+    chain.deliver(chain.storages["storage"])
+
+    assert chain.admitted[-1].request_id == "next"
+    assert len(chain.state.tree.nodes) == 0

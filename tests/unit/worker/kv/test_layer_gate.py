@@ -48,3 +48,33 @@ def test_a_rejection_stops_layers_that_have_landed_too() -> None:
     with pytest.raises(LoadRejected, match="checksum"):
         gate.wait(0)
     assert not gate.overdue
+
+
+def test_waiting_is_measured() -> None:
+    """Only the time of those who really had to wait."""
+    now = iter([0, 5, 100, 130])
+    gate = LayerGate(2, timeout_s=0.0, clock_ns=lambda: next(now))
+    gate.release(0)
+
+    gate.wait(0)
+    assert gate.waited_ns == 0
+    with pytest.raises(LoadRejected):
+        gate.wait(1)
+
+    assert gate.waited_ns == 30
+
+
+def test_a_layer_can_be_overdue_with_nobody_waiting() -> None:
+    """Time counts from the layer before it, or from the beginning."""
+    now = [0]
+    gate = LayerGate(3, timeout_s=1e-6, clock_ns=lambda: now[0])
+    now[0] = 900
+    gate.release(0)
+    now[0] = 1800
+
+    assert not gate.expire()
+    assert gate.progress == (1, 900)
+    now[0] = 2000
+    assert gate.expire()
+    assert gate.overdue
+    assert gate.rejected == "the load of layer 1 took longer than 1e-06 s"

@@ -58,7 +58,7 @@ def test_pages_arrive_byte_for_byte(host: HostPoolView, device: DevicePool, load
     for host_page, page in ((0, 9), (2, 4), (3, 6)):
         np.testing.assert_array_equal(device_page(device, page), host.pages[host_page])
     assert not device_page(device, 5).any()
-    assert (result.failures, result.bad_pages, result.pages) == ([], frozenset(), 3)
+    assert (result.failures, result.lost_pages, result.pages) == ([], frozenset(), 3)
     assert result.nbytes == 3 * GEOMETRY.page_bytes
     transfer.gate.wait(GEOMETRY.layers - 1)
 
@@ -83,7 +83,7 @@ def test_more_pages_than_are_staged_at_once_arrive(host: HostPoolView, device: D
 def test_one_wrong_byte_anywhere_is_found_before_it_is_written(
     host: HostPoolView, device: DevicePool, loads: Loads, page: int, layer: int, byte: int
 ) -> None:
-    """The page is reported and its wrong layer never reaches the device; the load's other pages do."""
+    """The page is reported and its wrong layer never reaches the device; nobody may count on the load's other pages."""
     device.bytes_view()[...] = 0
     host.pages[page, layer, byte] ^= 0x10
     try:
@@ -98,7 +98,7 @@ def test_one_wrong_byte_anywhere_is_found_before_it_is_written(
         host.pages[page, layer, byte] ^= 0x10
 
     assert rejected == f"checksum of layer {layer}"
-    assert result.bad_pages == {3 + page}
+    assert result.lost_pages == {3, 4, 5}
     assert result.failed_requests == ["r"]
     (failure,) = result.failures
     assert (failure.storage_id, unpack_int32(failure.host_pages), failure.reason) == ("s", [page], rejected)
@@ -108,8 +108,9 @@ def test_a_page_of_another_identity_is_refused(device: DevicePool, loads: Loads)
     """The host page was given to other tokens since the plan was made; not one byte of it is written."""
     result = loads.start([page_load([0, 1], [3, 4], ["a", "x"])]).finish()
 
-    assert result.bad_pages == {4}
+    assert result.lost_pages == {3, 4}
     assert result.failures[0].reason == "identity"
+    assert unpack_int32(result.failures[0].host_pages) == [1]
     assert not device_page(device, 4).any()
     assert device_page(device, 3).any()
 
@@ -124,7 +125,7 @@ def test_a_page_reused_during_the_load_is_refused(host: HostPoolView, device: De
 
     waiting.pop()()
 
-    assert transfer.finish().bad_pages == {3}
+    assert transfer.finish().lost_pages == {3}
     assert not device_page(device, 3).any()
     loads.close()
 
@@ -136,7 +137,7 @@ def test_a_missing_pool_fails_only_its_own_loads(device: DevicePool, loads: Load
     result = loads.start([bad, good]).finish()
 
     assert result.failed_requests == ["q"]
-    assert result.bad_pages == {4}
+    assert result.lost_pages == {4}
     assert device_page(device, 3).any()
 
 
@@ -144,7 +145,7 @@ def test_a_detached_pool_is_missing(loads: Loads) -> None:
     """After DetachHostPool no load may name it."""
     loads.pools.detach("s")
 
-    assert loads.start([page_load([0], [3], ["a"])]).finish().bad_pages == {3}
+    assert loads.start([page_load([0], [3], ["a"])]).finish().lost_pages == {3}
 
 
 def test_pages_outside_the_pools_are_refused(loads: Loads) -> None:
@@ -173,7 +174,7 @@ def test_a_load_that_takes_too_long_is_given_up(host: HostPoolView, device: Devi
     result = transfer.finish()
     late.join()
 
-    assert result.bad_pages == {3}
+    assert result.lost_pages == {3}
     assert not device_page(device, 3).any()
     loads.close()
 

@@ -1,0 +1,87 @@
+"""A batch while it is being formed: what it computes and loads so far, and what room it has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.scheduler.core.prefix_tree import Path, ancestors
+from services.scheduler.core.rates import load_compute_ratio
+from services.scheduler.core.reach import Reach, matched_path
+from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
+from shared.messages.worker_plans import PageLoad
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A waiting request as a look at the queue found it. ``load`` and ``compute`` count tokens of its prompt.
+
+    ``stage`` is the draft's number of admissions at that time: after another, ``found`` is out of date.
+    """
+
+    request: Request
+    path: Path
+    found: Reach
+    load: int
+    compute: int
+    stage: int
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """``budget`` tokens can still be computed and ``places`` requests admitted. Counts are in tokens."""
+
+    budget: int
+    places: int
+    chunks: list[Chunk] = field(default_factory=list)
+    orders: list[PageLoad] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    loading: dict[int, None] = field(default_factory=dict)  # Nodes that the loads of this batch bring.
+    loaded: int = 0
+    computed: int = 0
+    context: int = 0  # Sum over the computed tokens of the context before each.
+    stage: int = 0  # Requests admitted so far.
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget <= 0 or self.places <= 0
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        size = chunk.end - chunk.start
+        self.chunks.append(chunk)
+        self.budget -= size
+        self.computed += size
+        self.context += size * (chunk.start + chunk.end) // 2
+
+
+def is_loading_bound(state: CellState, worker: Worker, draft: Draft, load: int = 0, compute: int = 0) -> bool:
+    """Whether the batch, with so many tokens more to load and to compute, would wait for its loads.
+
+    The ratio of aggregated load to aggregated computation is above the limit (Strata 4.3.2).
+    """
+    loaded, computed = draft.loaded + load, draft.computed + compute
+    if not loaded:
+        return False
+    context = draft.context // max(1, draft.computed)
+    return loaded > load_compute_ratio(state, worker, context) * computed
+
+
+def bundle_test(state: CellState, draft: Draft) -> Callable[[Request], bool]:
+    """Tells whether a request stands on what the batch loads now: a bundle hit (Strata 4.3.2). Does not mutate.
+
+    Goes by where the request's last match ended, and matches again only if that may have become longer since.
+    """
+    nodes, loading = state.tree.nodes, draft.loading
+    above = {node.id: None for node_id in loading for node in ancestors(state.tree, nodes[node_id])}
+
+    def stands_on_it(request: Request) -> bool:
+        node = nodes.get(request.matched_node)
+        if node is None or (node.id in above and node.id not in loading):
+            return any(node.id in loading for node, _ in matched_path(state, request))
+        while node.parent:
+            if node.id in loading:
+                return True
+            node = nodes[node.parent]
+        return False
+
+    return stands_on_it

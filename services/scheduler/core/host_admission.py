@@ -1,0 +1,101 @@
+"""Admission to host memory: which evicted nodes are worth a backup, and which copies make room (HotPrefix 3.3.2)."""
+
+from __future__ import annotations
+
+from services.scheduler.core.candidates import Rank, coldest_of_host, index_of, refresh
+from services.scheduler.core.heat import coldest_together, hotness
+from services.scheduler.core.page_pool import allocate
+from services.scheduler.core.prefix_tree import Node, ancestors, page_count
+from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, split_node, take_host_victim
+from services.scheduler.core.state import CellState, Storage, count
+
+
+def admit_to_host(state: CellState, storage: Storage, node: Node) -> bytes | None:
+    """Host pages for a node that leaves a device, or None when it is to be dropped without a copy.
+
+    "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the
+    coldest copies has that would have to leave for it (Figure 5).
+    """
+    config = state.config
+    size = page_count(state.tree, node)
+    pages = None
+    if config.admission == "all":
+        pages = _take_host_pages(state, storage, size)
+    elif config.admission == "selective":
+        frequency, _ = state.hotness.lookup(node.digest)
+        if frequency < config.admission_frequency:
+            count(state, "host_refused_frequency_pages", size)
+        else:
+            pages = _displace_colder(state, storage, node, size)
+    if pages is not None:
+        count(state, "host_admitted_pages", size)
+    return pages
+
+
+def _take_host_pages(state: CellState, storage: Storage, pages: int) -> bytes | None:
+    """Host pages for a backup, evicting what the pool's policy names; None when the pool cannot give so many."""
+    pool = host_pool(storage)
+    if pages > pool.free + pool.cached:
+        return None
+    while pool.free < pages:
+        victim = take_host_victim(state, storage.storage_id)
+        if victim is None:
+            return None
+        _drop_end(state, storage, victim, pages - pool.free)
+    return allocate(pool, pages)
+
+
+def _displace_colder(state: CellState, storage: Storage, node: Node, pages: int) -> bytes | None:
+    """Host pages for a node, evicting the coldest copies, none of them hotter than it. The way to it is spared."""
+    pool = host_pool(storage)
+    if pages > pool.free + pool.cached:
+        return None
+    if pool.free < pages:
+        mine = hotness(state, node)
+        name = storage.storage_id
+        index = index_of(state, coldest_of_host(name), lambda other: is_host_evictable(other, name))
+
+        def rank_of(node_id: int) -> Rank | None:
+            return _rank(state, storage, node_id)
+
+        refresh(state, index, rank_of)
+        victims = coldest_together(
+            state,
+            index,
+            pages - pool.free,
+            rank_of=rank_of,
+            rank_when_bare=lambda parent, gone: _rank_when_bare(state, storage, parent, gone),
+            is_colder=lambda value: value <= mine,
+            spared=dict.fromkeys(above.id for above in ancestors(state.tree, node)),
+        )
+        if victims is None:
+            count(state, "host_refused_hotness_pages", pages)
+            return None
+        for victim in victims:
+            _drop_end(state, storage, victim, pages - pool.free)
+    return allocate(pool, pages)
+
+
+def _drop_end(state: CellState, storage: Storage, victim: Node, missing: int) -> None:
+    """Evict a host copy, or as much of its end as is missing."""
+    if missing <= 0 or not is_host_evictable(victim, storage.storage_id):
+        return
+    excess = page_count(state.tree, victim) - missing
+    if excess > 0:
+        split_node(state, victim, excess)  # The lower part keeps the id.
+    count(state, "evicted_pages_host", drop_host(state, victim, storage))
+
+
+def _rank(state: CellState, storage: Storage, node_id: int) -> Rank | None:
+    node = state.tree.nodes.get(node_id)
+    if node is None or not is_host_evictable(node, storage.storage_id):
+        return None
+    return hotness(state, node), node.last_use
+
+
+def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> Rank | None:
+    """How a copy ranks that only its children hold back, once all of them are gone."""
+    name = storage.storage_id
+    if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.children):
+        return None
+    return hotness(state, parent), parent.last_use

@@ -1,0 +1,91 @@
+"""A look at a worker's queue while a batch is formed: who could run now, who waits for others, who brings what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.scheduler.core.deferral import announce, defer_for_load, defer_for_producer, find_producer
+from services.scheduler.core.draft import Candidate, Draft, bundle_test
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.reach import matched_path, reach
+from services.scheduler.core.ready_order import first_in_line
+from services.scheduler.core.state import Request, Worker
+from services.scheduler.core.turn import Turn
+
+_FIRST_LOOK = 16
+
+
+class Look:
+    """An iterator over candidates in the ready order, at most ``queue_window`` of them.
+
+    Requests that are better off waiting are deferred on the way and never come. One that was given out and not
+    admitted before the next is looked at marks what it would compute (in-queue, Strata 4.3.1), so that those
+    behind it that share it wait for it.
+    """
+
+    def __init__(self, turn: Turn, worker: Worker, draft: Draft) -> None:
+        self._turn, self._worker, self._draft = turn, worker, draft
+        self._names = self._in_order()
+        self._seen: dict[str, None] = {}  # Looked at, whatever came of it.
+        self._ahead: dict[str, None] = {}  # Given out.
+        self._passed: Candidate | None = None
+
+    def __iter__(self) -> Look:
+        return self
+
+    def __next__(self) -> Candidate:
+        for name in self._names:
+            candidate = self._look_at(name)
+            if candidate is not None:
+                return candidate
+        raise StopIteration
+
+    def bundle_hits(self) -> list[Candidate]:
+        """Those of the window's rest that stand on what the batch loads, in order. The others keep their place."""
+        state = self._turn.state
+        is_bundle_hit = bundle_test(state, self._draft)
+        hits = []
+        for name in first_in_line(state, self._worker, state.config.queue_window):
+            if name not in self._seen and is_bundle_hit(state.requests[name]):
+                candidate = self._look_at(name)
+                if candidate is not None:
+                    hits.append(candidate)
+        return hits
+
+    def _in_order(self) -> Iterator[str]:
+        """The window, at first only the few that most batches take."""
+        state = self._turn.state
+        window = state.config.queue_window
+        for limit in (min(_FIRST_LOOK, window), window):
+            for name in first_in_line(state, self._worker, limit):
+                if name not in self._seen and len(self._seen) < window:
+                    yield name
+
+    def _look_at(self, name: str) -> Candidate | None:
+        passed = self._passed
+        if passed is not None and passed.request.state is RequestState.WAITING:
+            announce(self._turn.state, passed.request, passed.compute)
+        self._seen[name] = None
+        request = self._turn.state.requests[name]
+        self._passed = _examine(self._turn, self._worker, self._draft, request, self._ahead)
+        if self._passed is not None:
+            self._ahead[name] = None
+        return self._passed
+
+
+def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: dict[str, None]) -> Candidate | None:
+    """What a request would load and compute now; None if it is better to wait, which it does from now on."""
+    state = turn.state
+    path = matched_path(state, request)
+    found = reach(state, path, worker, draft.loading)
+    if found.awaited is not None and not request.is_impatient:
+        defer_for_load(turn, request, worker, found.awaited)
+        return None
+    page_size = state.tree.page_size
+    cached = found.pages * page_size
+    producer = find_producer(state, request, worker, cached, ahead)
+    if producer is not None:
+        name, needed = producer
+        defer_for_producer(turn, request, worker, name, needed, needed - cached)
+        return None
+    return Candidate(request, path, found, found.host_pages * page_size, request.token_count - cached, draft.stage)

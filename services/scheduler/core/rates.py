@@ -1,0 +1,70 @@
+"""What computing and loading cost on a worker, measured from its reports (Strata 4.3.2: the ratio is profiled).
+
+Eviction, placement and batch formation all ask here, so that they weigh the same costs.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core import speed_fit
+from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.state import Batch, CellState, Worker
+from shared.messages.worker_events import BatchDone
+
+PAPERS_RATIO = 100.0
+"""Loaded tokens per computed token at which stalls begin, where nothing was measured (Strata 4.3.2)."""
+
+UNMEASURED_COMPUTE_US = 100.0
+
+
+def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
+    """Learn from an executed batch. Times in which the step waited for loads are not counted as computation."""
+    for fit in (worker.speed, state.speed):
+        speed_fit.note_load(fit, message.loaded_tokens, message.load_us)
+    planned = sum(chunk.end - chunk.start for chunk in batch.chunks)
+    if message.failed or message.load_failures or message.computed_tokens != planned:
+        return  # What was computed twice, or not at all, says nothing of speed.
+    context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in batch.chunks)
+    for fit in (worker.speed, state.speed):
+        speed_fit.note_compute(fit, planned, context, message.compute_us - max(0, message.stall_us))
+
+
+def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> float:
+    """Time to compute the KV of ``tokens`` after ``depth`` tokens of context. Does not mutate."""
+    fit = _compute_fit(state, worker)
+    return speed_fit.compute_us(fit, depth, tokens) if fit.reports else tokens * UNMEASURED_COMPUTE_US
+
+
+def token_us(state: CellState, worker: Worker) -> float:
+    """Time of a computed token without context: what a backlog is measured by. Does not mutate."""
+    return worker.speed.flat or state.speed.flat or UNMEASURED_COMPUTE_US
+
+
+def load_us(state: CellState, worker: Worker, tokens: int) -> float:
+    """Time to load ``tokens`` from the host pool. Does not mutate."""
+    fit = _load_fit(state, worker)
+    if fit.loads:
+        return tokens * fit.load_us / fit.loaded_tokens
+    # Where only computation was measured, the paper's ratio says more than a guess in microseconds.
+    return recompute_us(state, worker, 0, tokens) / PAPERS_RATIO
+
+
+def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
+    """Loaded tokens that take as long as one computed token after ``context`` others. Does not mutate.
+
+    The configured ratio, or what was measured, or the paper's where either side is not known yet.
+    """
+    if state.config.load_compute_ratio > 0:
+        return state.config.load_compute_ratio
+    computing, loading = _compute_fit(state, worker), _load_fit(state, worker)
+    if not computing.reports or not loading.loads:
+        return PAPERS_RATIO
+    return speed_fit.compute_us(computing, context, 1) * loading.loaded_tokens / loading.load_us
+
+
+def _compute_fit(state: CellState, worker: Worker) -> SpeedFit:
+    """The worker's own measurement, or that of all workers together: they run the same model."""
+    return worker.speed if worker.speed.reports else state.speed
+
+
+def _load_fit(state: CellState, worker: Worker) -> SpeedFit:
+    return worker.speed if worker.speed.loads else state.speed

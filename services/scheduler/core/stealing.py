@@ -1,0 +1,69 @@
+"""Work stealing: a worker with nothing to do takes waiting requests from one that has no time for them."""
+
+from __future__ import annotations
+
+from services.scheduler.core.placement import Placement, backlog_us, estimate, fits, tokens_coming
+from services.scheduler.core.queueing import stand_at, step_away
+from services.scheduler.core.reach import matched_path
+from services.scheduler.core.ready_order import first_in_line
+from services.scheduler.core.state import CellState, Request, Worker, count
+from services.scheduler.core.turn import Turn
+
+_LOOKED_AT = 16
+"""Waiting requests that one theft chooses among; it takes as many at the most."""
+
+
+def steal(turn: Turn) -> list[Worker]:
+    """Let idle workers take over what gains time there; returns those that have got something to do.
+
+    Ends with the first that finds nothing to take, so that many idle workers cost no more than one. A later turn
+    begins with another of them.
+    """
+    state = turn.state
+    if not state.queued or len(state.workers) < 2:
+        return []
+    idle = [worker for worker in state.workers.values() if _is_idle(worker)]
+    first = turn.seq % len(idle) if idle else 0
+    busy = []
+    for worker in (*idle[first:], *idle[:first]):
+        if not _steal_for(state, worker):
+            break
+        busy.append(worker)
+    return busy
+
+
+def _is_idle(worker: Worker) -> bool:
+    return not (worker.running or worker.batches or worker.queue.size or worker.deferred)
+
+
+def _steal_for(state: CellState, thief: Worker) -> bool:
+    """Move requests from the most loaded queue, those first that lose least, as long as each is done earlier."""
+    victim: Worker | None = None
+    most = 0.0
+    for worker in state.workers.values():
+        backlog = backlog_us(state, worker) if worker.queue.size else 0.0
+        if backlog > most:
+            victim, most = worker, backlog
+    if victim is None:
+        return False
+    taken = 0
+    for request, placement in _by_loss(state, victim, thief):
+        if placement.cost_us + backlog_us(state, thief) >= backlog_us(state, victim):
+            continue
+        step_away(state, request)
+        stand_at(state, request, placement)
+        taken += 1
+    count(state, "requests_stolen", taken)
+    return taken > 0
+
+
+def _by_loss(state: CellState, victim: Worker, thief: Worker) -> list[tuple[Request, Placement]]:
+    """The next requests of a queue and what they would cost elsewhere; the least loss first, then in order."""
+    found = []
+    for name in first_in_line(state, victim, _LOOKED_AT):
+        request = state.requests[name]
+        if fits(state, request, thief):
+            path = matched_path(state, request)
+            coming = tokens_coming(state, request).get(thief.worker_id, 0)
+            found.append((request, estimate(state, request, thief, path, coming)))
+    return sorted(found, key=lambda pair: pair[1].cost_us - pair[0].cost)

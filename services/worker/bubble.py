@@ -1,0 +1,153 @@
+"""Bubble filling (Strata 4.3.3): while the loads of a loading-bound batch run, the worker decodes.
+
+When the chunks of a batch begin, attention at layer l waits for the load of layer l, and all the requests that
+decode beside them wait too. So the batch is held back while decode steps run, until what remains of the load would
+hardly stall it. Every step of a bubble is a whole step of its own: tokens are those of any other order of steps,
+because sampling is a pure function of seed, position and logits.
+
+A bubble ends by itself: when the load has ended, when nothing can decode, or when a layer is overdue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.worker.kv.layer_gate import LayerGate
+from services.worker.kv.loads import Progress
+from services.worker.requests import RunningRequest
+from shared.messages.worker_plans import (
+    AbortRequest,
+    AdmitRequest,
+    ExtendLease,
+    PreemptRequest,
+    PromotePages,
+    RunBatch,
+    WorkerOrder,
+)
+
+SMOOTHING = 0.25
+"""Weight of the newest measurement in a mean that follows the machine's load within a few steps."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """What things take on this worker, ns, as smoothed means of what was measured; 0.0 is not known yet."""
+
+    row_ns: float = 0.0  # One row (token) of a step with chunks, without its stall.
+    page_ns: float = 0.0  # Loading one page in one layer.
+    decode_ns: float = 0.0  # One step without chunks.
+
+    def note_step(self, rows: int, took_ns: int) -> None:
+        """A step with chunks computed ``rows`` rows."""
+        if rows and took_ns > 0:
+            self.row_ns = _smoothed(self.row_ns, took_ns / rows)
+
+    def note_load(self, pages: int, layers: int, took_ns: int) -> None:
+        """The loads of a batch ended well."""
+        if pages and took_ns > 0:
+            self.page_ns = _smoothed(self.page_ns, took_ns / (pages * layers))
+
+    def note_decode(self, took_ns: int) -> None:
+        """A step decoded, and nothing else."""
+        if took_ns > 0:
+            self.decode_ns = _smoothed(self.decode_ns, took_ns)
+
+
+@dataclass(slots=True)
+class Bubble:
+    """What one bubble held: the wall time of its decode steps and the tokens that they computed."""
+
+    ns: int = 0
+    tokens: int = 0
+
+
+class Transfer(Protocol):
+    """What is asked of ``kv.loads.BatchTransfer``."""
+
+    gate: LayerGate
+
+    @property
+    def progress(self) -> Progress: ...
+
+
+def fill(transfer: Transfer, rows: int, pace: Pace, decode: Callable[[], int], clock_ns: Callable[[], int]) -> Bubble:
+    """Call ``decode`` (one step; returns how many tokens it computed) until the batch's chunks should begin.
+
+    ``rows`` are the rows of these chunks.
+    """
+    bubble = Bubble()
+    while not should_start(transfer.progress, rows, pace) and not transfer.gate.expire():
+        before_ns = clock_ns()
+        tokens = decode()
+        if not tokens:
+            break
+        took_ns = max(0, clock_ns() - before_ns)
+        bubble.ns += took_ns
+        bubble.tokens += tokens
+    return bubble
+
+
+def should_start(progress: Progress, rows: int, pace: Pace) -> bool:
+    """Whether chunks of ``rows`` rows should be computed now rather than after another decode step.
+
+    They should when they would be stalled for no longer than a decode step takes: that step would delay them by
+    more than it saves, so the bound errs towards starting. After a failed load the pass would be thrown away;
+    then it is best to decode until nothing is being written any more.
+    """
+    if progress.has_ended:
+        return True
+    return not progress.is_rejected and stall_ns(progress, rows, pace) <= pace.decode_ns
+
+
+def stall_ns(progress: Progress, rows: int, pace: Pace) -> float:
+    """How long chunks of ``rows`` rows would wait at the gate if they began now, predicted.
+
+    The load goes on at the pace of its layers so far (before the first, at that of earlier loads), and computation
+    takes the same time in each layer. Layer l lands in ``(l + 1 - released) * load - since`` and is wanted in
+    ``l * compute``. The difference is linear in l, so it is greatest at the first or at the last layer that is
+    not there yet. Infinite while nothing is known of the load.
+    """
+    load = progress.released_after_ns / progress.released if progress.released else progress.pages * pace.page_ns
+    if not load:
+        return 0.0 if progress.released else float("inf")
+    compute = rows * pace.row_ns / progress.layers
+    first, last = progress.released, progress.layers - 1
+    if first > last:
+        return 0.0
+    # A layer that is late is expected any moment, not in the past.
+    next_ns = max(0.0, load - progress.since_ns)
+    return max(0.0, *(next_ns + (layer - first) * load - layer * compute for layer in (first, last)))
+
+
+def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
+    """Whether an order behind ``batch`` may be carried out while the batch is still loading.
+
+    Pages are no obstacle: the scheduler gives a page to someone else only after whoever had it has answered, and
+    this batch has not. What is left is the order of what happens to one request, so orders for requests of the
+    batch wait for it. Another batch is a barrier of its own, and a host pool may not go while loads read it.
+    A promotion writes pages that nobody has, behind the loads.
+    """
+    match order:
+        case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():
+            named = [chunk.request_id for chunk in batch.chunks] + [load.request_id for load in batch.loads]
+            return order.request_id not in named
+        case PromotePages():
+            return True
+        case _:
+            return False
+
+
+def standing_on(requests: Iterable[RunningRequest], loading: Collection[int]) -> frozenset[str]:
+    """Ids of decoding requests that have a page that is being loaded in their table: a plan that contradicts
+    itself, and no reason to read a page that is half written.
+    """
+    pages = np.fromiter(loading, dtype=np.int32, count=len(loading))
+    return frozenset(each.request_id for each in requests if each.is_decoding and np.isin(each.pages, pages).any())
+
+
+def _smoothed(mean: float, value: float) -> float:
+    return value if not mean else mean + SMOOTHING * (value - mean)

@@ -1,0 +1,56 @@
+"""Counters and metrics of what the compute thread has done."""
+
+from __future__ import annotations
+
+from services.worker import metrics
+from services.worker.counters import Counters
+from services.worker.kv.loads import LoadResult
+from services.worker.kv.promotions import Promoted
+from services.worker.outcome import Outcome
+
+
+def count_step(counters: Counters, outcome: Outcome) -> None:
+    """Count one step, and the bubble and loads before and beside it."""
+    prefill, decode = outcome.prefill_rows, outcome.decode_rows
+    counters.steps += 1
+    counters.prefill_tokens_computed += prefill
+    counters.decode_tokens += decode
+    metrics.STEP_SECONDS.observe(outcome.took_ns / 1e9)
+    metrics.STEP_ROWS.observe(prefill + decode)
+    metrics.PREFILL_TOKENS.inc(prefill)
+    metrics.DECODE_TOKENS.inc(decode)
+    if outcome.loads is not None:
+        _count_loads(counters, outcome.loads)
+        counters.bubble_us += outcome.bubble.ns // 1000
+        counters.bubble_tokens += outcome.bubble.tokens
+        metrics.BUBBLE_SECONDS.inc(outcome.bubble.ns / 1e9)
+        metrics.BUBBLE_TOKENS.inc(outcome.bubble.tokens)
+
+
+def count_repeat(counters: Counters) -> None:
+    """Count a pass that was thrown away."""
+    counters.steps_repeated += 1
+    metrics.STEPS_REPEATED.inc()
+
+
+def count_promotion(counters: Counters, promoted: Promoted) -> None:
+    """Count a promotion that is over."""
+    if promoted.is_ok:
+        counters.promotions_done += 1
+        counters.pages_promoted += promoted.pages
+        metrics.PROMOTED_PAGES.inc(promoted.pages)
+    else:
+        counters.promotions_failed += 1
+        metrics.PROMOTIONS_FAILED.inc()
+    metrics.PROMOTION_SECONDS.observe(max(0, promoted.ended_ns - promoted.started_ns) / 1e9)
+
+
+def _count_loads(counters: Counters, loads: LoadResult) -> None:
+    counters.pages_loaded += loads.pages
+    counters.load_bytes += loads.nbytes
+    counters.loads_failed += len(loads.failures)
+    counters.load_stall_us += loads.waited_ns // 1000
+    metrics.LOAD_SECONDS.observe(loads.load_ns / 1e9)
+    metrics.LOAD_BYTES.inc(loads.nbytes)
+    metrics.LOADS_FAILED.inc(len(loads.failures))
+    metrics.LOAD_STALL_SECONDS.inc(loads.waited_ns / 1e9)

@@ -1,0 +1,72 @@
+"""What became of a step's work, and of the batch that it carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.worker.bubble import Bubble
+from services.worker.compute import Computed
+from services.worker.kv.loads import LoadResult
+from services.worker.reports import BatchFigures
+from services.worker.steps import Work
+from shared.messages.pools import KvGeometry
+from shared.messages.worker_events import LoadFailure
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``lost`` stood on pages that are not there, ``broken`` raised, ``rejected`` (request ids) could not be tried.
+
+    Times in ns: ``took_ns`` is the wall time of the step from the end of the bubble on, stall included.
+    """
+
+    done: list[Computed] = field(default_factory=list)
+    lost: list[Work] = field(default_factory=list)
+    broken: list[tuple[Work, Exception]] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    loads: LoadResult | None = None
+    bubble: Bubble = field(default_factory=Bubble)
+    took_ns: int = 0
+    is_repeated: bool = False  # A pass was thrown away, so times say nothing about the work.
+
+    def keep(self, work: list[Work]) -> None:
+        """Drop what was computed of other work."""
+        kept = {id(item) for item in work}
+        self.done = [one for one in self.done if id(one.work) in kept]
+
+    @property
+    def failed(self) -> list[str]:
+        """Requests whose chunk was not computed or whose load failed; some more than once."""
+        failed = [*self.rejected, *(item.request.request_id for item in self.lost)]
+        failed += [item.request.request_id for item, _ in self.broken if item.is_chunk]
+        return failed + (self.loads.failed_requests if self.loads is not None else [])
+
+    @property
+    def load_failures(self) -> list[LoadFailure]:
+        return self.loads.failures if self.loads is not None else []
+
+    @property
+    def prefill_rows(self) -> int:
+        return sum(one.work.rows for one in self.done if one.work.is_chunk)
+
+    @property
+    def decode_rows(self) -> int:
+        return sum(one.work.rows for one in self.done if not one.work.is_chunk)
+
+    @property
+    def stall_ns(self) -> int:
+        return self.loads.waited_ns if self.loads is not None else 0
+
+    def figures(self, geometry: KvGeometry) -> BatchFigures:
+        """As ``BatchDone`` reports them."""
+        figures = BatchFigures(
+            compute_us=self.took_ns // 1000,
+            computed_tokens=self.prefill_rows,
+            bubble_us=self.bubble.ns // 1000,
+            bubble_tokens=self.bubble.tokens,
+            stall_us=self.stall_ns // 1000,
+        )
+        if self.loads is not None:
+            figures.load_us = self.loads.load_ns // 1000
+            figures.loaded_tokens = self.loads.pages * geometry.page_size
+        return figures

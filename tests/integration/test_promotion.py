@@ -1,0 +1,94 @@
+"""A hot prefix that was pushed out to host memory returns to the device before anybody asks for it (HotPrefix 3.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cell import Cell, running_cell
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+
+PAGE_SIZE = 16
+DEVICE_PAGES = 64
+DOCUMENT_TOKENS = 320
+
+
+class Promoting:
+    """A cell, its reference, and prompts."""
+
+    def __init__(self, cell: Cell, reference: Reference) -> None:
+        self.cell, self.reference = cell, reference
+        self._rng = random.Random(11)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
+
+    async def ask(self, prompt: list[int], max_tokens: int = 6) -> dict[str, Any]:
+        """Ask and compare; returns the usage details."""
+        answer = await self.cell.complete(prompt, max_tokens)
+        assert answer["choices"][0]["token_ids"] == self.reference.greedy(prompt, max_tokens)
+        details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
+        return details
+
+    async def push_out(self, document: list[int]) -> None:
+        """Ask for other things until the device holds nothing of ``document``; its backup is in host memory."""
+        for _ in range(3):
+            await self.ask(self.tokens(600), 2)
+            await self.cell.settle()
+
+    async def promoted_pages(self) -> int:
+        return (await self.cell.inventory()).counters.get("pages_promoted", 0)
+
+
+@pytest.mark.integration
+async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: NatsServer) -> None:
+    """After a batch of others it is promoted; the next request on it finds it on the device and answers exactly."""
+    model = make_checkpoint("llama", tmp_path / "llama")
+    worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES}
+    scheduler = {"promotion": "hotness", "policy": "lru"}
+    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+        run = Promoting(cell, Reference(model))
+        document = run.tokens(DOCUMENT_TOKENS)
+        for _ in range(4):
+            await run.ask(document + run.tokens(9))
+        await run.push_out(document)
+
+        async with asyncio.timeout(60):
+            while not await run.promoted_pages():
+                await run.ask(run.tokens(40))  # Each prefill batch is an occasion to promote.
+        await cell.settle()
+        loaded = (await cell.inventory()).counters["pages_loaded"]
+        usage = await run.ask(document + run.tokens(9))
+        counters = (await cell.inventory()).counters
+
+    assert usage["device_tokens"] == DOCUMENT_TOKENS
+    assert usage["host_tokens"] == 0
+    assert counters["pages_loaded"] == loaded
+    assert counters["pages_promoted"] >= DOCUMENT_TOKENS // PAGE_SIZE
+    assert counters["promotions_failed"] == 0
+
+
+@pytest.mark.integration
+async def test_without_promotion_it_is_loaded_on_demand(tmp_path: Path, nats_server: NatsServer) -> None:
+    """The same history with promotion off: the request itself brings the prefix from host memory."""
+    model = make_checkpoint("llama", tmp_path / "llama")
+    worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES}
+    scheduler = {"promotion": "off", "policy": "lru"}
+    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+        run = Promoting(cell, Reference(model))
+        document = run.tokens(DOCUMENT_TOKENS)
+        for _ in range(4):
+            await run.ask(document + run.tokens(9))
+        await run.push_out(document)
+        await run.ask(run.tokens(40))
+        usage = await run.ask(document + run.tokens(9))
+        counters = (await cell.inventory()).counters
+
+    assert usage["host_tokens"] == DOCUMENT_TOKENS
+    assert counters["promotions_done"] == counters["pages_promoted"] == 0

@@ -1,0 +1,147 @@
+"""``thermocline simulate`` as a command: what it prints, and how it refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from thermocline.__main__ import main as thermocline
+from thermocline.simulate.__main__ import main
+
+_QUICK = [
+    "--workload",
+    "few-shot",
+    "--profile",
+    "a6000-pcie3/llama-2-7b",
+    "--requests",
+    "40",
+    "--device-tokens",
+    "9000",
+]
+
+
+def test_json_holds_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object with what was asked for and all that a comparison needs."""
+    assert thermocline(["simulate", *_QUICK, "--json"]) == 0
+
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["hardware"], figures["model"], figures["requests"]) == ("a6000-pcie3", "llama-2-7b", 40)
+    for name in ("input_tokens", "hit_tokens", "hit_ratio", "ttft_ms", "tpot_ms", "throughput", "wall_seconds"):
+        assert name in figures
+    for name in ("load", "compute", "stall", "bubble"):
+        assert figures[f"{name}_seconds"] >= 0
+    for name in ("evicted_tokens", "backups", "promotions", "deferrals"):
+        assert name in figures
+    assert set(figures["ttft_ms"]) == {"mean", "p50", "p99"}
+
+
+def test_json_is_the_same_but_for_the_wall_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same line gives the same object."""
+    printed = []
+    for _ in range(2):
+        main([*_QUICK, "--json"])
+        figures = json.loads(capsys.readouterr().out)
+        del figures["wall_seconds"]
+        printed.append(json.dumps(figures))
+
+    assert printed[0] == printed[1]
+
+
+def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names the workload and the figures."""
+    assert main(_QUICK) == 0
+
+    printed = capsys.readouterr().out
+    for text in ("few-shot on 1 x a6000-pcie3", "hit ratio", "TTFT", "load / compute / stall / bubble", "promotions"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--policy", "clairvoyant"], "no policy 'clairvoyant'; known are"),
+        (["--set", "eviction_expression=frequency -"], "eviction_expression"),
+        (["--set", "nonsense=1"], "--set nonsense: unknown setting; of the cell there are"),
+        (["--set", "max_running=none"], "--set max_running=none: Expected `int`"),
+        (["--workload", "poetry"], "no workload 'poetry'; known are few-shot"),
+        (["--hardware", "h300"], "no hardware profile 'h300'; known are"),
+        (["--model", "llama-9"], "no model profile 'llama-9'"),
+        (["--model", "llama-3.1-70b", "--hardware", "a100-pcie4"], "no room for a page"),
+        (["--workers", "0", "--rate", "nan"], "--workers must be at least 1; --rate must be above 0"),
+        (["--tensor-parallel", "3"], "do not divide"),
+        (["--trace", "/nowhere"], "cannot read /nowhere"),
+        (["--workload", "chat", "--requests", ""], ""),
+    ],
+)
+def test_bad_lines_exit_with_two_and_one_clear_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on standard output, the reason on standard error."""
+    given = dict(zip(_QUICK[::2], _QUICK[1::2], strict=True))
+    if "--model" in arguments or "--hardware" in arguments:
+        given |= {"--hardware": "a6000-pcie3", "--model": "llama-2-7b"}
+        del given["--profile"]
+        if "llama-3.1-70b" in arguments:
+            del given["--device-tokens"]
+    asked = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    if "--trace" in asked:
+        del given["--workload"]
+    line = [part for pair in (given | asked).items() for part in pair]
+
+    try:
+        code: object = main(line)
+    except SystemExit as exited:
+        code = exited.code
+
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert complaint in captured.err
+
+
+def test_an_endless_workload_needs_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """Conversations go on for ever unless it is said how many."""
+    assert main(["--workload", "chat", "--profile", "a100-pcie4/llama-3.1-8b"]) == 2
+    assert "never ends" in capsys.readouterr().err
+
+
+def test_missing_profiles_are_named_with_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without hardware and model nothing can be simulated."""
+    assert main(["--workload", "few-shot", "--profile", "gh200"]) == 2
+    assert "--model must be given; hardware: a100-pcie4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"timestamp": 1}', "\x00", '{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": [1]}']
+)
+def test_a_malformed_trace_line_is_named(bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of the line is in the message, and nothing was printed before it."""
+    path = tmp_path / "trace.jsonl"
+    good = json.dumps({"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]})
+    path.write_text(f"{good}\n{good}\n{bad}\n")
+
+    assert main(["--trace", str(path), "--profile", "a100-pcie4/llama-3.1-8b", "--json"]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "trace.jsonl:3:" in captured.err
+
+
+def test_an_empty_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A simulation of nothing is a mistake."""
+    (tmp_path / "trace.jsonl").write_text("")
+
+    assert main(["--trace", str(tmp_path / "trace.jsonl"), "--profile", "a100-pcie4/llama-3.1-8b"]) == 2
+    assert "holds no request" in capsys.readouterr().err
+
+
+def test_a_profile_of_one_s_own_by_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path stands where a name does, and its faults are reported with exit code 2."""
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n')
+    line = ["--workload", "few-shot", "--hardware", str(path), "--model", "llama-2-7b", "--requests", "10"]
+
+    assert main(line) == 2
+    assert "memory: missing; compute: missing" in capsys.readouterr().err

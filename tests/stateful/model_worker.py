@@ -1,0 +1,360 @@
+"""A model worker: executes plans as the real one must, on pages that hold tokens instead of tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared import codec
+from shared.ids import chain_page, chain_root
+from shared.messages import worker_events
+from shared.messages import worker_plans as plans
+from shared.messages.base import pack_int32, unpack_int32
+from tests.stateful.model_pages import EOS, HostPool, Page, WrongKv, next_token
+
+if TYPE_CHECKING:
+    from tests.stateful.cell_model import CellModel
+
+
+@dataclass
+class RunningRequest:
+    """A request as its worker knows it."""
+
+    admit: plans.AdmitRequest
+    namespace: str
+    tokens: list[int]
+    prompt_tokens: int
+    pages: list[int]
+    computed: int
+    has_failed: bool = False
+    asked_at: int = -1  # Pages held when it last asked for a lease.
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_tokens :]
+
+
+class ModelWorker:
+    """Executes plans in order, one RunBatch a step, and decodes on its own. Promotions run beside all that."""
+
+    def __init__(self, cell: CellModel, worker_id: str, incarnation: str, node: str, pages: int) -> None:
+        self.cell = cell
+        self.worker_id, self.incarnation, self.node, self.pages = worker_id, incarnation, node, pages
+        self.memory: dict[int, Page] = {}
+        self.inbox: deque[plans.WorkerPlan] = deque()
+        self.outbox: deque[codec.Input] = deque()
+        self.requests: dict[str, RunningRequest] = {}
+        self.hosts: dict[str, HostPool] = {}
+        self.promotions: deque[tuple[plans.PromotePages, HostPool | None]] = deque()
+        self.last_plan = 0
+        self.is_dismissed = False
+        self.finishes_before_batch_done = False
+        self.prefilled_tokens = 0
+        self.fail_next_chunk_of: str | None = None
+
+    # Plans.
+
+    def receive(self, plan: plans.WorkerPlan) -> None:
+        assert plan.number == self.last_plan + len(self.inbox) + 1, "a plan is missing"
+        self.inbox.append(plan)
+
+    def step(self) -> bool:
+        """Execute plans up to and with the next RunBatch, and one decode step; returns whether anything was done."""
+        worked = False
+        batch: plans.WorkerPlan | None = None
+        while self.inbox and batch is None:
+            plan = self.inbox.popleft()
+            self.last_plan = plan.number
+            worked = True
+            if isinstance(plan.order, plans.RunBatch):
+                batch = plan
+            else:
+                self._execute(plan.order)
+        decoding = [name for name, request in self.requests.items() if self._is_decoding(request)]
+        finished: list[codec.Input] = []
+        if batch is not None and isinstance(batch.order, plans.RunBatch) and batch.order.fill_bubble:
+            for name in decoding:
+                self._decode(name, finished)
+        done = self._run_batch(batch, finished) if batch is not None else None
+        for name in decoding:
+            worked |= self._decode(name, finished)
+        if done is not None and not self.finishes_before_batch_done:
+            self.outbox.append(done)
+        self.outbox.extend(finished)
+        if done is not None and self.finishes_before_batch_done:
+            self.outbox.append(done)
+        return worked
+
+    def _execute(self, order: object) -> None:
+        match order:
+            case plans.AdmitRequest():
+                self._admit(order)
+            case plans.ExtendLease():
+                request = self._known(order.request_id, order.attempt)
+                if request is not None:
+                    request.pages += unpack_int32(order.pages)
+                    assert len(set(request.pages)) == len(request.pages), "a page is in one table twice"
+            case plans.PreemptRequest():
+                request = self._known(order.request_id, order.attempt)
+                if request is not None:
+                    del self.requests[order.request_id]
+                    self._say(worker_events.RequestPreempted, order, output=pack_int32(request.output))
+            case plans.AbortRequest():
+                if self._known(order.request_id, order.attempt) is not None:
+                    self._end(order.request_id, order.reason, self.outbox)
+            case plans.PromotePages():
+                self._forbid_promoting(unpack_int32(order.device_pages))
+                self.promotions.append((order, self.hosts.get(order.storage_id)))
+            case plans.AttachHostPool():
+                self.hosts[order.storage_id] = self.cell.host_pools[order.handle.name]
+            case plans.DetachHostPool():
+                del self.hosts[order.storage_id]
+            case plans.Dismiss():
+                self.is_dismissed = True
+            case _:
+                raise AssertionError(f"unknown order {order}")
+
+    def _admit(self, order: plans.AdmitRequest) -> None:
+        assert order.request_id not in self.requests, "admitted twice"
+        submit = self.cell.submitted[order.request_id]
+        tokens = unpack_int32(order.tokens)
+        pages = unpack_int32(order.pages)
+        size = self.cell.page_size
+        assert tokens[: order.prompt_tokens] == unpack_int32(submit.prompt)
+        assert len(pages) * size >= len(tokens), "the page table does not cover the tokens"
+        assert len(pages) * size < order.prompt_tokens + submit.sampling.max_tokens + size, "pages beyond any answer"
+        assert len(set(pages)) == len(pages), "a page is in one table twice"
+        assert order.cached_tokens % size == 0
+        assert order.cached_tokens < len(tokens), "nothing is left to compute"
+        assert order.device_tokens + order.host_tokens <= order.prompt_tokens
+        assert order.device_tokens + order.host_tokens == min(order.cached_tokens, order.prompt_tokens)
+        if not submit.cache.read or submit.sampling.prompt_logprobs is not None:
+            assert order.cached_tokens == 0
+        request = RunningRequest(
+            order, submit.namespace, tokens, order.prompt_tokens, pages, computed=order.cached_tokens
+        )
+        known = self.cell.ever_computed
+        for index in range(order.cached_tokens // size):
+            assert self._identity(request, index) in known, "a hit on what was never computed"
+        self.requests[order.request_id] = request
+
+    def _known(self, request_id: str, attempt: int) -> RunningRequest | None:
+        request = self.requests.get(request_id)
+        return request if request is not None and request.admit.attempt == attempt else None
+
+    # Steps.
+
+    def _run_batch(self, plan: plans.WorkerPlan, finished: list[codec.Input]) -> worker_events.BatchDone:
+        batch = plan.order
+        assert isinstance(batch, plans.RunBatch)
+        failures = []
+        unloaded: dict[int, None] = {}  # Device pages that some load of this batch should have filled.
+        for load in batch.loads:
+            failure = self._load(load, unloaded)
+            if failure is not None:
+                failures.append(failure)
+        failed = []
+        for chunk in batch.chunks:
+            request = self._known(chunk.request_id, chunk.attempt)
+            if request is not None and self.fail_next_chunk_of == chunk.request_id:
+                request.has_failed, self.fail_next_chunk_of = True, None
+            if request is not None and any(
+                page in unloaded for page in request.pages[: -(-chunk.start // self.cell.page_size)]
+            ):
+                request.has_failed = True
+            if request is None or request.has_failed:
+                failed.append(chunk.request_id)
+                continue
+            self._prefill(request, chunk, finished)
+        return worker_events.BatchDone(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            plan=plan.number,
+            failed=tuple(failed),
+            load_failures=tuple(failures),
+        )
+
+    def _load(self, load: plans.PageLoad, unloaded: dict[int, None]) -> worker_events.LoadFailure | None:
+        """Copy pages up, verifying each; on a mismatch whoever stands on a bad page fails, and the owner does.
+
+        It takes place even if its request is gone: others of the batch may stand on these pages.
+        """
+        pool = self.hosts.get(load.storage_id)
+        self._forbid_promoting(unpack_int32(load.device_pages))
+        bad = dict.fromkeys(self._copy_up(pool, load))
+        if not bad:
+            return None
+        pairs = zip(unpack_int32(load.host_pages), unpack_int32(load.device_pages), strict=True)
+        unloaded.update(dict.fromkeys(device for host, device in pairs if host in bad))
+        request = self._known(load.request_id, load.attempt)
+        if request is not None:
+            request.has_failed = True
+        return worker_events.LoadFailure(
+            storage_id=load.storage_id, host_pages=pack_int32(bad), reason="checksum mismatch"
+        )
+
+    def _copy_up(self, pool: HostPool | None, order: plans.PageLoad | plans.PromotePages) -> list[int]:
+        """Copy host pages to device pages; returns the host pages that did not verify, which must have rotted."""
+        bad = []
+        triples = zip(
+            unpack_int32(order.host_pages),
+            unpack_int32(order.device_pages),
+            [order.identities[i : i + 16] for i in range(0, len(order.identities), 16)],
+            strict=True,
+        )
+        for host_page, device_page, identity in triples:
+            page = None if pool is None else pool.memory.get(host_page)
+            if page is None or page.is_corrupt or page.identity() != identity:
+                bad.append(host_page)
+                self.memory[device_page] = Page(b"garbage", [])
+            else:
+                self.memory[device_page] = Page(page.before, list(page.tokens))
+        if bad and (pool is None or not all(host in pool.memory and pool.memory[host].is_corrupt for host in bad)):
+            raise WrongKv(f"host pages {bad} do not hold what the scheduler thinks")
+        return bad
+
+    def promote(self, *, is_ok: bool = True) -> bool:
+        """Carry out the oldest promotion, or fail to; returns whether there was one."""
+        if not self.promotions:
+            return False
+        order, pool = self.promotions.popleft()
+        bad: list[int] = []
+        if is_ok and pool is not None and self.hosts.get(order.storage_id) is pool:
+            bad = self._copy_up(pool, order)
+            is_ok = not bad
+        else:
+            is_ok = False
+            for page in unpack_int32(order.device_pages):
+                self.memory[page] = Page(b"garbage", [])
+        self.outbox.append(
+            worker_events.PagesPromoted(
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                promotion_id=order.promotion_id,
+                ok=is_ok,
+                bad_host_pages=pack_int32(bad),
+            )
+        )
+        return True
+
+    def _forbid_promoting(self, pages: list[int]) -> None:
+        """Nothing but its promotion touches a page that is being promoted."""
+        for order, _ in self.promotions:
+            both = set(unpack_int32(order.device_pages)).intersection(pages)
+            assert not both, f"{self.worker_id} pages {both} are used under a promotion"
+
+    def _prefill(self, request: RunningRequest, chunk: plans.PrefillChunk, finished: list[codec.Input]) -> None:
+        assert chunk.start == request.computed, "a chunk leaves a gap"
+        assert chunk.start < chunk.end <= len(request.tokens)
+        self._check_prefix(request, chunk.start)
+        self._write(request, chunk.start, chunk.end)
+        request.computed = chunk.end
+        self.prefilled_tokens += chunk.end - chunk.start
+        if chunk.end == len(request.tokens):
+            self._sample(chunk.request_id, request, finished)
+
+    def _is_decoding(self, request: RunningRequest) -> bool:
+        return request.computed == len(request.tokens) - 1 and len(request.tokens) > len(request.admit.tokens) // 4
+
+    def _decode(self, name: str, finished: list[codec.Input]) -> bool:
+        """Feed the last sampled token, if there is a page for it."""
+        request = self.requests.get(name)
+        if request is None:
+            return False
+        position = request.computed
+        if position // self.cell.page_size >= len(request.pages):
+            return self._ask_lease(name, request)
+        self._check_prefix(request, position)
+        self._write(request, position, position + 1)
+        request.computed += 1
+        self._sample(name, request, finished)
+        if name in self.requests:
+            self._ask_lease(name, request)
+        return True
+
+    def _ask_lease(self, name: str, request: RunningRequest) -> bool:
+        room = len(request.pages) * self.cell.page_size - len(request.tokens)
+        if room > self.cell.lease_threshold or request.asked_at == len(request.pages):
+            return False
+        if len(request.pages) * self.cell.page_size >= request.prompt_tokens + request.admit.sampling.max_tokens:
+            return False
+        request.asked_at = len(request.pages)
+        self._say(worker_events.LeaseRequested, request.admit, generated=len(request.output))
+        return True
+
+    def _sample(self, name: str, request: RunningRequest, finished: list[codec.Input]) -> None:
+        token = next_token(request.admit.sampling.seed, request.tokens)
+        index = len(request.output)
+        request.tokens.append(token)
+        gateway = self.cell.gateways.get(request.admit.gateway_id)
+        if gateway is not None:
+            gateway.take_token(name, request.admit.attempt, index, token)
+        is_eos = token == EOS and not request.admit.sampling.ignore_eos
+        if is_eos or len(request.output) >= request.admit.sampling.max_tokens:
+            if gateway is not None:
+                gateway.take_end(name, request.admit.attempt)
+            self._end(name, "stop" if is_eos else "length", finished)
+
+    def _end(self, name: str, reason: str, into: deque[codec.Input] | list[codec.Input]) -> None:
+        request = self.requests.pop(name)
+        gateway = self.cell.gateways.get(request.admit.gateway_id)
+        if gateway is not None:
+            gateway.take_end(name, request.admit.attempt)
+        into.append(
+            worker_events.RequestFinished(
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                request_id=name,
+                attempt=request.admit.attempt,
+                reason=reason,  # type: ignore[arg-type]
+                output=pack_int32(request.output),
+            )
+        )
+
+    def _say(self, kind: type, order: object, **fields: object) -> None:
+        self.outbox.append(
+            kind(
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                request_id=order.request_id,  # type: ignore[attr-defined]
+                attempt=order.attempt,  # type: ignore[attr-defined]
+                **fields,
+            )
+        )
+
+    # Pages.
+
+    def _identity(self, request: RunningRequest, index: int) -> bytes:
+        """The identity that page ``index`` of the request must have; -1 is the root."""
+        digest = chain_root(request.namespace)
+        size = self.cell.page_size
+        for start in range(0, (index + 1) * size, size):
+            digest = chain_page(digest, pack_int32(request.tokens[start : start + size]))
+        return digest
+
+    def _check_prefix(self, request: RunningRequest, end: int) -> None:
+        """Attention is about to read the KV of tokens [0, end): each page must hold exactly those."""
+        size = self.cell.page_size
+        before = chain_root(request.namespace)
+        for index in range(-(-end // size)):
+            tokens = request.tokens[index * size : min(end, (index + 1) * size)]
+            page = self.memory.get(request.pages[index])
+            if page is None or page.before != before or page.tokens[: len(tokens)] != tokens:
+                raise WrongKv(f"{self.worker_id} page {request.pages[index]} holds {page}, not {tokens}")
+            if len(tokens) == size:
+                before = page.identity()
+
+    def _write(self, request: RunningRequest, start: int, end: int) -> None:
+        size = self.cell.page_size
+        self._forbid_promoting(request.pages[start // size : -(-end // size)])
+        for position in range(start, end):
+            index, offset = divmod(position, size)
+            number = request.pages[index]
+            if offset == 0:
+                above = self._identity(request, index - 1)
+                self.memory[number] = Page(above, [])
+            page = self.memory[number]
+            page.tokens = [*page.tokens[:offset], request.tokens[position]]
+            if offset == size - 1:
+                self.cell.ever_computed.add(page.identity())

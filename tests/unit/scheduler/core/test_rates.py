@@ -1,0 +1,107 @@
+"""What is learned of a worker's speed."""
+
+import random
+
+import pytest
+
+from services.scheduler.core import speed_fit
+from services.scheduler.core.rates import PAPERS_RATIO, load_compute_ratio, load_us, observe, recompute_us
+from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.state import Batch, Chunk
+from shared.messages.worker_events import BatchDone
+
+
+def learn(fit, *, flat=50.0, slope=20.0, steps=40, seed=1, noise=0.05, pause=()):
+    """Report prefill steps of a machine with these costs, some of them with a pause."""
+    chance = random.Random(seed)
+    for number in range(steps):
+        tokens, depth = chance.randrange(64, 2048), chance.randrange(0, 16384)
+        time = tokens * (flat + slope * (depth + tokens / 2) / 1024) * (1 + chance.uniform(-noise, noise))
+        time *= 1000 if number in pause else 1
+        speed_fit.note_compute(fit, tokens, tokens * depth + tokens * tokens // 2, round(time))
+
+
+def test_both_parts_of_a_steps_time_are_found():
+    """A token's own cost, and what each 1,024 tokens of context add to it."""
+    fit = SpeedFit()
+    learn(fit)
+
+    assert fit.flat == pytest.approx(50, rel=0.2)
+    assert fit.slope == pytest.approx(20, rel=0.1)
+    assert speed_fit.compute_us(fit, 8192, 1024) == pytest.approx(1024 * (50 + 20 * 8.5), rel=0.05)
+
+
+def test_a_pause_of_the_machine_does_not_spoil_the_fit():
+    """One step that took a thousand times as long counts as eight times, and is soon forgotten."""
+    fit = SpeedFit()
+    learn(fit, steps=120, pause=(20,))
+
+    assert speed_fit.compute_us(fit, 4096, 512) == pytest.approx(512 * (50 + 20 * 4.25), rel=0.1)
+
+
+def test_equal_contexts_put_all_time_down_to_tokens():
+    """What the reports do not tell apart is not guessed."""
+    fit = SpeedFit()
+    for _ in range(10):
+        speed_fit.note_compute(fit, 100, 100 * 500, 7000)
+
+    assert (fit.flat, fit.slope) == (pytest.approx(70), 0)
+
+
+@pytest.mark.parametrize("report", [(0, 0, 100), (100, 0, 0), (-5, 0, 100), (100, 0, -1), (100, -1, 100)])
+def test_senseless_reports_teach_nothing(report):
+    """Zero and negative values leave the fit as it is."""
+    fit = SpeedFit()
+    speed_fit.note_compute(fit, *report)
+    speed_fit.note_load(fit, min(report[0], 0), report[2])
+
+    assert fit == SpeedFit()
+
+
+def report(cell, *, compute_us=1000, computed=100, load_us=0, loaded=0, **changes):
+    """Let the core observe one batch of 100 tokens on the first worker."""
+    worker = cell.state.workers["worker-0"]
+    batch = Batch(1, [Chunk("a", 1, 0, 100)], [], 100)
+    times = {"compute_us": compute_us, "computed_tokens": computed, "load_us": load_us, "loaded_tokens": loaded}
+    observe(cell.state, worker, batch, BatchDone(worker_id="w", incarnation="1", plan=1, **(times | changes)))
+    return worker
+
+
+def test_the_ratio_is_the_papers_until_both_sides_are_measured(make_cell):
+    """Then it is what the reports say, and a configured one beats both."""
+    cell = make_cell()
+    worker = cell.state.workers["worker-0"]
+    assert load_compute_ratio(cell.state, worker, 0) == PAPERS_RATIO
+
+    report(cell)
+    assert load_compute_ratio(cell.state, worker, 0) == PAPERS_RATIO
+    report(cell, load_us=500, loaded=1000)
+
+    assert load_compute_ratio(cell.state, worker, 0) == pytest.approx(20)
+    assert recompute_us(cell.state, worker, 0, 50) == pytest.approx(500)
+    assert load_us(cell.state, worker, 50) == pytest.approx(25)
+    fixed = make_cell(load_compute_ratio=7.0)
+    assert load_compute_ratio(fixed.state, report(fixed, load_us=500, loaded=1000), 0) == 7.0
+
+
+@pytest.mark.parametrize("changes", [{"failed": ("a",)}, {"computed_tokens": 60}])
+def test_a_batch_that_was_not_just_computed_says_nothing_of_speed(make_cell, changes):
+    """Repeated or partial work would be taken for a slow machine."""
+    cell = make_cell()
+
+    assert report(cell, **changes).speed.reports == 0
+
+
+def test_waiting_for_loads_is_not_computing(make_cell):
+    """Stalls are subtracted from a step's time."""
+    cell = make_cell()
+
+    assert report(cell, compute_us=5000, stall_us=4000).speed.flat == pytest.approx(10)
+
+
+def test_a_worker_without_reports_is_taken_to_be_like_the_others(make_cell):
+    """They run the same model."""
+    cell = make_cell(workers=2)
+    report(cell, compute_us=7000)
+
+    assert recompute_us(cell.state, cell.state.workers["worker-1"], 0, 10) == pytest.approx(700)

@@ -1,0 +1,82 @@
+"""``thermocline replay FILE [--policy NAME] [--set KEY=VALUE ...] [--json]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from services.scheduler import replay as exact
+from shared.errors import ThermoclineError
+from thermocline.replay.what_if import WhatIf, what_if
+from thermocline.simulate.settings import changes_of
+
+_PIPED_WIDTH = 120
+EXIT_OK, EXIT_DIFFERS, EXIT_BAD = exact.EXIT_EQUAL, exact.EXIT_DIFFERS, exact.EXIT_BAD_FILE
+
+
+def show(console: Console, path: Path, answer: WhatIf) -> None:
+    """A table of what changed, and a line that says what the columns are."""
+    settings = ", ".join(f"{name}={value}" for name, value in answer.changed.items())
+    table = Table(title=f"{path.name}: {answer.requests} requests with {settings}", title_justify="left")
+    table.add_column("")
+    for heading in ("recorded", "simulated as recorded", "simulated what-if", "change"):
+        table.add_column(heading, justify="right")
+    for name, before in answer.baseline.items():
+        after = answer.changed_figures[name]
+        change = f"{after - before:+,.2f}" if isinstance(after, float) else f"{after - before:+,}"
+        relative = f" ({(after - before) / before:+.1%})" if before else ""
+        table.add_row(name, _number(answer.recorded.get(name)), _number(before), _number(after), change + relative)
+    console.print(table)
+    console.print("The change is between the two simulated columns; the first shows how close the simulation comes.")
+    if answer.unplayable:
+        console.print(f"{answer.unplayable} requests of the recording had no token and were left out.")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: equal, or what-if answered; 1: an output differs; 2: bad file, settings or arguments."""
+    parser = argparse.ArgumentParser(
+        prog="thermocline replay",
+        description="Fold a recording again and compare every output; with --policy or --set, ask what if.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="a recording made by 'thermocline record'")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--policy", metavar="NAME", help="what if: another eviction policy")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="what if: another cell setting"
+    )
+    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    if parsed.policy is None and not parsed.settings:
+        return exact.main([str(parsed.file), *(["--json"] if parsed.json else [])])
+    try:
+        answer = what_if(parsed.file, changes_of(parsed.settings, policy=parsed.policy))
+    except ThermoclineError as error:
+        if parsed.json:
+            print(json.dumps({"error": {"code": error.code, "message": error.message}}))
+        else:
+            print(f"thermocline replay: {error.message}", file=sys.stderr)
+        return EXIT_BAD
+    if parsed.json:
+        print(json.dumps(msgspec.to_builtins(answer)))
+    else:
+        console = Console()
+        # Written to a file or a pipe, a table is as wide as it needs to be.
+        show(console if console.is_terminal else Console(width=_PIPED_WIDTH), parsed.file, answer)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What a recording says of a run: the cell, what came from outside, and how it went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.scheduler.fold import load_state
+from services.scheduler.recording import InputFrame, OutputFrame, SnapshotFrame, read_frames
+from services.scheduler.snapshots import decode_snapshot
+from shared.codec import Input, decode_input, decode_published
+from shared.errors import CodecError, RecordingError
+from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
+from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.requests import SubmitRequest
+from shared.messages.storage_events import HostPoolCreated
+from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
+from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
+
+
+@dataclass(slots=True)
+class RecordedRequest:
+    """One request of the run. Times are of the stream; ``first_token_ns`` is 0 where none came."""
+
+    submit: SubmitRequest
+    at_ns: int
+    output: bytes = b""
+    finished_ns: int = 0
+    first_token_ns: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RecordedRun:
+    """``admin`` holds flushes and changes of settings with their times; ``batches`` what workers reported."""
+
+    config: CellConfig = field(default_factory=CellConfig)
+    geometry: KvGeometry | None = None
+    device_pages: dict[str, int] = field(default_factory=dict)  # By worker id, as it joined last.
+    nodes: dict[str, str] = field(default_factory=dict)  # Worker id to node.
+    host_pages: int = 0  # Of one node.
+    max_context: int = 0
+    requests: dict[str, RecordedRequest] = field(default_factory=dict)
+    admin: list[tuple[int, Input]] = field(default_factory=list)
+    batches: list[BatchDone] = field(default_factory=list)
+    start_ns: int = 0
+    unplayable: int = 0  # Requests without an end in the recording, or that ended before they had a token.
+
+    @property
+    def played(self) -> list[RecordedRequest]:
+        """The requests that another run can repeat, in order of arrival."""
+        return [request for request in self.requests.values() if request.output]
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Read a whole recording. Raises RecordingError when it is damaged or holds no run of a cell."""
+    run = RecordedRun()
+    now_ns = 0
+    batch_chunks: dict[tuple[str, str, int], list[tuple[str, int]]] = {}
+    prompt_ends: dict[str, int] = {}
+    for frame in read_frames(path):
+        if isinstance(frame, SnapshotFrame):
+            _take_snapshot(run, frame.data)
+        elif isinstance(frame, InputFrame):
+            now_ns = frame.time_ns
+            run.start_ns = run.start_ns or now_ns
+            try:
+                message = decode_input(frame.data)
+            except CodecError:
+                continue  # The live cell skipped it too.
+            _take_input(run, message, now_ns)
+            if isinstance(message, BatchDone):
+                key = (message.worker_id, message.incarnation, message.plan)
+                for request_id, end in batch_chunks.pop(key, []):
+                    if end == prompt_ends.get(request_id) and request_id not in message.failed:
+                        _first_token(run, request_id, now_ns)
+        elif isinstance(frame, OutputFrame):
+            output = decode_published(frame.data)
+            if isinstance(output, WorkerPlan) and isinstance(output.order, AdmitRequest):
+                prompt_ends[output.order.request_id] = len(output.order.tokens) // 4
+                _take_admission(run, output.order)
+            elif isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
+                chunks = [(chunk.request_id, chunk.end) for chunk in output.order.chunks]
+                batch_chunks[output.worker_id, output.incarnation, output.number] = chunks
+    if run.geometry is None or not run.device_pages:
+        raise RecordingError(f"{path} holds no worker, so there is nothing to run under other settings")
+    run.unplayable = sum(1 for request in run.requests.values() if not request.output)
+    if not run.played:
+        raise RecordingError(f"{path} holds no request that ran")
+    return run
+
+
+def _take_snapshot(run: RecordedRun, data: bytes) -> None:
+    """The cell as it was when the recording begins; what it had cached is not taken over."""
+    state = load_state(decode_snapshot(data).state)
+    run.config, run.geometry = state.config, state.geometry
+    for worker in state.workers.values():
+        run.device_pages[worker.worker_id], run.nodes[worker.worker_id] = worker.pool.total, worker.node
+        run.max_context = worker.max_context
+    for storage in state.storages.values():
+        run.host_pages = storage.pool.total if storage.pool is not None else run.host_pages
+
+
+def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
+    match message:
+        case CellConfigured():
+            if run.requests:
+                run.admin.append((now_ns, message))
+            else:
+                run.config = message.config
+        case FlushCache():
+            run.admin.append((now_ns, message))
+        case WorkerJoined():
+            run.device_pages[message.worker_id], run.nodes[message.worker_id] = message.pool.pages, message.node
+            run.geometry, run.max_context = message.pool.geometry, message.max_context
+        case HostPoolCreated(handle=PoolHandle() as handle):
+            run.host_pages = handle.pages
+        case SubmitRequest():
+            run.requests.setdefault(message.request_id, RecordedRequest(message, now_ns))
+        case RequestFinished():
+            request = run.requests.get(message.request_id)
+            if request is not None and not request.finished_ns:
+                request.output, request.finished_ns = message.output, now_ns
+        case BatchDone():
+            run.batches.append(message)
+
+
+def _take_admission(run: RecordedRun, order: AdmitRequest) -> None:
+    request = run.requests.get(order.request_id)
+    if request is not None and order.attempt == 1:
+        request.device_tokens, request.host_tokens = order.device_tokens, order.host_tokens
+
+
+def _first_token(run: RecordedRun, request_id: str, now_ns: int) -> None:
+    request = run.requests.get(request_id)
+    if request is not None and not request.first_token_ns:
+        request.first_token_ns = now_ns

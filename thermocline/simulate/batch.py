@@ -1,0 +1,44 @@
+"""A batch while a virtual worker carries it out, and the totals over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages.worker_plans import RunBatch
+from thermocline.simulate.cost import Piece
+from thermocline.simulate.running import RunningRequest
+
+
+@dataclass(slots=True)
+class WorkerFigures:
+    """What a worker did, in totals. Seconds are of its own time line unless they say link."""
+
+    busy_s: float = 0.0  # In steps.
+    stall_s: float = 0.0  # Of it, waiting for loads.
+    load_s: float = 0.0  # Of link time, for loads.
+    bubble_s: float = 0.0  # In decode steps that ran while a batch was only loading.
+    batches: int = 0
+    steps: int = 0
+    loaded_tokens: int = 0
+    computed_tokens: int = 0
+    bubble_tokens: int = 0
+    promoted_tokens: int = 0
+    promotions: int = 0
+
+
+@dataclass(slots=True)
+class BatchUnderWay:
+    """The RunBatch that is being carried out. ``begun_ns`` is when its loads began."""
+
+    number: int
+    order: RunBatch
+    begun_ns: int
+    chunks: list[tuple[RunningRequest, Piece]]
+    failed: list[str]
+    loaded_tokens: int
+    load_s: float
+    fill_until_ns: int = 0
+    bubble_ns: int = 0
+    bubble_tokens: int = 0
+    step_begun_ns: int = 0
+    stall_s: float = 0.0

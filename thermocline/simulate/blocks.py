@@ -1,0 +1,198 @@
+"""A cache of equal blocks under one eviction policy, of which only leaves can go: how policies are compared.
+
+The policies are the scheduler's own, driven as its core drives them; what is left out is everything else: workers,
+time, splits, lower tiers. One block is one node. A request reuses its longest resident prefix. Then room is made for
+all that it lacks, before any of it is inserted, and no block of its own path is evicted for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from services.scheduler.core.eviction.policy import Moment, Policy
+from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
+from shared.errors import InvariantViolated
+from thermocline.simulate.blocks_hotness import BlockHotness
+from thermocline.trace.format import BLOCK_TOKENS, read_trace
+
+_MASK = 2**64 - 1
+_NO_BLOCK = -1
+
+
+class BlockRequest(NamedTuple):
+    """The blocks of a prompt by number, first one first. Two requests share a block where they share all before it."""
+
+    blocks: list[int]
+    time_ns: int
+    prompt_tokens: int
+
+
+class BlockRequests:
+    """Numbers the blocks of requests whose parts are named by anything hashable, from the prompt's start."""
+
+    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
+        self.requests: list[BlockRequest] = []
+        self._block_tokens = block_tokens
+        self._numbers: dict[tuple[int, Hashable], int] = {}
+
+    def append(self, names: Iterable[Hashable], *, time_ns: int = 0, prompt_tokens: int = 0) -> None:
+        """One request more. ``prompt_tokens`` is that of its blocks unless it is given."""
+        blocks: list[int] = []
+        block = _NO_BLOCK
+        for name in names:
+            block = self._numbers.setdefault((block, name), len(self._numbers))
+            blocks.append(block)
+        self.requests.append(BlockRequest(blocks, time_ns, prompt_tokens or len(blocks) * self._block_tokens))
+
+
+def read_blocks(path: Path) -> list[BlockRequest]:
+    """The requests of a trace in the Mooncake format. Raises InvalidRequest naming the line that is malformed."""
+    found = BlockRequests()
+    for request in read_trace(path):
+        found.append(request.hash_ids, time_ns=request.timestamp * 1_000_000, prompt_tokens=request.input_length)
+    return found.requests
+
+
+def digest_of(block: int) -> int:
+    """A 64-bit digest of a block number (the finaliser of SplitMix64)."""
+    value = (block + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class BlockCache:
+    """A pool of ``capacity`` blocks. A request that is longer keeps as many of its first blocks as fit."""
+
+    def __init__(
+        self, policy: Policy, capacity: int, hotness: BlockHotness, *, block_tokens: int = BLOCK_TOKENS
+    ) -> None:
+        self._policy = policy
+        self._capacity = capacity
+        self._hotness = hotness
+        self._block_tokens = block_tokens
+        self._tokens = bytes(block_tokens * TOKEN_BYTES)  # All blocks share one: no policy looks at tokens.
+        self._resident: dict[int, Node] = {}  # By block.
+        self._nodes: dict[int, Node] = {}
+        self._blocks: dict[int, int] = {}  # By node id.
+        self._below: dict[int, int] = {}  # Resident children by node id.
+        self._own_path: dict[int, bool] = {}  # Nodes that the request at hand keeps from eviction.
+        self._requests = 0
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        """Resident blocks."""
+        return len(self._resident)
+
+    def digests(self) -> list[int]:
+        """Of all resident blocks."""
+        return [node.digest for node in self._nodes.values()]
+
+    def ask(self, request: BlockRequest) -> int:
+        """Serve one request; returns how many of its blocks were resident."""
+        self._requests += 1
+        moment = Moment(self._requests, request.time_ns, self._requests, self._hotness)
+        path = self._reuse(request)
+        self._hotness.admitted([node.digest for node in path])
+        self._policy.visit(path, request.prompt_tokens, moment)
+        hits = len(path)
+        self._own_path = dict.fromkeys((node.id for node in path), True)
+        wanted = min(len(request.blocks), self._capacity)
+        while len(self._resident) + wanted - hits > self._capacity:
+            victim = self._policy.victim(self._evictable, moment)
+            if victim is None:
+                raise InvariantViolated("the policy found no victim though other leaves are resident")
+            self._evict(victim, moment)
+        for block in request.blocks[hits:wanted]:
+            path.append(self._insert(block, path[-1] if path else None, moment))
+        self._own_path = {}
+        if path and self._evictable(path[-1].id):
+            self._policy.offer(path[-1])
+        return hits
+
+    def _reuse(self, request: BlockRequest) -> list[Node]:
+        path: list[Node] = []
+        for block in request.blocks:
+            node = self._resident.get(block)
+            if node is None:
+                break
+            node.last_use = self._requests
+            path.append(node)
+        return path
+
+    def _insert(self, block: int, parent: Node | None, moment: Moment) -> Node:
+        self._last_id += 1
+        node = Node(
+            id=self._last_id,
+            parent=0 if parent is None else parent.id,
+            tokens=self._tokens,
+            last_use=self._requests,
+            depth=0 if parent is None else parent.depth + self._block_tokens,
+            digest=digest_of(block),
+        )
+        self._resident[block] = node
+        self._nodes[node.id] = node
+        self._blocks[node.id] = block
+        self._own_path[node.id] = True
+        if parent is not None:
+            self._below[parent.id] = self._below.get(parent.id, 0) + 1
+        self._hotness.inserted(node.digest, node.depth // self._block_tokens + 1)
+        self._policy.add(node, moment)
+        return node
+
+    def _evictable(self, node_id: int) -> Node | None:
+        if node_id in self._below or node_id in self._own_path:
+            return None
+        return self._nodes.get(node_id)
+
+    def _evict(self, node: Node, moment: Moment) -> None:
+        if self._evictable(node.id) is not node:
+            raise InvariantViolated(f"the policy named node {node.id}, which may not be evicted")
+        del self._nodes[node.id]
+        del self._resident[self._blocks.pop(node.id)]
+        self._policy.remove(node, moment)
+        if not node.parent:
+            return
+        left = self._below[node.parent] - 1
+        if left:
+            self._below[node.parent] = left
+            return
+        del self._below[node.parent]
+        parent = self._evictable(node.parent)
+        if parent is not None:
+            self._policy.offer(parent)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHits:
+    """Blocks that were resident when asked for, and all that were asked for: of every request, and of the last ones."""
+
+    hits: int
+    blocks: int
+    late_hits: int
+    late_blocks: int
+
+    @property
+    def ratio(self) -> float:
+        return self.hits / self.blocks if self.blocks else 0.0
+
+    @property
+    def late_ratio(self) -> float:
+        return self.late_hits / self.late_blocks if self.late_blocks else 0.0
+
+
+def run_blocks(cache: BlockCache, requests: Sequence[BlockRequest], *, late_share: float = 0.2) -> BlockHits:
+    """Ask for every request in order; the last ``late_share`` of them are counted apart as well."""
+    late_from = len(requests) - round(len(requests) * late_share)
+    hits = blocks = late_hits = late_blocks = 0
+    for number, request in enumerate(requests):
+        found, asked = cache.ask(request), len(request.blocks)
+        hits += found
+        blocks += asked
+        if number >= late_from:
+            late_hits += found
+            late_blocks += asked
+    return BlockHits(hits, blocks, late_hits, late_blocks)

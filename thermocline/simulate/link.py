@@ -1,0 +1,74 @@
+"""The link between a device and host memory: loads at once, promotions and backups in what time they leave.
+
+A worker's loads come one batch after another, so they never queue. Background copies of a channel run one at a
+time, in order, and stand still while a load runs on the same channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thermocline.simulate.events import EventQueue
+
+Done = Callable[[int], None]
+"""Called with the nanoseconds from the copy's start to its end."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    start_ns: int
+    finish_ns: int
+    done: Done
+
+
+class Channel:
+    """One direction of a link, or both of a link that is not full duplex."""
+
+    def __init__(self, events: EventQueue) -> None:
+        self._events = events
+        self._free_ns = 0  # When the last load ends.
+        self._current: _Copy | None = None
+        self._waiting: deque[tuple[int, Done]] = deque()
+        self.background_ns = 0  # Link time that background copies took.
+
+    def load(self, duration_ns: int) -> None:
+        """A load occupies the channel from now on; a background copy under way waits for it."""
+        self._free_ns = max(self._free_ns, self._events.now_ns + duration_ns)
+        if self._current is not None:
+            self._current.finish_ns += duration_ns
+
+    def copy(self, duration_ns: int, done: Done) -> None:
+        """Queue a background copy; ``done`` is called when it has ended."""
+        self.background_ns += duration_ns
+        self._waiting.append((duration_ns, done))
+        if self._current is None:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        if not self._waiting:
+            return
+        duration_ns, done = self._waiting.popleft()
+        start_ns = max(self._events.now_ns, self._free_ns)
+        self._current = _Copy(start_ns, start_ns + duration_ns, done)
+        self._events.at(self._current.finish_ns, self._look)
+
+    def _look(self, _: None) -> None:
+        """The time has come when the current copy was last expected to end."""
+        copy = self._current
+        assert copy is not None
+        if copy.finish_ns > self._events.now_ns:
+            self._events.at(copy.finish_ns, self._look)
+            return
+        self._current = None
+        self._start_next()
+        copy.done(self._events.now_ns - copy.start_ns)
+
+
+class Link:
+    """Loads and promotions go up; backups go down, on the same channel where the link is not full duplex."""
+
+    def __init__(self, events: EventQueue, *, full_duplex: bool) -> None:
+        self.up = Channel(events)
+        self.down = Channel(events) if full_duplex else self.up

@@ -1,0 +1,7 @@
+"""What hardware and models are like, as TOML files: those that come along, or a user's own by path."""
+
+from thermocline.simulate.profiles.files import hardware_names, load_hardware, load_model, model_names
+from thermocline.simulate.profiles.hardware_profile import HardwareProfile
+from thermocline.simulate.profiles.model_profile import ModelProfile
+
+__all__ = ["HardwareProfile", "ModelProfile", "hardware_names", "load_hardware", "load_model", "model_names"]

@@ -1,0 +1,71 @@
+"""What a simulation knows of a model: its published geometry."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder-only transformer. Sliding windows are not modelled: every layer attends to all that came before."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    hidden: Count
+    intermediate: Count
+    vocabulary: Count
+    parameters: Count  # All of them, embeddings included.
+    tied_embeddings: bool  # The output matrix is the embedding matrix.
+    dtype: Literal["float32", "bfloat16", "float16"]
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding, and as many again of the output matrix."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters that every row of a step is multiplied with: all but the embeddings."""
+        return self.parameters - self.embedding_parameters * (1 if self.tied_embeddings else 2)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.dtype_bytes
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV of one token: all layers, K and V."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    def geometry(self, page_size: int) -> KvGeometry:
+        """The geometry that workers of this model announce."""
+        return KvGeometry(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            page_size=page_size,
+            dtype=self.dtype,
+        )
+
+
+def contradictions(profile: ModelProfile) -> list[str]:
+    """What is wrong with a profile whose fields are each well-formed."""
+    faults = []
+    if profile.heads % profile.kv_heads:
+        faults.append("kv_heads: must divide heads")
+    if profile.layer_parameters <= 0:
+        faults.append("parameters: must exceed those of the embeddings")
+    return faults

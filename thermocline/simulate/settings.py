@@ -1,0 +1,79 @@
+"""``--set key=value``: settings of the cell (every field of CellConfig) and options of the workload's generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.hotness.expression import parse
+from shared.errors import ConfigError
+from shared.messages.cell_events import CellConfig
+
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def divide(
+    assignments: Sequence[str], options: type[msgspec.Struct] | None, *, policy: str | None = None
+) -> tuple[CellConfig, msgspec.Struct | None]:
+    """The cell's configuration and the generator's options. Raises ConfigError naming every fault.
+
+    ``options`` is the struct of the chosen generator, None for a trace. Bounds of the cell's settings are those
+    of ``thermocline scheduler``.
+    """
+    own = {} if options is None else get_type_hints(options, include_extras=True)
+    cell_values, own_values = _read(assignments, own, policy)
+    return CellConfig(**cell_values), None if options is None else options(**own_values)
+
+
+def changes_of(assignments: Sequence[str], *, policy: str | None = None) -> dict[str, Any]:
+    """Only the cell's settings that are named, by field of CellConfig. Raises ConfigError naming every fault."""
+    return _read(assignments, {}, policy)[0]
+
+
+def _read(
+    assignments: Sequence[str], own: Mapping[str, Any], policy: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values for the cell and for the generator, whose options have the types ``own``."""
+    bounds = get_type_hints(SchedulerConfig, include_extras=True)
+    cell = {field: bounds[field] for field in CellConfig.__struct_fields__}
+    faults: list[str] = []
+    cell_values: dict[str, Any] = {}
+    own_values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            faults.append(f"--set {assignment}: must be key=value")
+        elif key in own:
+            _convert(key, text, own, own_values, faults)
+        elif key in cell:
+            _convert(key, text, cell, cell_values, faults)
+        else:
+            workload = f"; of the workload {', '.join(sorted(own))}" if own else ""
+            faults.append(f"--set {key}: unknown setting; of the cell there are {', '.join(sorted(cell))}{workload}")
+    if policy is not None:
+        cell_values["policy"] = policy
+    name = cell_values.get("policy", CellConfig().policy)
+    if name not in POLICIES:
+        faults.append(f"there is no policy {name!r}; known are {', '.join(sorted(POLICIES))}")
+    for expression in ("eviction_expression", "hotness_expression"):
+        if expression in cell_values:
+            try:
+                parse(cell_values[expression])
+            except ConfigError as error:
+                faults.append(f"--set {expression}: {error.message}")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return cell_values, own_values
+
+
+def _convert(key: str, text: str, types: Mapping[str, Any], into: dict[str, Any], faults: list[str]) -> None:
+    kind = types[key]
+    is_flag = bool in (kind, getattr(kind, "__origin__", None))
+    try:
+        into[key] = msgspec.convert(_FLAGS.get(text.lower(), text) if is_flag else text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        faults.append(f"--set {key}={text}: {error}")

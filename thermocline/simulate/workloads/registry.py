@@ -1,0 +1,26 @@
+"""All generators by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from thermocline.simulate.workloads.asked import Workload
+from thermocline.simulate.workloads.chat import ChatOptions, ChatWorkload
+from thermocline.simulate.workloads.documents import DocumentOptions, DocumentWorkload
+from thermocline.simulate.workloads.few_shot import FewShotOptions, FewShotWorkload
+
+WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]] = {
+    "few-shot": (FewShotOptions, FewShotWorkload),
+    "documents": (DocumentOptions, DocumentWorkload),
+    "chat": (ChatOptions, ChatWorkload),
+}
+"""The struct of a generator's options, and what makes it from them and a seed."""
+
+
+def make_workload(name: str, options: msgspec.Struct, seed: int) -> Workload:
+    """A generator with options of its own struct. Raises KeyError for a name that is not in WORKLOADS."""
+    _, make = WORKLOADS[name]
+    return make(options, seed)

@@ -1,0 +1,104 @@
+"""The page of eviction policies side by side, from the committed result of ``bench/policy_hit_ratio.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Row = dict[str, Any]
+Table = dict[str, dict[str, Row]]
+"""Rows by capacity in blocks, as text, and by policy."""
+
+OPTIMUM = "optimum"
+_APART = (OPTIMUM, "hotprefix, exact")  # No policies that a cell could be told to use.
+
+_INTRODUCTION = """\
+# Eviction policies side by side
+
+Made by `python -m tools.reference_docs` from `bench/results/policy_hit_ratio.json`.
+
+The scheduler's own policies (`services/scheduler/core/eviction/`, one file each) over a cache of equal blocks of
+which only leaves can go (`thermocline/simulate/blocks.py`). A request reuses its longest resident prefix. Then room
+is made for all that it lacks, before any of it is inserted, and its own path is not touched. A figure is hit blocks
+divided by all blocks. The last fifth of the requests is given apart, so that a policy that was tuned on the rest can
+be judged by it.
+
+- **optimum** knows the future and evicts the leaf whose next use is furthest. A block's next use is never later than
+  that of a block below it, so leaves only is no restriction for it, and it equals an exhaustive search.
+- **hotprefix** asks the cuckoo filter; **hotprefix, exact** asks exact counts without collisions or saturation.
+- **lfu** counts uses while a block is resident. Counted across evictions it would be `hotprefix`, because the clock
+  divided by 512 tokens only breaks ties.
+- **arc** moves its target when the newcomer arrives, not before its victim is chosen, because room is made first.
+- **2q** and **s3-fifo** treat an inner node that their queue would evict as a ghost that still has its body: a use
+  brings it to the main queue, otherwise it goes as soon as it is a leaf. **sieve**'s hand passes over what is no leaf.
+- **w-tinylfu** holds its contest only over blocks that may go.
+
+![hit ratio by capacity](policies.svg)
+"""
+
+
+def page(results: dict[str, Any], origin: str) -> str:
+    """The whole page. ``origin`` says what it was measured on and how."""
+    table: Table = results["by_blocks"]
+    parts = [
+        _INTRODUCTION,
+        f"## Conversation trace\n\n{results['requests']:,} requests, {results['blocks']:,} blocks of 512 tokens. "
+        "The best policy of each column is bold.\n",
+        *_ratios(table, "pool, blocks", "ratio"),
+        "",
+        "The last fifth of the requests:\n",
+        *_ratios(table, "pool, blocks", "late_ratio"),
+        "",
+        "### Gap closed\n",
+        "Of the way from the best of the *other* policies to the optimum. Only one policy of a column is above 0; "
+        "below, it says how far behind the best a policy is.\n",
+        *_rows(table, "pool, blocks", _gap),
+        "",
+        "### Seconds of a pass\n",
+        "Policy, cache and hotness together, by the clock on the wall: other work on the machine counts.\n",
+        *_rows(table, "pool, blocks", lambda rows, name: f"{rows[name]['seconds']:.1f}"),
+        "",
+    ]
+    if "generators" in results:
+        parts += [
+            "## Seeded workloads\n",
+            "The simulator's generators as blocks, prompts only, in pools of a quarter, half and all of the blocks "
+            "that are asked for more than once.\n",
+        ]
+    for name, found in results.get("generators", {}).items():
+        parts += [
+            f"### {name}\n",
+            f"{found['requests']:,} requests; {found['reused_blocks']:,} blocks of {found['block_tokens']} tokens are "
+            "asked for more than once.\n",
+            *_ratios(found["by_blocks"], "pool, blocks", "ratio"),
+            "",
+        ]
+    return "\n".join([*parts, origin]) + "\n"
+
+
+def _ratios(table: Table, corner: str, kind: str) -> list[str]:
+    def cell(rows: dict[str, Row], name: str) -> str:
+        best = max(f"{row[kind]:.4f}" for other, row in rows.items() if other not in _APART)
+        text = f"{rows[name][kind]:.4f}"
+        return f"**{text}**" if text == best and name not in _APART else text
+
+    return _rows(table, corner, cell)
+
+
+def _gap(rows: dict[str, Row], name: str) -> str:
+    gap = rows[name].get("gap_closed")
+    return "" if gap is None else f"{gap:+.3f}"
+
+
+def _rows(table: Table, corner: str, cell: Callable[[dict[str, Row], str], str]) -> list[str]:
+    """A table with a column for each capacity and a row for each policy that has anything to say."""
+    names = list(next(iter(table.values())))
+    lines = [
+        f"| {corner} | " + " | ".join(f"{int(capacity):,}" for capacity in table) + " |",
+        "|---" * (len(table) + 1) + "|",
+    ]
+    for name in names:
+        cells = [cell(rows, name) for rows in table.values()]
+        if any(cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
