@@ -189,7 +189,8 @@ def speed() -> str:
 
 def policies() -> str:
     """Hit ratios of all eviction policies."""
-    return policy_results.page(*_result("policy_hit_ratio"))
+    limits, _ = _result("policy_limits")
+    return policy_results.page(*_result("policy_hit_ratio"), limits["by_blocks"])
 
 
 def core() -> str:
