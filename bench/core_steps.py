@@ -68,7 +68,7 @@ class Cell:
         if isinstance(order, AdmitRequest):
             self._admitted[order.request_id] = order
         elif isinstance(order, PromotePages):
-            self.answers.append(PagesPromoted(**place, promotion_id=order.promotion_id))
+            self.answers.append(PagesPromoted(**place, promotion_id=order.promotion_id, ok=True))
         elif isinstance(order, PreemptRequest):
             known = self._admitted.pop(order.request_id)
             self.answers.append(

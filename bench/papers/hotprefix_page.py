@@ -114,9 +114,12 @@ def _end_to_end(results: Part) -> list[str]:
     bars = [
         [bar, *(f"{percent(hits(rows[name][bar]))} / {seconds(rows[name][bar]):,.0f} s" for name in names)]
         for bar in rows[names[0]]
+        if bar != "lru, device only"  # The same as LRU's.
     ]
     both_tiers = [f"{percent(all_hits(rows[name]['our defaults']))} on {name}" for name in names]
     over_lru = [f"{gain(rows[name], ours, 'lru', hits):.2f}× on {name}" for name in names]
+    is_another = results["our_policy"] != "lru"
+    alone = f"`{ours}` has {', '.join(over_lru)} of LRU's hits." if is_another else ""
     fractions = []
     for name in names:
         for fraction, found in parts[name]["by_fraction"].items():
@@ -138,13 +141,12 @@ def _end_to_end(results: Part) -> list[str]:
         "Time includes decoding, which no cache shortens. Prefill tokens that LRU computes over those of HotPrefix: "
         f"{', '.join(f'{value} on {name}' for name, value in zip(names, computed, strict=True))}.",
         "",
-        "Device hit ratio / total time of every bar, with our own policy and defaults (balanced batches, deferral, "
-        "loads on demand) below:",
+        f"Device hit ratio / total time of every bar. Our defaults are those of a cell (pages of 16 tokens, balanced "
+        f"batches, deferral, loads on demand, everything backed up) with the policy `{results['our_policy']}`:",
         "",
         *table(["", *names], bars),
         "",
-        f"Our defaults load from host memory too: hits of both tiers are "
-        f"{', '.join(both_tiers)}. Over LRU, `{ours}` has {', '.join(over_lru)}.",
+        f"Our defaults load from host memory too: hits of both tiers are {', '.join(both_tiers)}. {alone}".rstrip(),
         "",
         "The same at capacities chosen as what runs plus a part of all examples, which says how the gain depends on "
         "memory (HotPrefix over LRU and LFU):",

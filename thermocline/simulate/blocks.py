@@ -132,6 +132,7 @@ class BlockCache:
             last_use=self._requests,
             depth=0 if parent is None else parent.depth + self._block_tokens,
             digest=digest_of(block),
+            end_digest=digest_of(block),
         )
         self._resident[block] = node
         self._nodes[node.id] = node

@@ -14,12 +14,7 @@ from shared.messages.storage_plans import BackupPages
 def backup_target(state: CellState, worker: Worker) -> Storage | None:
     """The storage that takes this worker's backups now; one that let a deadline pass takes none until it answers."""
     storage = storage_of(state, worker)
-    if storage is None:
-        return None
-    for transfer in state.transfers.values():
-        if transfer.is_timed_out and transfer.storage_id == storage.storage_id:
-            return None
-    return storage
+    return None if storage is None or storage.late_backups else storage
 
 
 def open_transfer(turn: Turn, worker: Worker, storage: Storage) -> Transfer:
@@ -42,6 +37,7 @@ def join_transfer(state: CellState, transfer: Transfer, node: Node, host_pages: 
     node.transfer = transfer.transfer_id
     node.backup_pages = host_pages
     transfer.nodes.append(node.id)
+    _count_leaving(state, transfer, [node], 1)
 
 
 def send_transfer(turn: Turn, transfer: Transfer) -> None:
@@ -68,9 +64,9 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
     storage = state.storages[transfer.storage_id]
     release(host_pool(storage), transfer.held)
     is_ok = is_ok and not transfer.is_timed_out
+    storage.late_backups -= transfer.is_timed_out
     count(state, "backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
-    close_transfer(state, transfer)
-    nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    nodes = close_transfer(state, transfer)
     uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_timed_out}
     for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
@@ -97,18 +93,32 @@ def expire_backup(turn: Turn, transfer: Transfer) -> None:
     """The deadline passed: nobody waits for this backup any more, but its pages stay untouched until the answer."""
     state = turn.state
     count(state, "backups_failed")
+    nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    _count_leaving(state, transfer, nodes, -1)
     transfer.is_timed_out = True
-    for node_id in transfer.nodes:
-        node = state.tree.nodes[node_id]
+    state.storages[transfer.storage_id].late_backups += 1
+    for node in nodes:
         transfer.held += node.backup_pages
         node.backup_pages = b""
 
 
-def close_transfer(state: CellState, transfer: Transfer) -> None:
-    """Forget a transfer; its nodes are read by nobody."""
+def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
+    """Forget a transfer; its nodes, which are returned, are read by nobody."""
+    nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
+    _count_leaving(state, transfer, nodes, -1)
     del state.transfers[transfer.transfer_id]
-    for node_id in transfer.nodes:
-        state.tree.nodes[node_id].transfer = 0
+    for node in nodes:
+        node.transfer = 0
+    return nodes
+
+
+def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign: int) -> None:
+    """These nodes join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
+    worker = state.workers.get(transfer.worker_id)
+    if worker is None or transfer.is_timed_out:
+        return
+    name = worker.worker_id
+    worker.leaving += sign * sum(len(node.device[name]) // PAGE_BYTES for node in nodes if name not in node.locks)
 
 
 def abandon_backups_of_worker(turn: Turn, worker: Worker) -> None:
@@ -131,21 +141,7 @@ def abandon_backups_of_storage(turn: Turn, storage: Storage) -> None:
             continue
         turn.cancel_timer(transfer.timer_id)
         count(state, "backups_failed", 0 if transfer.is_timed_out else 1)
-        close_transfer(state, transfer)
-        for node_id in transfer.nodes:
-            node = state.tree.nodes[node_id]
+        for node in close_transfer(state, transfer):
             node.backup_pages = b""
             offer(state, node)
-
-
-def pages_leaving(state: CellState, worker: Worker) -> int:
-    """Device pages that running backups of this worker will free, as far as is known. Does not mutate."""
-    pages = 0
-    for transfer in state.transfers.values():
-        if transfer.worker_id != worker.worker_id or transfer.is_timed_out:
-            continue
-        for node_id in transfer.nodes:
-            node = state.tree.nodes[node_id]
-            if not node.locks.get(worker.worker_id):
-                pages += len(node.device[worker.worker_id]) // PAGE_BYTES
-    return pages
+    storage.late_backups = 0

@@ -36,10 +36,12 @@ def _serve(turn: Turn, worker: Worker) -> None:
         serve_leases(turn, worker)
     if worker.load_waiters:
         wake_load_waiters(turn.state, worker)
+    is_batch_sent = False
     while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
-        pass
-    keep_reserve(turn, worker)
-    promote(turn, worker)
+        is_batch_sent = True
+    keep_reserve(turn, worker, is_busy=is_batch_sent)
+    if not is_batch_sent:  # It stays due: the step has done enough, and the worker's next input goes on with it.
+        promote(turn, worker)
 
 
 def _send_batch(turn: Turn, worker: Worker) -> bool:

@@ -4,11 +4,12 @@ Heat drifts without anybody touching a node, because clocks age, so an index tha
 rebuilt at every tick. This one is a heap of ranks as they were last seen. What is taken from it is ranked anew
 first; what changed since is ranked anew before the first choice of a step; and each such step looks at a few entries
 in turn besides, so that no rank stays old for much longer than one round of the index. A choice therefore lags behind
-an exact one; ``bench/tier_choices.py`` measures by how much. No operation but the first of an index looks at more
-than a bounded number of nodes.
+an exact one; ``bench/tier_choices.py`` measures by how much. No operation looks at more than a bounded number
+of nodes.
 
-An index is made when it is first needed and costs nothing before. It may name nodes that are gone or may not be
-chosen now: whoever takes one asks ``rank_of``, which then says None; such a node is noted again when that changes.
+An index is made when it is first needed and costs nothing before. What the tree held by then it gets to know over
+the next uses, some of it each time. It may name nodes that are gone or may not be chosen now: whoever takes one asks
+``rank_of``, which then says None; such a node is noted again when that changes.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from services.scheduler.core.prefix_tree import Node
     from services.scheduler.core.state import CellState
 
-SETTLED = 256
+SETTLED = 128
 """Noted nodes that one :func:`refresh` ranks: more than a step notes, so only a new index has a backlog."""
 
+_SCANNED = 1024  # Ids that one use of a new index looks up.
 _SWEPT = 8
 _RANKED_ANEW = 8  # Nodes that turn out to rank higher before one is taken all the same.
 _CHILDREN_NOTED = 1024
@@ -46,6 +48,8 @@ class Candidates(msgspec.Struct):
     noted: dict[int, None] = {}
     cursor: int = 0  # Where in ``entries`` the next look begins.
     refreshed: int = -1  # Sequence number of the input at which it was refreshed last.
+    scanned: int = 0  # Nodes up to this id were looked at ...
+    known_from: int = 0  # ... and those from this id on were noted as they changed.
 
 
 def coldest_of_host(storage_id: str) -> str:
@@ -91,11 +95,17 @@ def note_children(state: CellState, node: Node, worker_id: str) -> None:
 
 
 def index_of(state: CellState, key: str, may_be_chosen: Callable[[Node], bool]) -> Candidates:
-    """The index of this key. When there is none yet, it notes all nodes that may be chosen, which scans the tree."""
+    """The index of this key, made if there is none yet. Notes some of the nodes from before that may be chosen."""
     index = state.candidates.get(key)
+    nodes = state.tree.nodes
     if index is None:
-        index = Candidates(noted={node.id: None for node in state.tree.nodes.values() if may_be_chosen(node)})
-        state.candidates[key] = index
+        index = state.candidates[key] = Candidates(known_from=state.tree.next_id)
+    following = min(index.scanned + _SCANNED, index.known_from)
+    for node_id in range(index.scanned, following):
+        node = nodes.get(node_id)
+        if node is not None and may_be_chosen(node):
+            index.noted[node_id] = None
+    index.scanned = following
     return index
 
 

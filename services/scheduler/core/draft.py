@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.scheduler.core.prefix_tree import Path, ancestors
+from services.scheduler.core.prefix_tree import TOKEN_BYTES, Path, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.rates import load_compute_ratio
-from services.scheduler.core.reach import Reach, matched_path
+from services.scheduler.core.reach import Reach, may_reuse
 from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
 from shared.messages.worker_plans import PageLoad
 
@@ -69,19 +69,32 @@ def is_loading_bound(state: CellState, worker: Worker, draft: Draft, load: int =
 def bundle_test(state: CellState, draft: Draft) -> Callable[[Request], bool]:
     """Tells whether a request stands on what the batch loads now: a bundle hit (Strata 4.3.2). Does not mutate.
 
-    Goes by where the request's last match ended, and matches again only if that may have become longer since.
+    It does if its tokens begin with all that lies above one of the loads and a page of the load itself. Comparing
+    them in place costs less than following where its last match ended, and far less than to match again.
     """
-    nodes, loading = state.tree.nodes, draft.loading
-    above = {node.id: None for node_id in loading for node in ancestors(state.tree, nodes[node_id])}
+    starts = _starts_of_loads(state.tree, draft)
+    page_bytes = state.tree.page_token_bytes
+    any_start = tuple(start for _, start in starts)
 
     def stands_on_it(request: Request) -> bool:
-        node = nodes.get(request.matched_node)
-        if node is None or (node.id in above and node.id not in loading):
-            return any(node.id in loading for node, _ in matched_path(state, request))
-        while node.parent:
-            if node.id in loading:
-                return True
-            node = nodes[node.parent]
-        return False
+        tokens = request.tokens
+        if not tokens.startswith(any_start) or not may_reuse(request):
+            return False
+        usable = (len(tokens) - TOKEN_BYTES) // page_bytes * page_bytes  # The last token must be computed.
+        namespace = request.submit.namespace
+        return any(space == namespace and len(start) <= usable and tokens.startswith(start) for space, start in starts)
 
     return stands_on_it
+
+
+def _starts_of_loads(tree: PrefixTree, draft: Draft) -> list[tuple[str, bytes]]:
+    """For each uppermost node that the batch loads, its namespace and all tokens to the end of its first page."""
+    starts = []
+    for node_id in draft.loading:
+        node = tree.nodes[node_id]
+        if node.parent not in draft.loading:
+            above = ancestors(tree, tree.nodes[node.parent])
+            first_page = node.tokens[: tree.page_token_bytes]
+            tokens = b"".join(held.tokens for held in reversed(above)) + first_page
+            starts.append((namespace_of(tree, node), tokens))
+    return starts

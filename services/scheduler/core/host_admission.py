@@ -6,8 +6,9 @@ from services.scheduler.core.candidates import Rank, coldest_of_host, index_of, 
 from services.scheduler.core.heat import coldest_together, hotness
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import Node, ancestors, page_count
-from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, split_node, take_host_victim
+from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, take_host_victim
 from services.scheduler.core.state import CellState, Storage, count
+from services.scheduler.core.trimming import trim
 
 
 def admit_to_host(state: CellState, storage: Storage, node: Node) -> bytes | None:
@@ -77,12 +78,10 @@ def _displace_colder(state: CellState, storage: Storage, node: Node, pages: int)
 
 
 def _drop_end(state: CellState, storage: Storage, victim: Node, missing: int) -> None:
-    """Evict a host copy, or as much of its end as is missing."""
+    """Evict a host copy, or only its end where that is much less; see :func:`trimming.trim`."""
     if missing <= 0 or not is_host_evictable(victim, storage.storage_id):
         return
-    excess = page_count(state.tree, victim) - missing
-    if excess > 0:
-        split_node(state, victim, excess)  # The lower part keeps the id.
+    trim(state, victim, missing)
     count(state, "evicted_pages_host", drop_host(state, victim, storage))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.scheduler.core.backups import abandon_backups_of_storage
 from services.scheduler.core.page_pool import new_pool
-from services.scheduler.core.residency import strike_host
 from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.strikes import strike_host
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
 from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool

@@ -145,6 +145,8 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
         if node.transfer and state.transfers[node.transfer].storage_id == storage.storage_id:
             owned.append(node.backup_pages)
     transfers = [item for item in state.transfers.values() if item.storage_id == storage.storage_id]
+    late = sum(transfer.is_timed_out for transfer in transfers)
+    _require(storage.late_backups == late, f"{storage.storage_id} has another number of late backups")
     owned += [transfer.held for transfer in transfers]
     _check_pool(name, pool, owned)
     _require(pool.cached == cached, f"{name} miscounts its cached pages")
@@ -175,8 +177,21 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     for node in state.tree.nodes.values():
         expected = 1 if worker.worker_id in node.loading else 0
         _require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} copies")
+    _require(worker.leaving == _pages_leaving(state, worker), f"{worker.worker_id} miscounts the pages under backup")
     for wait in worker.lease_waits:
         _require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
+
+
+def _pages_leaving(state: CellState, worker: Worker) -> int:
+    """Unlocked pages of this worker's nodes in backups whose deadline has not passed."""
+    name = worker.worker_id
+    nodes = [
+        state.tree.nodes[node_id]
+        for transfer in state.transfers.values()
+        if transfer.worker_id == name and not transfer.is_timed_out
+        for node_id in transfer.nodes
+    ]
+    return sum(len(node.device.get(name, b"")) // 4 for node in nodes if name not in node.locks)
 
 
 def _check_transfers(state: CellState) -> None:

@@ -41,12 +41,22 @@ class Look:
         raise StopIteration
 
     def bundle_hits(self) -> list[Candidate]:
-        """Those of the window's rest that stand on what the batch loads, in order. The others keep their place."""
+        """Those of the window's rest that stand on what the batch loads, in order. The others keep their place.
+
+        Only requests of the highest priority that waits: a cheap one does not pass one that is more urgent.
+        """
         state = self._turn.state
         is_bundle_hit = bundle_test(state, self._draft)
         hits = []
+        highest: int | None = None
         for name in first_in_line(state, self._worker, state.config.queue_window):
-            if name not in self._seen and is_bundle_hit(state.requests[name]):
+            if name in self._seen:
+                continue
+            request = state.requests[name]
+            highest = request.submit.priority if highest is None else highest
+            if request.submit.priority < highest:
+                break
+            if is_bundle_hit(request):
                 candidate = self._look_at(name)
                 if candidate is not None:
                     hits.append(candidate)

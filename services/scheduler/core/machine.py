@@ -170,6 +170,7 @@ def _backup_done(turn: Turn, message: storage_events.BackupDone) -> None:
     if transfer is None or transfer.storage_id != storage.storage_id:
         _stale(turn)
         return
+    turn.touch(transfer.worker_id)
     finish_backup(turn, transfer, is_ok=message.ok)
 
 
@@ -186,6 +187,8 @@ _LOCAL = (
     worker_events.RequestFinished,
     worker_events.RequestPreempted,
     worker_events.PagesPromoted,
+    storage_events.BackupDone,
+    cell_events.TimerFired,
 )
 """Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
 

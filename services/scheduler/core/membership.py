@@ -10,9 +10,10 @@ from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.queueing import arrival_order, dequeue, enqueue, fail, replace_waiting
 from services.scheduler.core.ready_order import waiting_at
-from services.scheduler.core.residency import strike_device, unlock_host
+from services.scheduler.core.residency import unlock_host
 from services.scheduler.core.resumption import worker_gone
 from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.strikes import strike_device
 from services.scheduler.core.turn import Turn
 from shared.errors import Unavailable
 from shared.messages.worker_events import WorkerJoined

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core import transient
 from services.scheduler.core.prefix_tree import Path
-from services.scheduler.core.rates import load_us, recompute_us, token_us
+from services.scheduler.core.rates import load_us, recompute_us, token_us, unmeasured_token_us
 from services.scheduler.core.reach import matched_path, may_reuse, reach
 from services.scheduler.core.state import CellState, Request, Worker
 
@@ -84,19 +84,24 @@ def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
 
 def backlog_us(state: CellState, worker: Worker) -> float:
     """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
+    return _backlog_us(worker, token_us(state, worker))
+
+
+def _backlog_us(worker: Worker, us_per_token: float) -> float:
     tokens = worker.unplanned + worker.outstanding + len(worker.running) * _RUNNING_TOKENS
-    return worker.queued_cost + tokens * token_us(state, worker)
+    return worker.queued_cost + tokens * us_per_token
 
 
 def _compared(state: CellState, request: Request, path: Path, coming: Iterable[str]) -> list[Worker]:
     """Workers worth comparing, in the order in which they joined: those that hold or bring a part, and the idlest."""
     tokens = request.max_tokens_total
     pages = -(-tokens // state.tree.page_size)
-    workers = state.workers.values()
-    fitting = [worker for worker in workers if tokens <= worker.max_context and pages <= worker.pool.total]
+    workers = state.workers
+    fitting = [worker for worker in workers.values() if tokens <= worker.max_context and pages <= worker.pool.total]
     if len(fitting) <= _ALL_COMPARED:
         return fitting
-    backlogs = {worker.worker_id: backlog_us(state, worker) for worker in fitting}
+    unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
+    backlogs = {worker.worker_id: _backlog_us(worker, worker.speed.flat or unmeasured) for worker in fitting}
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
     for names in _holders(state, path, coming):
         known = [name for name in names if name in backlogs and name not in chosen]
@@ -105,7 +110,7 @@ def _compared(state: CellState, request: Request, path: Path, coming: Iterable[s
         chosen |= dict.fromkeys(known[: _ALL_COMPARED // 2])
         if len(chosen) > _ALL_COMPARED:
             break
-    return [worker for worker in fitting if worker.worker_id in chosen]
+    return [workers[name] for name in backlogs if name in chosen]
 
 
 def _holders(state: CellState, path: Path, coming: Iterable[str]) -> Iterator[list[str]]:

@@ -84,12 +84,16 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
 
 
 class PrefixTree(msgspec.Struct):
-    """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known."""
+    """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
+
+    Without ``has_digests`` nodes have none: nobody remembers them once they are gone.
+    """
 
     page_size: int = 0
     nodes: dict[int, Node] = {}
     roots: dict[str, int] = {}
     next_id: int = 1
+    has_digests: bool = True
 
     @property
     def page_token_bytes(self) -> int:
@@ -276,8 +280,8 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
         parent=parent.id,
         tokens=tokens,
         depth=parent.depth + len(parent.tokens) // TOKEN_BYTES,
-        digest=extend(parent.end_digest, head_of(tree, tokens)),
-        end_digest=extend(parent.end_digest, tokens),
+        digest=_digest(tree, parent, head_of(tree, tokens)),
+        end_digest=_digest(tree, parent, tokens),
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
@@ -318,14 +322,14 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         identities=node.identities[: pages * IDENTITY_BYTES],
         quarantined=node.quarantined,
         depth=node.depth,
-        digest=extend(parent.end_digest, head_of(tree, node.tokens[:cut])),
-        end_digest=extend(parent.end_digest, node.tokens[:cut]),
+        digest=_digest(tree, parent, head_of(tree, node.tokens[:cut])),
+        end_digest=_digest(tree, parent, node.tokens[:cut]),
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper
     parent.children[_key_of(tree, parent, node)] = upper.id
     node.tokens = node.tokens[cut:]
-    node.digest = extend(upper.end_digest, head_of(tree, node.tokens))
+    node.digest = _digest(tree, upper, head_of(tree, node.tokens))
     node.depth += cut // TOKEN_BYTES
     node.parent = upper.id
     node.device = _cut(node.device, page_cut)
@@ -335,6 +339,11 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
     node.identities = node.identities[pages * IDENTITY_BYTES :]
     upper.children = {_page_key(node.tokens[: tree.page_token_bytes]): node.id}
     return upper
+
+
+def _digest(tree: PrefixTree, above: Node, tokens: bytes) -> int:
+    """The digest of what ends with these tokens right below a node; 0 in a tree that keeps none."""
+    return extend(above.end_digest, tokens) if tree.has_digests else 0
 
 
 def _cut(held: dict[str, bytes], start: int, end: int | None = None) -> dict[str, bytes]:

@@ -10,7 +10,6 @@ it may still write to these pages.
 
 from __future__ import annotations
 
-from services.scheduler.core.backups import pages_leaving
 from services.scheduler.core.candidates import (
     Candidates,
     Rank,
@@ -39,7 +38,8 @@ from services.scheduler.core.residency import (
     unlock_host,
 )
 from services.scheduler.core.state import CellState, Promotion, Storage, Worker, count, storage_of
-from services.scheduler.core.tiers import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, reserved_pages, trim
+from services.scheduler.core.tiers import filled_reserve
+from services.scheduler.core.trimming import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, trim
 from services.scheduler.core.turn import Turn
 from shared.errors import InvariantViolated
 from shared.messages.worker_events import PagesPromoted
@@ -104,7 +104,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
     refresh(state, leaves, lambda node_id: _leaf_rank(state, worker, node_id))
     budget = _budget(state)
     # While backups free pages, somebody waits for them; and the reserve is for requests, not for guesses.
-    spare = 0 if pages_leaving(state, worker) else max(0, worker.pool.free - reserved_pages(state, worker))
+    spare = 0 if worker.leaving else max(0, worker.pool.free - filled_reserve(state, worker))
     chosen: list[Node] = []
     passed_over: list[tuple[Rank, int]] = []
     while len(chosen) < _MOST_ROOTS and len(passed_over) < _MOST_PASSED_OVER:

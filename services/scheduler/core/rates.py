@@ -36,7 +36,12 @@ def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> f
 
 def token_us(state: CellState, worker: Worker) -> float:
     """Time of a computed token without context: what a backlog is measured by. Does not mutate."""
-    return worker.speed.flat or state.speed.flat or UNMEASURED_COMPUTE_US
+    return worker.speed.flat or unmeasured_token_us(state)
+
+
+def unmeasured_token_us(state: CellState) -> float:
+    """The same for a worker that has reported nothing yet. Does not mutate."""
+    return state.speed.flat or UNMEASURED_COMPUTE_US
 
 
 def load_us(state: CellState, worker: Worker, tokens: int) -> float:

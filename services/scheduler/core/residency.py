@@ -1,7 +1,8 @@
 """Who holds a node: pages per pool, locks per worker, and what may therefore be evicted.
 
-All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here, so that the pools'
-counts, the parents' ``below`` and the eviction policies always agree with them.
+All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here (of a whole pool that is
+gone, in :mod:`strikes`), so that the pools' counts, the parents' ``below`` and the eviction policies always agree
+with them.
 
 Rules that hold between steps:
 
@@ -35,6 +36,7 @@ from services.scheduler.core.prefix_tree import (
     remove_subtree,
     split,
 )
+from services.scheduler.core.speed_fit import restoration_costs
 from services.scheduler.core.state import CellState, Storage, Worker
 from shared.errors import InvariantViolated
 
@@ -149,6 +151,7 @@ def take_host_victim(state: CellState, storage_id: str) -> Node | None:
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
     """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
     now = moment(state)
+    now.cost_depth_tokens, now.host_cost = restoration_costs(state.speed)
     order_of(state, DEVICE, worker_id).visit([node for node in path if worker_id in node.device], prompt_tokens, now)
     if storage_id:
         held = [node for node in path if storage_id in node.host]
@@ -167,7 +170,10 @@ def lock_path(state: CellState, node: Node, worker: Worker) -> None:
         locks = held.locks.get(worker.worker_id, 0)
         held.locks = with_entry(held.locks, worker.worker_id, locks + 1)
         if not locks and worker.worker_id in held.device:
-            worker.pool.locked += page_count(state.tree, held)
+            pages = page_count(state.tree, held)
+            worker.pool.locked += pages
+            if _leaves_with_backup(state, held, worker.worker_id):
+                worker.leaving -= pages
 
 
 def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
@@ -185,8 +191,19 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
         return
     node.locks = without_entry(node.locks, worker.worker_id)
     if worker.worker_id in node.device:
-        worker.pool.locked -= page_count(state.tree, node)
+        pages = page_count(state.tree, node)
+        worker.pool.locked -= pages
+        if _leaves_with_backup(state, node, worker.worker_id):
+            worker.leaving += pages
         offer(state, node)
+
+
+def _leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
+    """Whether the node is to leave this device after a backup that its storage may still answer in time."""
+    if not node.transfer:
+        return False
+    transfer = state.transfers[node.transfer]
+    return transfer.worker_id == worker_id and not transfer.is_timed_out
 
 
 def lock_host(node: Node, storage_id: str) -> None:
@@ -297,11 +314,11 @@ def prune(state: CellState, node: Node) -> bool:
     """
     if node.device or node.loading or node.host:
         return False
-    _remove_all(state, [node])
+    remove_all(state, [node])
     return True
 
 
-def _remove_all(state: CellState, tops: list[Node]) -> None:
+def remove_all(state: CellState, tops: list[Node]) -> None:
     """Remove these nodes with what hangs below them; an upper node comes before those below it."""
     tree = state.tree
     returned: dict[str, list[bytes]] = {}
@@ -324,54 +341,6 @@ def _remove_all(state: CellState, tops: list[Node]) -> None:
     for parent in parents:
         if parent.id in tree.nodes:
             offer(state, parent)
-
-
-def strike_device(state: CellState, worker_id: str) -> None:
-    """A worker's pool is gone: forget what it held, and remove what is resident nowhere then.
-
-    Goes down only where the pool held something, so it costs in proportion to that and to the children of it.
-    """
-    nodes = state.tree.nodes
-    homeless = []
-    stack = [nodes[root_id] for root_id in state.tree.roots.values()]
-    while stack:
-        node = stack.pop()
-        if worker_id in node.below:
-            stack += [
-                child for child in map(nodes.__getitem__, node.children.values()) if _is_coming_or_on(child, worker_id)
-            ]
-            node.below = without_entry(node.below, worker_id)
-        if worker_id in node.device:
-            node.device = without_entry(node.device, worker_id)
-        if worker_id in node.loading:
-            node.loading = without_entry(node.loading, worker_id)
-        if worker_id in node.locks:
-            node.locks = without_entry(node.locks, worker_id)
-        if node.parent and not (node.device or node.loading or node.host):
-            homeless.append(node)
-    forget_order(state, DEVICE, worker_id)
-    _remove_all(state, homeless)
-
-
-def _is_coming_or_on(node: Node, worker_id: str) -> bool:
-    return worker_id in node.device or worker_id in node.loading
-
-
-def strike_host(state: CellState, storage_id: str) -> None:
-    """A storage's pool is gone: forget what it held, and remove what is resident nowhere then."""
-    homeless = []
-    for node in state.tree.nodes.values():
-        if storage_id not in node.host:
-            continue  # Then no load reads it there either, and it is in no quarantine.
-        node.host = without_entry(node.host, storage_id)
-        if storage_id in node.host_locks:
-            node.host_locks = without_entry(node.host_locks, storage_id)
-        if storage_id in node.quarantined:
-            node.quarantined = tuple(name for name in node.quarantined if name != storage_id)
-        if not (node.device or node.loading or node.host):
-            homeless.append(node)
-    forget_order(state, HOST, storage_id)
-    _remove_all(state, homeless)
 
 
 def split_node(state: CellState, node: Node, pages: int) -> Node:

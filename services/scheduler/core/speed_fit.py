@@ -92,3 +92,15 @@ def _solve(fit: SpeedFit) -> tuple[float, float]:
 
 def _clip(time: float, expected: float) -> float:
     return min(max(time, expected / _MOST_SURPRISE), expected * _MOST_SURPRISE)
+
+
+def restoration_costs(fit: SpeedFit) -> tuple[float, float]:
+    """(context in tokens at which computing a token takes twice its flat time, a loaded token over a computed one).
+
+    (0, 1), the neutral values, where nothing was measured; no load counts as dearer than computing. Pure.
+    """
+    if not fit.reports or fit.flat <= 0:
+        return 0.0, 1.0
+    depth = fit.flat / fit.slope * _CONTEXT_UNIT if fit.slope > 0 else 0.0
+    host = fit.load_us / fit.loaded_tokens / fit.flat if fit.loads and fit.loaded_tokens > 0 else 1.0
+    return depth, min(1.0, host)

@@ -151,6 +151,7 @@ class Worker(msgspec.Struct):
     running: list[str] = []  # Admitted requests in order of admission.
     batches: list[Batch] = []  # Outstanding, oldest first.
     lease_waits: list[LeaseWait] = []
+    leaving: int = 0  # Device pages that running backups will free, as far as is known.
     promotion: Promotion | None = None
     is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
 
@@ -166,6 +167,7 @@ class Storage(msgspec.Struct):
     is_pool_requested: bool = False
     handle: PoolHandle | None = None
     pool: PagePool | None = None
+    late_backups: int = 0  # Backups whose deadline passed and that it has not answered yet.
 
 
 class Transfer(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.scheduler.core.backups import backup_target, join_transfer, open_transfer, pages_leaving, send_transfer
+from services.scheduler.core.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.host_admission import admit_to_host
 from services.scheduler.core.prefix_tree import Node, page_count
 from services.scheduler.core.residency import (
@@ -12,16 +12,20 @@ from services.scheduler.core.residency import (
     drop_device,
     is_left_bare,
     order_of,
-    split_node,
     take_device_victim,
 )
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
+from services.scheduler.core.trimming import TRANSFER_PAGES, trim
 from services.scheduler.core.turn import Turn
 
-# Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.
-LEAST_EVICTED_TOKENS = 256
-# Bounds the size of one BackupPages or PromotePages message: 24 bytes a page.
-TRANSFER_PAGES = 8192
+# Bound the time of one step. What is evicted ahead of need can go on with the worker's next input; what somebody
+# waits for goes on when the backups answer that were begun for it.
+_NODES_AHEAD = 8
+_NODES_AHEAD_IF_BUSY = 2
+_PAGES_AHEAD = 1024
+_NODES_AT_ONCE = 32
+# Where a reserve is short it is filled up to one page in so many of the pool above it: backups are few and large.
+_MARGIN_SHARE = 64
 
 
 @dataclass(slots=True)
@@ -43,31 +47,32 @@ def can_make_room(worker: Worker, pages: int) -> bool:
 
 
 def make_room(turn: Turn, worker: Worker, pages: int) -> bool:
-    """Evict until ``pages`` are free or will be after running backups; returns whether they are free now."""
-    state = turn.state
+    """Evict until ``pages`` are free or will be after running backups; returns whether they are free now.
+
+    Evicts a bounded number of nodes as long as a backup is under way: the worker is served again when that answers.
+    """
     missing = pages - worker.pool.free
     if missing <= 0:
         return True
-    missing -= pages_leaving(state, worker)
+    _evict_pages(turn, worker, missing - worker.leaving, _NODES_AT_ONCE, is_needed=True)
+    return worker.pool.free >= pages
+
+
+def _evict_pages(turn: Turn, worker: Worker, missing: int, most_nodes: int, *, is_needed: bool) -> None:
+    """Evict nodes of so many pages together, or ``most_nodes``; more if they are needed and no backup is under way."""
+    state = turn.state
     eviction = _Eviction()
-    while missing > 0:
+    evicted = 0
+    while missing > 0 and (evicted < most_nodes or (is_needed and not worker.leaving)):
         node = take_device_victim(state, worker.worker_id, eviction.leaving)
         if node is None:
             break
         trim(state, node, missing)
         missing -= page_count(state.tree, node)
+        evicted += 1
         _evict(turn, worker, node, eviction)
     for transfer in eviction.transfers:
         send_transfer(turn, transfer)
-    return worker.pool.free >= pages
-
-
-def trim(state: CellState, node: Node, pages: int) -> None:
-    """Cut off the front of a victim that is much larger than the pages that are missing; what is left is to go."""
-    least = -(-LEAST_EVICTED_TOKENS // state.tree.page_size)
-    excess = page_count(state.tree, node) - min(max(pages, least), TRANSFER_PAGES)
-    if excess > 0 and not node.transfer:
-        split_node(state, node, excess)  # The lower part keeps the id.
 
 
 def _evict(turn: Turn, worker: Worker, node: Node, eviction: _Eviction) -> None:
@@ -99,15 +104,27 @@ def _transfer_for(turn: Turn, worker: Worker, storage: Storage, eviction: _Evict
     return eviction.transfers[-1]
 
 
-def keep_reserve(turn: Turn, worker: Worker) -> None:
-    """Evict ahead of need where eviction takes a backup's time, so that an allocation seldom waits for one."""
+def keep_reserve(turn: Turn, worker: Worker, *, is_busy: bool) -> None:
+    """Evict ahead of need where eviction takes a backup's time, so that an allocation seldom waits for one.
+
+    A few nodes at a time, fewer where the step is ``is_busy`` with a batch already: other inputs go on with it.
+    """
     if storage_of(turn.state, worker) is None or turn.state.config.admission == "none":
         return
     reserve = reserved_pages(turn.state, worker)
-    if worker.pool.free < reserve:
-        make_room(turn, worker, reserve)
+    coming = worker.pool.free + worker.leaving
+    if coming < reserve:
+        most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD
+        missing = filled_reserve(turn.state, worker) - coming
+        _evict_pages(turn, worker, min(missing, _PAGES_AHEAD), most_nodes, is_needed=False)
 
 
 def reserved_pages(state: CellState, worker: Worker) -> int:
     """Device pages that eviction tries to keep free. Does not mutate."""
     return int(worker.pool.total * state.config.reserve_fraction)
+
+
+def filled_reserve(state: CellState, worker: Worker) -> int:
+    """Free device pages at which a reserve that was short is filled again. Does not mutate."""
+    reserve = reserved_pages(state, worker)
+    return reserve + min(reserve, worker.pool.total // _MARGIN_SHARE)

@@ -27,7 +27,9 @@ def _deadline(turn: Turn, timer: Timer) -> None:
 
 
 def _deferral(turn: Turn, timer: Timer) -> None:
-    expire_deferral(turn, turn.state.requests[timer.subject])
+    request = turn.state.requests[timer.subject]
+    turn.touch(request.worker_id)
+    expire_deferral(turn, request)
 
 
 def _resume(turn: Turn, timer: Timer) -> None:
@@ -37,7 +39,9 @@ def _resume(turn: Turn, timer: Timer) -> None:
 
 
 def _backup(turn: Turn, timer: Timer) -> None:
-    expire_backup(turn, turn.state.transfers[int(timer.subject)])
+    transfer = turn.state.transfers[int(timer.subject)]
+    turn.touch(transfer.worker_id)
+    expire_backup(turn, transfer)
 
 
 _HANDLERS = {"deadline": _deadline, "deferral": _deferral, "resume": _resume, "backup": _backup}

@@ -34,7 +34,7 @@ from services.scheduler.core.prefix_tree import (
 class TransientTree(msgspec.Struct):
     """Nodes that carry marks, and the marks: by node, then worker, the ids of producers in order of marking."""
 
-    tree: PrefixTree = msgspec.field(default_factory=PrefixTree)
+    tree: PrefixTree = msgspec.field(default_factory=lambda: PrefixTree(has_digests=False))
     marks: dict[int, dict[str, list[str]]] = {}
 
 

@@ -22,10 +22,15 @@ _WORD = re.compile(r"[A-Za-z_]\w*|\S")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A sum of products. Each factor is (whether it divides, the place of its value in :data:`TERMS`)."""
+    """A sum of products. Each factor is (whether it divides, the place of its value in :data:`TERMS`).
+
+    Where it does not divide by the clock, its value never falls as the clock rises.
+    """
 
     text: str
     products: tuple[tuple[tuple[bool, int], ...], ...]
+    names_clock: bool
+    divides_by_clock: bool
 
     def __call__(self, *, clock: float, frequency: float, length: float) -> float:
         """Its value; ``length`` is in tokens. All three are at least 0 and so is the value, which is finite.
@@ -70,7 +75,8 @@ def parse(text: str) -> Expression:
                 products.append([])
     if len(words) % 2 == 0:
         raise _fault(text, len(text.rstrip()) + 1, f"a term is missing after {words[-1][0]!r}")
-    return Expression(text, tuple(tuple(product) for product in products))
+    clocks = [divides for product in products for divides, place in product if place == TERMS["clock"]]
+    return Expression(text, tuple(tuple(product) for product in products), bool(clocks), any(clocks))
 
 
 def _fault(text: str, column: int, what: str) -> ConfigError:

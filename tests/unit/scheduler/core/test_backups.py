@@ -1,5 +1,6 @@
 """Backups to host memory."""
 
+from services.scheduler.core import batching
 from shared.messages.storage_plans import BackupPages
 
 
@@ -140,3 +141,22 @@ def test_what_the_host_cannot_take_is_dropped(make_cell):
 
     assert cell.state.counters["evicted_pages_device"] > 0
     assert len(cell.gateways["gateway"].ended) == 2
+
+
+def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(make_cell, monkeypatch):
+    """In a cell of many workers, serving all of them at each backup's end would be most of the work."""
+    cell = make_cell(pages=12, host_pages=60, workers=3)
+    for number in range(3):
+        cell.submit([number + 1] * 40, max_tokens=1)
+        cell.drain()
+    served = []
+    serve = batching._serve
+    monkeypatch.setattr(batching, "_serve", lambda turn, worker: (served.append(worker.worker_id), serve(turn, worker)))
+    cell.submit([9] * 40, max_tokens=1, request_id="next")
+    (transfer,) = cell.state.transfers.values()
+    served.clear()
+    cell.storages["storage"].step()
+    cell.deliver(cell.storages["storage"])
+
+    assert served == [transfer.worker_id]
+    assert cell.admitted[-1].request_id == "next"

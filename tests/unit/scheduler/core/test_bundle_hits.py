@@ -58,6 +58,20 @@ def test_one_load_serves_all_that_share_it(cell):
     assert [order.host_tokens for order in cell.admitted[-2:]] == [40, 40]
 
 
+def test_a_bundle_hit_does_not_pass_a_more_urgent_request(cell):
+    """What stands on the load comes first among its equals, and behind a higher priority."""
+    cell.submit([900], max_tokens=1, request_id="ahead")
+    for name, prompt, priority in (("a", [*SHARED, 7], 2), ("b", [600] * 9, 1), ("c", [*SHARED, 8], 0)):
+        cell.submit(prompt, max_tokens=2, request_id=name, ignore_eos=True, priority=priority)
+    worker = cell.workers["worker-0"]
+    worker.step()
+    cell.deliver(worker)
+
+    assert [chunk.request_id for chunk in last_batch(cell).chunks] == ["a", "b", "c"]
+    cell.drain()
+    cell.check_answers()
+
+
 def test_a_part_of_a_load_can_be_shared(cell):
     """One stands on the first pages only, another goes on with a load of its own behind them."""
     batch = submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8], [*SHARED[:12], 9, 9])

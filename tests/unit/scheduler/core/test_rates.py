@@ -105,3 +105,20 @@ def test_a_worker_without_reports_is_taken_to_be_like_the_others(make_cell):
     report(cell, compute_us=7000)
 
     assert recompute_us(cell.state, cell.state.workers["worker-1"], 0, 10) == pytest.approx(700)
+
+
+def test_restoration_costs_are_neutral_until_measured_and_then_ratios() -> None:
+    """Depth doubles the cost where measured context says so; a load costs its measured share of computing."""
+    fit = speed_fit.SpeedFit()
+    assert speed_fit.restoration_costs(fit) == (0.0, 1.0)
+
+    # 10 us a token, and as much again for every 2,048 tokens of context.
+    for tokens, context in ((100, 0), (100, 4096), (200, 1024), (50, 2048), (400, 512)):
+        elapsed = round(tokens * (10 + 10 * context / 2048))
+        speed_fit.note_compute(fit, tokens, tokens * context, elapsed)
+    assert speed_fit.restoration_costs(fit)[1] == 1.0
+    speed_fit.note_load(fit, 1000, 2500)
+    depth, host = speed_fit.restoration_costs(fit)
+
+    assert depth == pytest.approx(2048, rel=0.05)
+    assert host == pytest.approx(0.25, rel=0.05)

@@ -146,3 +146,52 @@ def test_a_chain_whose_backup_fails_is_dropped(chain):
 
     assert chain.admitted[-1].request_id == "next"
     assert len(chain.state.tree.nodes) == 0
+
+
+def backed_up(outputs, orders):
+    """Nodes of which backups were ordered; here each has one page."""
+    return sum(len(order.host_pages) // 4 for order in orders(outputs, BackupPages))
+
+
+@pytest.fixture
+def crumbs(make_cell):
+    """Build a cell whose device is full of nodes of one page."""
+
+    def make(**config):
+        cell = make_cell(pages=96, host_pages=200, **config)
+        for number in range(90):
+            cell.submit([number + 1] * 4, max_tokens=1)
+            cell.drain()
+        return cell
+
+    return make
+
+
+def test_one_step_evicts_a_bounded_number_of_nodes(crumbs, orders):
+    """A prompt that needs many small nodes' pages gets them over several backups, and runs."""
+    cell = crumbs()
+    cell.submit([500] * 320, max_tokens=1, request_id="large")
+
+    assert 0 < backed_up(cell.outputs[-1], orders) <= 32
+    cell.drain()
+    assert cell.gateways["gateway"].ended["large"] == "finished"
+
+
+def test_a_reserve_is_filled_a_few_nodes_at_a_time(crumbs, orders):
+    """What nobody waits for yet goes on with the worker's later inputs, until the reserve is there."""
+    cell = crumbs(reserve_fraction=0.5)
+
+    assert all(backed_up(outputs, orders) <= 8 for outputs in cell.outputs)
+    assert cell.state.workers["worker-0"].pool.free >= 48
+
+
+def test_pages_that_a_backup_frees_are_counted_until_somebody_uses_them(chain):
+    """A node under backup that is locked meanwhile does not leave; check_invariants counts anew after each step."""
+    worker = chain.state.workers["worker-0"]
+    chain.submit([3] * 80, max_tokens=1)
+    assert worker.leaving == 20
+    chain.submit([*A, 7], max_tokens=8, ignore_eos=True, priority=1)
+
+    assert worker.leaving == 10
+    answer_backup(chain)
+    assert worker.leaving == 0

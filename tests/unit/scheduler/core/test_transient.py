@@ -76,4 +76,4 @@ def test_whoever_leaves_takes_his_marks_and_no_others(seed):
     for name, (worker_id, _, node) in model.items():
         transient.remove_span(tree, worker_id, name, node)
     assert tree.marks == {}
-    assert tree.tree == PrefixTree(page_size=PAGE, next_id=tree.tree.next_id)
+    assert tree.tree == PrefixTree(page_size=PAGE, next_id=tree.tree.next_id, has_digests=False)

@@ -102,3 +102,21 @@ def test_bad_expression_is_replaced_by_the_papers():
     policy = make_policy("hotprefix", 100, CellConfig(eviction_expression="import os"))
 
     assert policy.expression == "frequency + clock / length"
+
+
+def test_one_victim_ranks_a_part_of_very_many_leaves():
+    """Leaves that piled up before the first eviction are ranked bit by bit, and each of them leaves in the end."""
+    forest = Forest(make_policy("hotprefix", 4000, CellConfig()))
+    for label in range(300):
+        forest.ask(None, [label])
+        forest.finish(0)
+    policy = forest.policy
+
+    forest.drop(forest.victim())
+    assert 0 < len(policy.values) <= 64
+    assert len(policy.fresh) >= 300 - 64
+    for _ in range(299):
+        forest.drop(forest.victim())
+    assert forest.victim() is None
+    assert not policy.values
+    assert not policy.groups
