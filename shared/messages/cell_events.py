@@ -14,7 +14,7 @@ Schedule = Literal["balanced", "lpm", "fcfs"]
 class CellConfig(Message, frozen=True):
     """Everything that shapes decisions. It is itself an input, so a recording carries it."""
 
-    policy: str = "lru"  # Eviction policy.
+    policy: str = "thermocline"  # Eviction policy.
     eviction_expression: str = "frequency + clock / length"  # Priority of policy "hotprefix"; the least goes first.
     hotness_expression: str = "frequency * clock"  # Of admission and promotion.
     fingerprint_bits: int = 8  # Widths of an entry of the hotness filter.

@@ -198,7 +198,7 @@ class CellState(msgspec.Struct):
     """Everything that the fold knows."""
 
     config: CellConfig = CellConfig()
-    policy: str = "lru"  # The policy in force; ``config.policy`` may name one that does not exist.
+    policy: str = CellConfig().policy  # The policy in force; ``config.policy`` may name one that does not exist.
     epoch: int = 0
     last_seq: int = 0
     model: str = ""

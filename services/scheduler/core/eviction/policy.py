@@ -42,7 +42,7 @@ class Moment:
     time_ns: int
     requests: int  # Requests that were admitted in the cell so far.
     hotness: Hotness
-    # What restoring a token costs, as measured on the workers; neutral until something is known (``speed_fit.restoration_costs``).
+    # What restoring a token costs as measured on the workers, neutral until something is known (see speed_fit).
     cost_depth_tokens: float = 0.0  # Depth at which computing a token takes twice what it takes at the top; 0: never.
     host_cost: float = 1.0  # Of loading a token from host memory, relative to computing one at the top.
 

@@ -11,6 +11,7 @@ from services.scheduler.core.eviction.lru import LruPolicy
 from services.scheduler.core.eviction.s3fifo import S3FifoPolicy
 from services.scheduler.core.eviction.sieve import SievePolicy
 from services.scheduler.core.eviction.slru import SlruPolicy
+from services.scheduler.core.eviction.thermocline import ThermoclinePolicy
 from services.scheduler.core.eviction.two_q import TwoQueuePolicy
 from services.scheduler.core.eviction.w_tinylfu import WTinyLfuPolicy
 from shared.messages.cell_events import CellConfig
@@ -27,6 +28,7 @@ AnyPolicy = (
     | GdsfPolicy
     | WTinyLfuPolicy
     | HotPrefixPolicy
+    | ThermoclinePolicy
 )
 """Every policy that a snapshot can hold, as a union of tagged structs."""
 
@@ -42,6 +44,7 @@ POLICIES: dict[str, type[AnyPolicy]] = {
     "gdsf": GdsfPolicy,
     "w-tinylfu": WTinyLfuPolicy,
     "hotprefix": HotPrefixPolicy,
+    "thermocline": ThermoclinePolicy,
 }
 
 

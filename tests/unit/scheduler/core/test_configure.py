@@ -7,10 +7,10 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 
 def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell):
     """It is counted, and the other settings apply."""
-    cell = make_cell()
+    cell = make_cell(policy="sieve")
     cell.feed(CellConfigured(config=CellConfig(policy="crystal-ball", max_running=3)))
 
-    assert cell.state.policy == "lru"
+    assert cell.state.policy == "sieve"
     assert cell.state.counters["unknown_policies"] == 1
     assert cell.state.config.max_running == 3
 

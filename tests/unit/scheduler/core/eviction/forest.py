@@ -99,6 +99,7 @@ class Forest:
             return None
         self.last_id += 1
         node = Node(self.last_id, parent.id if parent else 0, bytes(TOKEN_BYTES * (1 + label % 4)), digest=digest)
+        node.end_digest = digest
         node.last_use = self.seq
         self.nodes[node.id] = node
         self.locks[node.id] = 1
@@ -126,6 +127,7 @@ class Forest:
         self.last_id += 1
         upper = Node(self.last_id, node.parent, node.tokens[:TOKEN_BYTES], last_use=node.last_use)
         upper.digest = (node.digest * 17 + 3) % 2**61
+        upper.end_digest = (node.end_digest * 17 + 3) % 2**61
         node.tokens = node.tokens[TOKEN_BYTES:]
         node.parent = upper.id
         self.nodes[upper.id] = upper

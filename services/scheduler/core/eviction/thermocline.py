@@ -1,0 +1,265 @@
+"""Thermocline: keep the tokens whose loss would cost most per second that they are held.
+
+The value of a token is the Gittins index of its reuse (see :mod:`thermo.law`) times the cost of computing or loading
+it again. The law of reuse is learned online from sampled tokens of past requests, evicted ones included. What it
+distinguishes is how a prefix is used: the pace of its uses, how often, by which turn of a conversation, how much of
+that request was new, how many continuations it has, whether it ends the prompt, and whether a later request went
+another way just above it (then it is as good as dead). Blocks of one conversation come back together or not at all;
+so what is known of the request counts for all that it touched, not a count per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from services.scheduler.core.eviction.policy import Evictable, Moment, Policy, size_of
+from services.scheduler.core.eviction.thermo.fit import Fit
+from services.scheduler.core.eviction.thermo.law import Law, pack
+from services.scheduler.core.eviction.thermo.ranking import Ranking
+from services.scheduler.core.eviction.thermo.record import Context, Record
+from services.scheduler.core.eviction.thermo.records import Records, head_of
+from services.scheduler.core.prefix_tree import Node
+
+SAMPLES_PER_REQUEST = 2
+FIRST_FIT = 16  # Requests before the law is fitted, and between the tries to do so until enough reuses were seen.
+FIT_INTERVAL = 128  # Requests between two fits of the law; the first ones come sooner.
+LABELS = 128  # Samples whose features are corrected in one request; a fit waits until all are.
+MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
+HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
+TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
+
+
+class ThermoclinePolicy(Policy, tag="thermocline"):
+    """Evicts the node of least expected saving per token and second.
+
+    ``cost_depth_tokens`` is the depth at which computing a token costs twice what it does at the top (attention
+    grows with depth); 0 takes cost as flat, so that the hit ratio is what is kept high. ``host_cost`` is the cost of
+    a token with a copy in a lower tier, relative to one that must be computed.
+    """
+
+    cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
+    host_cost: float = 1.0
+    clock: float = 0.0  # Seconds.
+    requests: int = 0
+    fit_at: int = FIRST_FIT
+    tokens_seen: int = 0
+    to_sample: float = 0.0  # Tokens until the next sample.
+    jitter: int = 1  # State of a linear congruential generator.
+    records: Records = msgspec.field(default_factory=Records)
+    resident: dict[int, int] = {}  # Digest by node id.
+    unlabelled: list[int] = []  # Digests of samples whose features may still change.
+    law: Law = msgspec.field(default_factory=Law)
+    fit: Fit = msgspec.field(default_factory=Fit)
+    ranking: Ranking = msgspec.field(default_factory=Ranking)
+
+    def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        self.clock = max(moment.time_ns / 1e9, self.clock + TICK)
+        self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
+        if self.requests:
+            self.records.release(self.requests)
+        self.requests += 1
+        self.tokens_seen += prompt_tokens
+        if self.requests >= self.fit_at:
+            self._fit()
+        self.fit.advance(self.law)
+        # The policy itself holds on to the newest request's context, for nodes that are added right under the root.
+        self.records.contexts[self.requests] = Context(self.clock, prompt_tokens, users=1)
+        above: Record | None = None
+        for node in path:
+            record = self._record(node.id)
+            if record is None:
+                continue
+            self._reuse(record, self.requests)
+            self._sample(record, size_of(node))
+            self._follow(above, record)
+            above = record
+
+    def add(self, node: Node, moment: Moment) -> None:
+        records = self.records
+        parent = self._record(node.parent)
+        number = parent.context if parent is not None else self.requests
+        if number not in records.contexts:
+            number = 0
+            records.contexts.setdefault(0, Context(self.clock, 0))
+        record = records.revive(node.end_digest)
+        if record is not None:
+            self._reuse(record, number)
+        else:
+            record = self._new_record(node, parent, number)
+        self.resident[node.id] = node.end_digest
+        self._sample(record, size_of(node))
+        self._follow(parent, record)
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        self.ranking.withdraw(node.id)
+        digest = self.resident.pop(node.id, None)
+        if digest is None:
+            return
+        head = head_of(self.resident.get(node.parent, node.parent), node.tokens)
+        self._give_up(self.records.make_ghost(digest, head))
+
+    def split(self, upper: Node, lower: Node) -> None:
+        digest = self.resident.get(lower.id)
+        if digest is None:
+            return
+        records = self.records
+        record = records.by_digest[digest]
+        self._give_up(records.forget(upper.end_digest))
+        top = Record(upper.end_digest, record.end - size_of(lower), count=record.count, turn=record.turn)
+        top.pace, top.children, top.latest, top.passed = record.pace, 1, digest, record.passed
+        records.by_digest[top.digest] = top
+        records.bind(top, record.context)
+        self.resident[upper.id] = top.digest
+        parent = self._record(upper.parent)
+        if parent is not None and parent.latest == digest:
+            parent.latest = top.digest
+
+    def offer(self, node: Node) -> None:
+        record = self._record(node.id)
+        if record is not None:
+            last = self.records.contexts[record.context].last
+            self.ranking.offer(node.id, last, self._code(record), self._cost(node), self.clock, self.law)
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        while True:
+            node_id = self.ranking.lowest(self.clock, self.requests, self.law)
+            if node_id is None:
+                return None
+            node = evictable(node_id)
+            if node is not None:
+                return node
+
+    def _cost(self, node: Node) -> float:
+        """Of having to restore a token of the node, relative to computing one at the top. No unit."""
+        cost = 1.0
+        if self.cost_depth_tokens > 0:
+            cost += (node.depth + size_of(node) / 2) / self.cost_depth_tokens
+        return cost * self.host_cost if node.host else cost
+
+    def _record(self, node_id: int) -> Record | None:
+        digest = self.resident.get(node_id)
+        return None if digest is None else self.records.by_digest[digest]
+
+    def _new_record(self, node: Node, parent: Record | None, number: int) -> Record:
+        records = self.records
+        head = head_of(parent.digest if parent is not None else node.parent, node.tokens)
+        ghosts, beyond = records.absorbed(node, parent, head)
+        context = records.contexts[number]
+        for ghost in ghosts:
+            self._reuse(ghost, number)
+        record = Record(node.end_digest, node.depth + size_of(node))
+        record.turn, record.pace = context.turn, context.pace
+        if beyond is not None:
+            records.hopes[record.digest] = beyond.digest
+        for ghost in ghosts:
+            records.ghosts.take(ghost.digest)
+            records.release(ghost.context)
+        records.by_digest[record.digest] = record
+        records.bind(record, number)
+        if parent is not None:
+            parent.children += 1
+        return record
+
+    def _reuse(self, record: Record, number: int) -> None:
+        records = self.records
+        gap = max(self.clock - records.contexts[record.context].last, 0.0)
+        if record.sample >= 0:
+            self._label(record)
+            self.law.samples.close(record.sample, self.clock, is_reused=True)
+            record.sample = -1
+        weight = max(1.0 / max(record.count, record.turn + 1), 1.0 / MEMORY)
+        record.pace = gap if record.pace < 0 else record.pace + weight * (gap - record.pace)
+        record.count += 1
+        record.passed = 0
+        records.bind(record, number)
+        context = records.contexts[number]
+        if record.end > context.known:
+            context.known = record.end
+            context.turn = record.turn + 1
+            context.pace = record.pace
+            context.branches = record.children + 1
+
+    def _follow(self, parent: Record | None, record: Record) -> None:
+        """A request went from parent to this record: where the one before it went is passed by."""
+        if parent is None:
+            return
+        previous = parent.latest
+        parent.latest = record.digest
+        if previous in (0, record.digest) or parent.children >= HUB_CHILDREN:
+            return
+        passed = 1 + (parent.children > 2) + (parent.children > 4) + (parent.children > 8)
+        while previous:
+            left = self.records.find(previous)
+            if left is None or left.passed or left.digest == record.digest:
+                return
+            self._pass(left, passed)
+            previous = left.latest
+
+    def _pass(self, record: Record, passed: int) -> None:
+        begin = self.law.samples.begun(record.sample) if record.sample >= 0 else -1.0
+        if begin >= 0:
+            self._label(record)
+            self.law.samples.close(record.sample, self.clock, is_reused=False)
+        record.passed = passed
+        if begin >= 0:
+            record.sample = self.law.samples.open(begin, self.clock, self._code(record))
+        self.records.changed(record)
+
+    def _give_up(self, forgotten: Record | None) -> None:
+        """Watch a prefix no longer, of which nothing is remembered from now on."""
+        if forgotten is not None:
+            self.law.samples.close(forgotten.sample, self.clock, is_reused=False)
+
+    def _code(self, record: Record) -> int:
+        context = self.records.contexts[record.context]
+        return pack(
+            (
+                0 if record.pace < 0 else 1 + int(record.pace * 1000).bit_length(),
+                _octave_halves(record.count),
+                (max(context.prompt - context.known, 0) // 256).bit_length(),
+                (context.prompt // 256).bit_length(),
+                _octave_halves(context.turn),
+                int(record.end >= context.prompt),
+                _octave_halves(context.branches),
+                _octave_halves(record.children),
+                record.passed,
+            )
+        )
+
+    def _sample(self, record: Record, size: int) -> None:
+        """Watch about ``SAMPLES_PER_REQUEST`` tokens a request, evenly spread over all tokens that are used."""
+        self.to_sample -= size
+        if self.to_sample > 0:
+            return
+        self.jitter = (self.jitter * 6364136223846793005 + 1442695040888963407) % 2**63
+        spacing = self.tokens_seen / max(self.requests, 1) / SAMPLES_PER_REQUEST
+        self.to_sample = max(self.to_sample + spacing * (0.5 + self.jitter / 2**63), 0.0)
+        record.sample = self.law.samples.open(self.clock, self.clock, self._code(record))
+        self.unlabelled.append(record.digest)
+
+    def _label(self, record: Record) -> None:
+        if record.sample >= 0:
+            self.law.samples.relabel(record.sample, self._code(record))
+
+    def _fit(self) -> None:
+        """Begin a fit once the features of all new samples are as they should be, a few in each request."""
+        if self.fit.stage:
+            return
+        labelled, self.unlabelled = self.unlabelled[:LABELS], self.unlabelled[LABELS:]
+        for digest in labelled:
+            record = self.records.find(digest)
+            if record is not None:
+                self._label(record)
+        if not self.unlabelled:
+            is_begun = self.fit.start(self.law, self.clock)
+            self.fit_at = self.requests + (min(FIT_INTERVAL, self.requests) if is_begun else FIRST_FIT)
+
+
+def _octave_halves(count: int) -> int:
+    """Small counts as they are, larger ones in steps of half a doubling."""
+    if count < 4:
+        return count
+    octave = count.bit_length()
+    return 2 * octave - 2 + ((count >> (octave - 2)) & 1)
