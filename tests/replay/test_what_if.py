@@ -14,7 +14,6 @@ from thermocline.replay.what_if import what_if
 
 RECORDINGS = Path(__file__).parent / "recordings"
 DOCUMENTS = RECORDINGS / "shared-documents.tcrec"
-BURST = RECORDINGS / "burst.tcrec"
 
 
 def test_a_run_is_read_from_its_recording() -> None:
@@ -45,13 +44,15 @@ def test_the_recorded_settings_give_about_the_recorded_hits() -> None:
 
 
 def test_a_changed_setting_changes_the_figures() -> None:
-    """Without a host tier nothing is hit there; one request at a time makes a burst wait."""
+    """Without a host tier nothing is hit there, and less in all."""
     without_host = what_if(DOCUMENTS, {"host_tier": False})
-    alone = what_if(BURST, {"max_running": 1})
 
     assert without_host.baseline["hit tokens, host"] > 0
     assert without_host.changed_figures["hit tokens, host"] == 0
-    assert alone.changed_figures["TTFT p99, ms"] > 1.5 * alone.baseline["TTFT p99, ms"]
+    # What is not found anywhere is computed, at some cost.
+    assert without_host.changed_figures["hit tokens, device"] < sum(
+        without_host.baseline[name] for name in ("hit tokens, device", "hit tokens, host")
+    )
 
 
 def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
