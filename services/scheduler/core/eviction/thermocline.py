@@ -25,6 +25,7 @@ from services.scheduler.core.prefix_tree import Node
 SAMPLES_PER_REQUEST = 2
 FIRST_FIT = 16  # Requests before the law is fitted, and between the tries to do so until enough reuses were seen.
 FIT_INTERVAL = 128  # Requests between two fits of the law; the first ones come sooner.
+MOST_UNLABELLED = 4096  # Samples that wait for that; of more, the oldest keep the features that they began with.
 LABELS = 128  # Samples whose features are corrected in one request; a fit waits until all are.
 MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
 HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
@@ -238,6 +239,8 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         self.to_sample = max(self.to_sample + spacing * (0.5 + self.jitter / 2**63), 0.0)
         record.sample = self.law.samples.open(self.clock, self.clock, self._code(record))
         self.unlabelled.append(record.digest)
+        if len(self.unlabelled) > MOST_UNLABELLED:
+            del self.unlabelled[: MOST_UNLABELLED // 2]
 
     def _label(self, record: Record) -> None:
         if record.sample >= 0:
