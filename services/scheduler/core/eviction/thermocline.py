@@ -45,6 +45,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     clock: float = 0.0  # Seconds.
     requests: int = 0
     fit_at: int = FIRST_FIT
+    learned_at: int = -1  # Sequence number of the input in which the last slice of learning was done.
     tokens_seen: int = 0
     to_sample: float = 0.0  # Tokens until the next sample.
     jitter: int = 1  # State of a linear congruential generator.
@@ -62,9 +63,11 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self.records.release(self.requests)
         self.requests += 1
         self.tokens_seen += prompt_tokens
-        if self.requests >= self.fit_at:
-            self._fit()
-        self.fit.advance(self.law)
+        if moment.seq != self.learned_at:  # One input may admit many requests; it does the learning of one.
+            self.learned_at = moment.seq
+            if self.requests >= self.fit_at:
+                self._fit()
+            self.fit.advance(self.law)
         # The policy itself holds on to the newest request's context, for nodes that are added right under the root.
         self.records.contexts[self.requests] = Context(self.clock, prompt_tokens, users=1)
         above: Record | None = None
