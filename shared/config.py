@@ -24,6 +24,9 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 ENVIRONMENT_PREFIX = "THERMOCLINE_"
 
+NATS_URL = "nats://127.0.0.1:4222"
+"""Where a broker listens by default."""
+
 _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
@@ -126,6 +129,17 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> No
             dest=field.name,
             help=(description + default).replace("%", "%%"),
         )
+
+
+def add_nats_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--nats`` for a command that has no settings of its own; the parsed value is a list of URLs."""
+    parser.add_argument(
+        "--nats",
+        metavar="URL,URL",
+        type=lambda text: [url.strip() for url in text.split(",")],
+        default=os.environ.get(ENVIRONMENT_PREFIX + "NATS", NATS_URL),
+        help="NATS servers (default %(default)s)",
+    )
 
 
 def from_command_line(

@@ -27,6 +27,13 @@ def namespace_digest(model: str, *, adapter: str = "", salt: str = "", fidelity:
     return digest.hexdigest()
 
 
+def key_digest(salt: str) -> str:
+    """32 hex digits that name the encryption key of a tenant's salt without telling the salt; "" for no salt."""
+    if not salt:
+        return ""
+    return hashlib.blake2b(salt.encode(), person=b"tc-key-1", digest_size=DIGEST_BYTES).hexdigest()
+
+
 def chain_root(namespace: str) -> bytes:
     """The identity above the first page of a namespace."""
     return bytes.fromhex(namespace)

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import results_file
 from bench.papers import hotprefix_page
+from bench.papers.claims import write_page
 from bench.papers.simulated import Row, run
 from services.scheduler.core.eviction import POLICIES
 from shared.messages.cell_events import Admission, CellConfig, Promotion
@@ -214,7 +215,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
     options = parser.parse_args()
     if options.render:
-        write_page(results_file.RESULTS / "papers_hotprefix.json")
+        write_page(results_file.RESULTS / "papers_hotprefix.json", PAGE, hotprefix_page.render)
         return
     datasets = options.datasets.split(",")
     faults = [f"there is no dataset {name!r}" for name in datasets if name not in QUESTIONS]
@@ -241,18 +242,7 @@ def main() -> None:
         return
     path = results_file.write("papers_hotprefix", results, seed=scale.seed)
     print(path)
-    write_page(path)
-
-
-def write_page(results: Path) -> None:
-    """Make the page from a results file, and print it. Ends the process with exit code 2 where there is none."""
-    if not results.is_file():
-        print(f"hotprefix: there is no {results}", file=sys.stderr)
-        raise SystemExit(2)
-    page = hotprefix_page.render(json.loads(results.read_text(encoding="utf-8")))
-    PAGE.write_text(page, encoding="utf-8")
-    print(page)
-    print(PAGE)
+    write_page(path, PAGE, hotprefix_page.render)
 
 
 if __name__ == "__main__":

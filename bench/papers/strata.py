@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from bench import results_file
 from bench.papers import strata_page
+from bench.papers.claims import write_page
 from bench.papers.simulated import Row, run
 from shared.messages.cell_events import CellConfig, Schedule
 from thermocline.simulate.cost import Io
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
     options = parser.parse_args()
     if options.render:
-        write_page(results_file.RESULTS / "papers_strata.json")
+        write_page(results_file.RESULTS / "papers_strata.json", PAGE, strata_page.render)
         return
     faults = [f"--{name} must be at least 1" for name in ("queries", "page-size") if vars(options)[_key(name)] < 1]
     if faults:
@@ -193,22 +194,11 @@ def main() -> None:
         return
     path = results_file.write("papers_strata", results, seed=scale.seed)
     print(path)
-    write_page(path)
+    write_page(path, PAGE, strata_page.render)
 
 
 def _key(name: str) -> str:
     return name.replace("-", "_")
-
-
-def write_page(results: Path) -> None:
-    """Make the page from a results file, and print it. Ends the process with exit code 2 where there is none."""
-    if not results.is_file():
-        print(f"strata: there is no {results}", file=sys.stderr)
-        raise SystemExit(2)
-    page = strata_page.render(json.loads(results.read_text(encoding="utf-8")))
-    PAGE.write_text(page, encoding="utf-8")
-    print(page)
-    print(PAGE)
 
 
 if __name__ == "__main__":

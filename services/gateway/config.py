@@ -15,7 +15,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
     model: Annotated[str, Meta(description="model directory: config.json, tokenizer and weights", min_length=1)]
-    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = ("nats://127.0.0.1:4222",)
+    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this gateway; each start adds a suffix of its own")] = "gateway-0"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000

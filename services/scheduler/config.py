@@ -16,7 +16,7 @@ _CELL = CellConfig()
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Flags, environment and file of ``thermocline scheduler``."""
 
-    nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = ("nats://127.0.0.1:4222",)
+    nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this process")] = "scheduler"
     metrics_port: Annotated[int, Meta(description="serve /metrics on this loopback port; 0 is off", ge=0)] = 0
     log_level: Annotated[

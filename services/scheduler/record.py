@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +23,7 @@ from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import Published, decode, decode_published, encode
+from shared.config import add_nats_flag
 from shared.errors import CodecError, RecordingError, ThermoclineError, Unavailable
 from shared.messages.status import CellStatus, GetStatus
 
@@ -169,18 +169,17 @@ async def _record_from(urls: Sequence[str], path: Path) -> Recorded:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments."""
-    default = os.environ.get("THERMOCLINE_NATS", "nats://127.0.0.1:4222")
     parser = argparse.ArgumentParser(
         prog="thermocline record", description="Export the inputs and outputs of a running cell.", allow_abbrev=False
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording to write")
-    parser.add_argument("--nats", metavar="URL,URL", default=default, help="NATS servers (default %(default)s)")
+    add_nats_flag(parser)
     parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not parsed.out.parent.is_dir():
         print(f"thermocline record: there is no directory {parsed.out.parent}", file=sys.stderr)
         return EXIT_BAD_ARGUMENTS
     try:
-        recorded = asyncio.run(_record_from([url.strip() for url in parsed.nats.split(",")], parsed.out))
+        recorded = asyncio.run(_record_from(parsed.nats, parsed.out))
     except ThermoclineError as error:
         print(f"thermocline record: {error.message}", file=sys.stderr)
         return EXIT_FAILED

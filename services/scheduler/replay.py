@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = replay(parsed.file)
     except ThermoclineError as error:
-        _print_failure(error, as_json=parsed.json)
+        print_failure(error, as_json=parsed.json)
         return EXIT_BAD_FILE
     if parsed.json:
         fields: dict[str, Any] = msgspec.to_builtins(report)
@@ -261,7 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_EQUAL if report.difference is None else EXIT_DIFFERS
 
 
-def _print_failure(error: ThermoclineError, *, as_json: bool) -> None:
+def print_failure(error: ThermoclineError, *, as_json: bool) -> None:
+    """Say why there is nothing to show: on stdout as JSON, on stderr otherwise."""
     if as_json:
         print(json.dumps({"error": {"code": error.code, "message": error.message}}))
     else:

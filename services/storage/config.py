@@ -13,12 +13,31 @@ from shared.ids import is_valid_name, node_name
 class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
-    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = ("nats://127.0.0.1:4222",)
+    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this storage, unique in its cell")] = "storage-0"
     node: Annotated[str, Meta(description="name of this machine; by default its host name")] = ""
     host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
     shm_prefix: Annotated[str, Meta(description="start of the names of this cell's files in /dev/shm")] = "thermocline"
-    data_dir: Annotated[str, Meta(description="directory of tiers that outlive the process; empty is none")] = ""
+    disk_dir: Annotated[
+        tuple[str, ...],
+        Meta(description="directories of the disk tier, chunks go to them in turn; none is no disk tier"),
+    ] = ()
+    disk_kv_bytes: Annotated[int, Meta(description="disk space for chunks, in all directories", ge=2**20)] = (
+        10 * 1024**3
+    )
+    disk_direct: Annotated[bool, Meta(description="bypass the page cache where the file system allows")] = True
+    remote: Annotated[
+        str, Meta(description="object store: s3://bucket/path, gs://, az:// or file:///directory; empty is none")
+    ] = ""
+    remote_timeout_ms: Annotated[int, Meta(description="longest wait for one object, retries included", ge=1)] = 5_000
+    io_threads: Annotated[int, Meta(description="chunks that are read or written at once", ge=1, le=256)] = 8
+    max_saves: Annotated[int, Meta(description="saves that may wait or run; more are refused", ge=1)] = 1024
+    staging_bytes: Annotated[int, Meta(description="memory for chunks on their way to or from disk", ge=2**20)] = (
+        256 * 2**20
+    )
+    keys: Annotated[
+        str, Meta(description="TOML file of encryption keys by cache salt; empty leaves chunks unencrypted")
+    ] = ""
     threads: Annotated[int, Meta(description="threads that copy pages", ge=1, le=64)] = 2
     max_transfers: Annotated[int, Meta(description="backups that may wait or run; more are refused", ge=1)] = 4096
     metrics_port: Annotated[int, Meta(description="port for /metrics; 0 is off", ge=0, le=65_535)] = 0

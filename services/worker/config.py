@@ -16,7 +16,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """See each field's description; sizes may be written ``64MiB``."""
 
     model: Annotated[str, Doc(description="directory of a Hugging Face checkpoint with its tokenizer")]
-    nats: Annotated[tuple[str, ...], Doc(description="broker URLs, comma-separated")] = ("nats://127.0.0.1:4222",)
+    nats: Annotated[tuple[str, ...], Doc(description="broker URLs, comma-separated")] = (NATS_URL,)
     id: Annotated[str, Doc(description="name of this worker; drawn at random when empty")] = ""
     device: Annotated[Literal["cpu", "cuda"], Doc(description="where the model runs: cpu or cuda")] = "cpu"
     dtype: Annotated[

@@ -9,6 +9,8 @@ from shared.messages.base import Message
 Admission = Literal["all", "selective", "none"]
 Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
 Schedule = Literal["balanced", "lpm", "fcfs"]
+Writes = Literal["through", "selective", "on_evict", "off"]
+PrefetchWait = Literal["best_effort", "deadline", "full"]
 
 
 class CellConfig(Message, frozen=True):
@@ -44,6 +46,16 @@ class CellConfig(Message, frozen=True):
     host_tier: bool = True  # Back up to host memory on eviction, and load on a hit.
     min_host_load_tokens: int = 1  # A shorter host hit is recomputed.
     backup_deadline_ms: int = 10_000  # Past it a backup counts as failed.
+    host_writes: Writes = "on_evict"  # When KV is copied to host memory: at once, once it was reused, or at eviction.
+    disk_writes: Writes = "through"  # The same for disk and object store; "on_evict" is when it leaves host memory.
+    save_deadline_ms: int = 30_000  # Past it a save to disk counts as failed.
+    prefetch_wait: PrefetchWait = "deadline"  # How long a request waits for its prefix from disk or object store.
+    prefetch_deadline_ms: int = 2_000  # Longest such wait under "deadline".
+    fetch_deadline_ms: int = 30_000  # Past it a fetch is cut off, whoever waits.
+    min_prefetch_tokens: int = 64  # A shorter hit below host memory is recomputed.
+    prefetch_fraction: float = 0.5  # Host pages that fetches under way may fill at the most.
+    neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
+    pin_fraction: float = 0.25  # Host pages that pins may hold at the most.
     max_attempts: int = 4  # After so many starts of one request it fails.
 
 
@@ -90,8 +102,26 @@ class GatewayLost(Message, frozen=True):
 
 
 class FlushCache(Message, frozen=True):
-    """Drop every cached node that nothing uses. ``tiers`` names ``device``, ``host`` or both."""
+    """Drop every cached node that nothing uses. ``tiers`` names some of ``device``, ``host``, ``disk``, ``remote``."""
 
     call_id: str
     tiers: tuple[str, ...] = ("device", "host")
     namespace: str = ""  # "" is all
+
+
+class PinPrefix(Message, frozen=True):
+    """Keep the cached prefix of ``tokens`` (packed int32) in host memory and on disk until ``ttl_ms`` from now.
+
+    A pin holds what is cached then, in whole pages; a repeated ``pin_id`` renews. It is refused beyond its budget.
+    """
+
+    pin_id: str
+    namespace: str
+    tokens: bytes
+    ttl_ms: int
+
+
+class UnpinPrefix(Message, frozen=True):
+    """Let go of a pin before its time; an unknown one is fine."""
+
+    pin_id: str

@@ -47,6 +47,7 @@ class SubmitRequest(Message, frozen=True):
     priority: int = 0
     deadline_ms: int = 0  # After acceptance; 0 is none.
     cache: CacheHints = CacheHints()
+    key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
 
     @property

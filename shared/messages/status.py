@@ -55,6 +55,10 @@ class CellStatus(Message, frozen=True):
     pools: tuple[PoolStatus, ...] = ()
     counters: dict[str, int] = {}  # Monotonic counters of the core, by name (hits, evictions, ...).
     nodes: int = 0
+    pins: int = 0
+    pinned_pages: int = 0  # Host pages.
+    chunks: int = 0  # On the disks, as far as the scheduler knows.
+    fetches: int = 0  # Under way.
     deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.
     in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
     in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.
@@ -100,3 +104,64 @@ class TakeSnapshot(Message, frozen=True):
 class SnapshotTaken(Message, frozen=True):
     seq: int
     nbytes: int
+
+
+class ListCache(Message, frozen=True):
+    """Call ``rpc.scheduler.cache``: the radix tree, nodes nearest to the root first; answered by CacheListing."""
+
+    namespace: str = ""  # "" is all
+    max_nodes: int = 256
+    after: int = 0  # Go on after the node of this id.
+
+
+class CachedNode(Message, frozen=True):
+    """One node. Pages are counted per pool; ``head`` is its first tokens (packed int32, at most 16)."""
+
+    id: int
+    parent: int
+    namespace: str
+    depth: int  # Tokens above its own span.
+    tokens: int  # Of its own span.
+    hits: int
+    head: bytes
+    device: dict[str, int] = {}
+    host: dict[str, int] = {}
+    disk: dict[str, int] = {}  # Chunks that end in this node's span and are on that storage's disk.
+    pins: tuple[str, ...] = ()
+
+
+class PinStatus(Message, frozen=True):
+    """One pin. ``pages`` are host pages that it holds."""
+
+    pin_id: str
+    namespace: str
+    tokens: int
+    pages: int
+    expires_ns: int
+
+
+class CacheListing(Message, frozen=True):
+    """Answer to ListCache. ``next_after`` is 0 at the end."""
+
+    nodes: tuple[CachedNode, ...] = ()
+    pins: tuple[PinStatus, ...] = ()
+    next_after: int = 0
+
+
+class VerifyChunks(Message, frozen=True):
+    """Call ``rpc.storage.<id>.verify``: read chunks of the disk and check them; answered by ChunksVerified.
+
+    A bad chunk is quarantined and reported to the scheduler. Ask again with ``after`` until ``next_after`` is "".
+    """
+
+    after: str = ""
+    max_chunks: int = 256
+
+
+class ChunksVerified(Message, frozen=True):
+    """Answer to VerifyChunks."""
+
+    checked: int
+    nbytes: int
+    bad: tuple[str, ...] = ()  # Hex digits of the chunks, with what was wrong.
+    next_after: str = ""

@@ -5,14 +5,22 @@ from __future__ import annotations
 from shared.messages.base import Message
 from shared.messages.pools import PoolHandle
 
+LISTED_AT_ONCE = 4096
+"""Chunks that one ``ChunksListed`` names at the most."""
+
 
 class StorageJoined(Message, frozen=True):
-    """A storage is ready, with this many bytes for host KV. Its pools are empty."""
+    """A storage is ready, with this many bytes for host KV. Its pools are empty.
+
+    What its disk holds of the cell's geometry follows in ``ChunksListed`` after ``HostPoolCreated``.
+    """
 
     storage_id: str
     incarnation: str
     node: str
     host_bytes: int
+    disk_bytes: int = 0  # Budget of the disk tier; 0 is none.
+    has_remote: bool = False  # It has an object store, which may hold what others wrote.
 
 
 class StorageLeft(Message, frozen=True):
@@ -40,3 +48,55 @@ class BackupDone(Message, frozen=True):
     ok: bool
     error: str = ""
     seconds: float = 0.0
+
+
+class ChunksListed(Message, frozen=True):
+    """Chunks (16 bytes each) that the disk holds already, in pieces of at most ``LISTED_AT_ONCE``."""
+
+    storage_id: str
+    incarnation: str
+    chunks: bytes
+
+
+class ChunksSaved(Message, frozen=True):
+    """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whoever wrote them.
+
+    A chunk that went to the object store only is not among them. ``dropped`` had to make room.
+    """
+
+    storage_id: str
+    incarnation: str
+    save_id: int
+    chunks: bytes = b""
+    dropped: bytes = b""
+    error: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class ChunksFetched(Message, frozen=True):
+    """How far a ``FetchChunks`` is: its first ``chunks`` chunks are in host memory, sealed.
+
+    Sent a few times on the way and once, with ``is_over``, at the end: nothing of it is written any more then.
+    ``missing`` (16 bytes each) turned out not to be on the disk, or failed verification there.
+    """
+
+    storage_id: str
+    incarnation: str
+    fetch_id: int
+    chunks: int
+    is_over: bool
+    disk_chunks: int = 0  # Of ``chunks``: read from the disk,
+    remote_chunks: int = 0  # from the object store.
+    missing: bytes = b""
+    error: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class ChunksDropped(Message, frozen=True):
+    """Chunks (16 bytes each) that the disk holds no more: deleted, evicted or quarantined."""
+
+    storage_id: str
+    incarnation: str
+    chunks: bytes

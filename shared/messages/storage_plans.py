@@ -41,7 +41,77 @@ class BackupPages(Message, frozen=True):
     identities: bytes
 
 
-StorageOrder = CreateHostPool | AttachDevicePool | DetachDevicePool | BackupPages
+class SaveChunks(Message, frozen=True):
+    """Write a run of whole chunks of one sequence to the tiers below host memory; answered by ``ChunksSaved``.
+
+    ``tokens`` (packed int32) are those of the run, the first of them ``depth`` tokens below the root; ``parent`` is the
+    identity of the page before it. ``identities`` is 16 bytes a page. Page i is ``host_pages[i]`` of the storage's
+    own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). Nobody frees
+    a device page before the answer. A host page may be given to a later order's data at once: orders take effect in
+    order, so the storage reads it first.
+    """
+
+    save_id: int
+    namespace: str
+    depth: int
+    tokens: bytes
+    parent: bytes
+    identities: bytes
+    host_pages: bytes
+    device_pages: bytes
+    worker_id: str = ""
+    worker_incarnation: str = ""
+    key_id: str = ""  # Whose key encrypts it at rest; see ``SubmitRequest.key_id``.
+    value: float = 0.0  # How hot it is now; the disk keeps what is worth more.
+
+
+class FetchChunks(Message, frozen=True):
+    """Bring a run of whole chunks of one sequence to host memory, in order; answered by ``ChunksFetched``.
+
+    ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1. Each
+    tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails verification.
+    """
+
+    fetch_id: int
+    namespace: str
+    depth: int
+    identities: bytes
+    host_pages: bytes
+    deadline_ms: int
+    key_id: str = ""
+
+
+class CancelFetch(Message, frozen=True):
+    """Start no further chunk of this fetch; its ``ChunksFetched`` says how far it came."""
+
+    fetch_id: int
+
+
+class PinChunks(Message, frozen=True):
+    """Never evict these chunks from the disk (16 bytes each), or do so again. Pins do not outlive the incarnation."""
+
+    chunks: bytes
+    is_pinned: bool = True
+
+
+class DropChunks(Message, frozen=True):
+    """Delete chunks of a namespace ("" is all) from these tiers; each is reported in ``ChunksDropped``."""
+
+    namespace: str = ""
+    tiers: tuple[str, ...] = ("disk", "remote")
+
+
+StorageOrder = (
+    CreateHostPool
+    | AttachDevicePool
+    | DetachDevicePool
+    | BackupPages
+    | SaveChunks
+    | FetchChunks
+    | CancelFetch
+    | PinChunks
+    | DropChunks
+)
 
 
 class StoragePlan(Message, frozen=True):

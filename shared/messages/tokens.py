@@ -30,6 +30,9 @@ class Usage(Message, frozen=True):
 
     device_tokens: int = 0
     host_tokens: int = 0
+    disk_tokens: int = 0
+    remote_tokens: int = 0
+    neighbour_tokens: int = 0
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
 
 

@@ -34,6 +34,7 @@ class LoadFailure(Message, frozen=True):
     storage_id: str
     host_pages: bytes
     reason: str
+    neighbour_id: str = ""  # Set when they are pages of a neighbour's device pool.
 
 
 class BatchDone(Message, frozen=True):

@@ -32,6 +32,9 @@ class AdmitRequest(Message, frozen=True):
     cached_tokens: int = 0  # Prefix whose KV is not recomputed now, on whatever tier.
     device_tokens: int = 0  # Of the caller's prompt, for usage: found in this worker's device pool.
     host_tokens: int = 0  # Of the caller's prompt, for usage: loaded from the host pool.
+    disk_tokens: int = 0  # The same: brought to the host pool from the disk for this request.
+    remote_tokens: int = 0  # The same, from the object store.
+    neighbour_tokens: int = 0  # The same: copied from another worker's device pool.
     received_ns: int = 0
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
 
@@ -48,7 +51,9 @@ class PrefillChunk(Message, frozen=True):
 class PageLoad(Message, frozen=True):
     """Copy host pages to device pages before attention reads them, checking identity and checksum.
 
-    ``host_pages`` and ``device_pages`` are packed int32 of equal length; ``identities`` is 16 bytes a page.
+    ``host_pages`` and ``device_pages`` are packed int32 of equal length; ``identities`` is 16 bytes a page. Where
+    ``neighbour_id`` is not empty, ``host_pages`` are pages of that worker's device pool instead (``storage_id`` is ""),
+    which are locked until the batch is answered; such pages have no checksums.
     """
 
     request_id: str
@@ -57,6 +62,8 @@ class PageLoad(Message, frozen=True):
     host_pages: bytes
     device_pages: bytes
     identities: bytes
+    neighbour_id: str = ""
+    neighbour_incarnation: str = ""
 
 
 class RunBatch(Message, frozen=True):
@@ -122,6 +129,21 @@ class DetachHostPool(Message, frozen=True):
     storage_id: str
 
 
+class AttachNeighbour(Message, frozen=True):
+    """Map the device pool of another worker of this node, read-only; loads may name it from now on."""
+
+    worker_id: str
+    worker_incarnation: str
+    handle: PoolHandle
+
+
+class DetachNeighbour(Message, frozen=True):
+    """Unmap a neighbour's device pool; no later load names it."""
+
+    worker_id: str
+    worker_incarnation: str
+
+
 class Dismiss(Message, frozen=True):
     """The worker cannot serve in this cell (other model, geometry or page size); it exits with this reason."""
 
@@ -137,6 +159,8 @@ WorkerOrder = (
     | AbortRequest
     | AttachHostPool
     | DetachHostPool
+    | AttachNeighbour
+    | DetachNeighbour
     | Dismiss
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from uuid import uuid4
@@ -14,7 +13,9 @@ import msgspec
 
 from shared import subjects
 from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
 from shared.codec import decode, encode
+from shared.config import add_nats_flag
 from shared.errors import ThermoclineError
 from shared.messages.cell_events import FlushCache
 from shared.messages.status import CellStatus, GetStatus
@@ -28,7 +29,7 @@ async def stat(urls: Sequence[str]) -> CellStatus:
     """What the scheduler says of its pools. Raises Unavailable when none answers."""
     bus = await connect(urls, "cache", timeout_s=PATIENCE_S)
     try:
-        return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
+        return await _status(bus)
     finally:
         await bus.close()
 
@@ -45,13 +46,16 @@ async def flush(urls: Sequence[str], tiers: tuple[str, ...], namespace: str) -> 
         seq = await bus.append(subjects.cell_input(), encode(order), message_id=call_id)
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                answer = await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus()))
-                status = decode(answer, CellStatus)
+                status = await _status(bus)
                 if status.seq >= seq:
                     return status
                 await asyncio.sleep(0.05)
     finally:
         await bus.close()
+
+
+async def _status(bus: Bus) -> CellStatus:
+    return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
 
 
 def table(status: CellStatus) -> str:
@@ -70,9 +74,8 @@ def table(status: CellStatus) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done; 1: the cell cannot be reached; 2: bad arguments."""
-    default = os.environ.get("THERMOCLINE_NATS", "nats://127.0.0.1:4222")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--nats", metavar="URL,URL", default=default, help="NATS servers (default %(default)s)")
+    add_nats_flag(common)
     common.add_argument("--json", action="store_true", help="print the cell's status as one JSON object")
     parser = argparse.ArgumentParser(prog="thermocline cache", description="The prefix cache of a running cell.")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -81,12 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     emptying.add_argument("--tier", choices=TIERS, action="append", help="only this tier; may be given twice")
     emptying.add_argument("--namespace", default="", help="only this namespace (32 hex digits); all without it")
     parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
-    urls = [url.strip() for url in parsed.nats.split(",")]
     try:
         if parsed.verb == "stat":
-            status = asyncio.run(stat(urls))
+            status = asyncio.run(stat(parsed.nats))
         else:
-            status = asyncio.run(flush(urls, tuple(parsed.tier or TIERS), parsed.namespace))
+            status = asyncio.run(flush(parsed.nats, tuple(parsed.tier or TIERS), parsed.namespace))
     except (ThermoclineError, TimeoutError) as error:
         reason = error.message if isinstance(error, ThermoclineError) else "the scheduler does not answer"
         print(f"thermocline cache: {reason}", file=sys.stderr)

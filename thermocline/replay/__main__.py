@@ -64,10 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answer = what_if(parsed.file, changes_of(parsed.settings, policy=parsed.policy))
     except ThermoclineError as error:
-        if parsed.json:
-            print(json.dumps({"error": {"code": error.code, "message": error.message}}))
-        else:
-            print(f"thermocline replay: {error.message}", file=sys.stderr)
+        exact.print_failure(error, as_json=parsed.json)
         return EXIT_BAD
     if parsed.json:
         print(json.dumps(msgspec.to_builtins(answer)))

@@ -46,17 +46,16 @@ class Look:
         Only requests of the highest priority that waits: a cheap one does not pass one that is more urgent.
         """
         state = self._turn.state
+        requests, seen = state.requests, self._seen
+        names = [name for name in first_in_line(state, self._worker, state.config.queue_window) if name not in seen]
+        if not names:
+            return []
         is_bundle_hit = bundle_test(state, self._draft)
+        highest = requests[names[0]].submit.priority  # The window begins with the most urgent.
         hits = []
-        highest: int | None = None
-        for name in first_in_line(state, self._worker, state.config.queue_window):
-            if name in self._seen:
-                continue
-            request = state.requests[name]
-            highest = request.submit.priority if highest is None else highest
-            if request.submit.priority < highest:
-                break
-            if is_bundle_hit(request):
+        for name in names:
+            request = requests[name]
+            if is_bundle_hit(request) and request.submit.priority == highest:
                 candidate = self._look_at(name)
                 if candidate is not None:
                     hits.append(candidate)

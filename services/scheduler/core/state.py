@@ -44,7 +44,11 @@ class Request(msgspec.Struct):
     is_returned: bool = False  # It came back from a deferral and stands at the front.
     transient: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
     waits_for: str = ""  # Deferred until this producer has computed what both share ...
-    waits_node: int = 0  # ... or until this node is not being loaded any more.
+    waits_node: int = 0  # ... or until this node is not being loaded any more ...
+    waits_fetch: int = 0  # ... or until this fetch has brought what it can.
+    fetched_to: int = 0  # Its prefix was fetched for it up to this many tokens,
+    fetched_from: int = 0  # beginning with this one,
+    fetched_remote: int = 0  # of which so many came from the object store.
     deferred_ns: int = 0  # When the deferral began that it is in.
     deferral_timer: str = ""  # Runs from its first deferral until it is admitted.
     is_impatient: bool = False  # That timer fired: it is not deferred again.
@@ -168,6 +172,12 @@ class Storage(msgspec.Struct):
     handle: PoolHandle | None = None
     pool: PagePool | None = None
     late_backups: int = 0  # Backups whose deadline passed and that it has not answered yet.
+    disk_bytes: int = 0  # Budget of its disk tier; 0 is none.
+    has_remote: bool = False
+    chunks: dict[bytes, None] = {}  # What its disk holds, as far as it said.
+    saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
+    fetching: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
+    fetch_pages: int = 0  # Host pages leased to fetches that are not over.
 
 
 class Transfer(msgspec.Struct):
@@ -186,8 +196,57 @@ class Transfer(msgspec.Struct):
     is_timed_out: bool = False
 
 
+class Save(msgspec.Struct):
+    """A SaveChunks that the storage has not answered.
+
+    ``node`` is the deepest node whose pages on the worker's device are read (0 is none): the path to it is locked
+    there. Host pages need no lock (see ``SaveChunks``).
+    """
+
+    save_id: int
+    storage_id: str
+    worker_id: str  # "" where no device is read, and once the worker is lost.
+    node: int
+    chunks: bytes
+    timer_id: str
+
+
+class Fetch(msgspec.Struct):
+    """A FetchChunks that is not over.
+
+    It brings tokens [depth, end of ``tokens``) of a sequence; ``pages`` (packed, one entry a page from ``depth``
+    on) are the leased host pages that no node stands for yet, -1 where none is (any more). The first ``chunks`` are
+    in the tree.
+    """
+
+    fetch_id: int
+    storage_id: str
+    namespace: str
+    tokens: bytes
+    depth: int
+    pages: bytes
+    timer_id: str
+    chunks: int = 0
+    is_cancelled: bool = False
+    waiters: dict[str, None] = {}  # Waiting requests that are deferred until it is over.
+
+
+class Pin(msgspec.Struct):
+    """A prefix that is kept: a host lock on every node from the root to ``node`` at this storage, and on its chunks."""
+
+    pin_id: str
+    storage_id: str
+    namespace: str
+    node: int
+    tokens: int
+    pages: int  # Host pages that it counts in the budget.
+    expires_ns: int
+    timer_id: str
+    chunks: bytes = b""
+
+
 class Timer(msgspec.Struct):
-    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, resume or backup."""
+    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, resume, backup, save, fetch or pin."""
 
     at_ns: int
     kind: str
@@ -218,6 +277,11 @@ class CellState(msgspec.Struct):
     transfers: dict[int, Transfer] = {}
     next_transfer: int = 1
     next_promotion: int = 1
+    saves: dict[int, Save] = {}
+    next_save: int = 1
+    fetches: dict[int, Fetch] = {}
+    next_fetch: int = 1
+    pins: dict[str, Pin] = {}
     timers: dict[str, Timer] = {}
     gateways: dict[str, int] = {}  # Last notice number of each gateway.
     counters: dict[str, int] = {}

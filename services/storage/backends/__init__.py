@@ -1,14 +1,15 @@
-"""The tiers below host memory: what a backend (disk, object store) must do. One module per backend goes here.
+"""The tiers below host memory: what a backend (memory, disk, object store) must do. One module per backend.
 
-A backend keeps **chunks**: self-describing records of KV (DESIGN: identity and integrity), addressed by the
-identity of their last page. What the storage relies on, and what a conformance suite must check for each:
+A backend keeps **blobs** under the names of chunks: a blob is a chunk's header and KV as :mod:`chunk_format` writes
+them, sealed or encrypted; what is in it is not the backend's business. What the storage relies on, and what the
+conformance suite checks for each:
 
-* a chunk is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
-  whole chunk or nothing;
-* what ``get`` returns is what was put, to the byte, or it raises IntegrityError; it never returns other bytes;
-* ``get`` and ``delete`` of what is not there are answered (None, False), not raised;
-* being full, unreachable or broken is TransportError (CapacityError where the budget is used up), within the
-  given time; the storage goes on without the tier;
+* a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
+  whole blob or nothing that ``get``, ``contains`` or ``entries`` would speak of;
+* ``put`` returns when the blob is durable; a blob that is there already is kept as it is;
+* ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
+* being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
+  on without the tier;
 * every call may run in any I/O thread, and calls for different chunks at the same time.
 """
 
@@ -18,42 +19,76 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.messages.pools import KvGeometry
+from shared.chunks import GEOMETRY_BYTES
+from shared.errors import InvalidRequest
+from shared.ids import DIGEST_BYTES
+
+BLOCK_BYTES = 4096
+"""Blobs are whole blocks, and buffers for them begin on a block: what O_DIRECT asks for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ChunkKey:
-    """What a chunk is: whose KV (namespace, hex digest), of which tokens (identity, 16 bytes), in which shape."""
+    """The name of a chunk: whose KV (namespace, hex digits), of which shape (8 bytes), of which tokens (16 bytes)."""
 
     namespace: str
+    geometry: bytes
     identity: bytes
-    geometry: KvGeometry
+
+    @property
+    def path(self) -> str:
+        """``<namespace>/<geometry>/<two digits>/<identity>``: the name in a directory or an object store."""
+        digits = self.identity.hex()
+        return f"{self.namespace}/{self.geometry.hex()}/{digits[:2]}/{digits}"
+
+    @classmethod
+    def parse(cls, path: str) -> ChunkKey:
+        """Undo :attr:`path`. Raises InvalidRequest for anything else."""
+        parts = path.split("/")
+        try:
+            key = cls(parts[0], bytes.fromhex(parts[1]), bytes.fromhex(parts[3]))
+            is_sound = len(bytes.fromhex(parts[0])) == DIGEST_BYTES == len(key.identity)
+        except (ValueError, IndexError) as error:
+            raise InvalidRequest(f"{path!r} is not the name of a chunk") from error
+        if not is_sound or len(key.geometry) != GEOMETRY_BYTES or key.path != path:
+            raise InvalidRequest(f"{path!r} is not the name of a chunk")
+        return key
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkEntry:
-    """One line of a tier's inventory. ``nbytes`` counts the chunk's KV and header."""
+    """One line of a tier's inventory."""
 
     key: ChunkKey
     nbytes: int
 
 
-class TierBackend(Protocol):
+class ChunkBackend(Protocol):
     """A tier that keeps chunks. Blocking: the storage calls it in I/O threads. Errors are ``shared.errors``."""
 
     name: str
 
-    def put(self, key: ChunkKey, kv: memoryview, *, timeout_s: float) -> None:
-        """Keep the page-first KV of a chunk durably; a chunk that is there already is kept as it is."""
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
+        """Keep a blob of whole blocks durably; False if the tier had it already.
 
-    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> bool:
-        """Read a chunk's KV into ``into`` (of exactly its size), verified. False if the tier lacks it."""
+        ``stripe`` is the chunk's place in its sequence: a backend of several directories takes them in turn by it,
+        so that reading a sequence uses all of them (HCache 4.2.1).
+        """
+
+    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
+        """Read a blob to the front of ``into``, which begins on a block; returns its bytes, 0 if the tier lacks it.
+
+        Raises IntegrityError if there is more than ``into`` can take.
+        """
+
+    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """Whether the tier has it."""
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Drop a chunk. False if the tier lacked it."""
+        """Drop a blob. False if the tier lacked it."""
 
-    def entries(self) -> Iterator[ChunkEntry]:
-        """Everything that the tier holds, in order of ``(namespace, identity)``; used to become warm at a start."""
+    def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
+        """Everything that the tier holds (of a namespace), in any order; used to become warm at a start."""
 
     def close(self) -> None:
         """Finish writes under way and let go of the tier; idempotent."""

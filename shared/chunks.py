@@ -1,0 +1,44 @@
+"""Chunks: what the tiers below host memory keep. A chunk is the KV of 64 tokens, cut at multiples of 64 from the root.
+
+A chunk holds whole pages, one behind the other, each page-first; its grid is absolute, so two prompts that share a
+prefix share its chunks however the radix tree has cut them into nodes. A chunk is named by the identity of its
+last page (``shared.ids``), which stands for its namespace and for every token from the root to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+from shared.ids import DIGEST_BYTES
+from shared.messages.pools import KvGeometry
+
+CHUNK_TOKENS = 64
+GEOMETRY_BYTES = 8
+
+
+def chunk_tokens(page_size: int) -> int:
+    """Tokens of a chunk: 64, or the least multiple of it that whole pages fill."""
+    return math.lcm(CHUNK_TOKENS, page_size)
+
+
+def chunk_pages(page_size: int) -> int:
+    """Pages of a chunk."""
+    return chunk_tokens(page_size) // page_size
+
+
+def chunk_bytes(geometry: KvGeometry) -> int:
+    """Bytes of the KV of one chunk, without its header."""
+    return chunk_pages(geometry.page_size) * geometry.page_bytes
+
+
+def geometry_id(geometry: KvGeometry) -> bytes:
+    """Eight bytes that stand for a geometry in the names of chunks: KV of another shape is never found."""
+    parts = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.page_size, geometry.dtype)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
+
+
+def chunk_names(identities: bytes, pages: int) -> list[bytes]:
+    """The names of whole chunks from the identities of their pages (16 bytes each), ``pages`` pages to a chunk."""
+    step = pages * DIGEST_BYTES
+    return [identities[end - DIGEST_BYTES : end] for end in range(step, len(identities) + 1, step)]
