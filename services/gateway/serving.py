@@ -17,7 +17,7 @@ from services.gateway.pending import Choice, Generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import AnswerView
 from shared.errors import RequestCancelled
-from shared.ids import namespace_digest
+from shared.ids import key_digest, namespace_digest
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
 
@@ -50,6 +50,7 @@ def make_generation(
                 priority=fields.priority or 0,
                 deadline_ms=fields.deadline_ms or 0,
                 cache=cache_hints(fields, params),
+                key_id=key_digest(fields.cache_salt or ""),
                 received_ns=received_ns,
             )
             choices.append(Choice(request, position, prompt, gateway.clock()))

@@ -88,6 +88,39 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     backup_deadline_ms: Annotated[int, Meta(description="past it a backup counts as failed", ge=1)] = (
         _CELL.backup_deadline_ms
     )
+    host_writes: Annotated[
+        Literal["through", "selective", "on_evict"],
+        Meta(description="when KV is copied to host memory: once computed, once reused, or at eviction"),
+    ] = _CELL.host_writes
+    disk_writes: Annotated[
+        Literal["through", "selective", "on_evict", "off"],
+        Meta(
+            description="when KV goes to disk and object store: once computed, once reused, or when host memory drops it"
+        ),
+    ] = _CELL.disk_writes
+    save_deadline_ms: Annotated[int, Meta(description="past it a save to disk counts as failed", ge=1)] = (
+        _CELL.save_deadline_ms
+    )
+    prefetch_wait: Annotated[
+        Literal["best_effort", "deadline", "full"],
+        Meta(description="how long a request waits for its prefix from disk: until it could run, a time, or the end"),
+    ] = _CELL.prefetch_wait
+    prefetch_deadline_ms: Annotated[int, Meta(description="longest such wait under deadline", ge=1)] = (
+        _CELL.prefetch_deadline_ms
+    )
+    fetch_deadline_ms: Annotated[int, Meta(description="past it a fetch from disk is cut off", ge=1)] = (
+        _CELL.fetch_deadline_ms
+    )
+    min_prefetch_tokens: Annotated[int, Meta(description="a shorter hit on disk is recomputed", ge=1)] = (
+        _CELL.min_prefetch_tokens
+    )
+    prefetch_fraction: Annotated[float, Meta(description="host pages that fetches may fill at once", gt=0, le=1)] = (
+        _CELL.prefetch_fraction
+    )
+    neighbour_loads: Annotated[bool, Meta(description="copy prefixes from other devices of the node")] = (
+        _CELL.neighbour_loads
+    )
+    pin_fraction: Annotated[float, Meta(description="host pages that pins may hold", ge=0, le=1)] = _CELL.pin_fraction
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
 
     heartbeat_lost_ms: Annotated[int, Meta(description="silence after which a process counts as dead", ge=1000)] = 5000

@@ -9,7 +9,8 @@ from shared.messages.base import Message
 Admission = Literal["all", "selective", "none"]
 Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
 Schedule = Literal["balanced", "lpm", "fcfs"]
-Writes = Literal["through", "selective", "on_evict", "off"]
+HostWrites = Literal["through", "selective", "on_evict"]
+DiskWrites = Literal["through", "selective", "on_evict", "off"]
 PrefetchWait = Literal["best_effort", "deadline", "full"]
 
 
@@ -46,8 +47,10 @@ class CellConfig(Message, frozen=True):
     host_tier: bool = True  # Back up to host memory on eviction, and load on a hit.
     min_host_load_tokens: int = 1  # A shorter host hit is recomputed.
     backup_deadline_ms: int = 10_000  # Past it a backup counts as failed.
-    host_writes: Writes = "on_evict"  # When KV is copied to host memory: at once, once it was reused, or at eviction.
-    disk_writes: Writes = "through"  # The same for disk and object store; "on_evict" is when it leaves host memory.
+    host_writes: HostWrites = (
+        "on_evict"  # When KV is copied to host memory: at once, once it was reused, or at eviction.
+    )
+    disk_writes: DiskWrites = "through"  # The same for disk and object store; "on_evict" is when it leaves host memory.
     save_deadline_ms: int = 30_000  # Past it a save to disk counts as failed.
     prefetch_wait: PrefetchWait = "deadline"  # How long a request waits for its prefix from disk or object store.
     prefetch_deadline_ms: int = 2_000  # Longest such wait under "deadline".

@@ -46,9 +46,9 @@ class SaveChunks(Message, frozen=True):
 
     ``tokens`` (packed int32) are those of the run, the first of them ``depth`` tokens below the root; ``parent`` is the
     identity of the page before it. ``identities`` is 16 bytes a page. Page i is ``host_pages[i]`` of the storage's
-    own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). Nobody frees
-    a device page before the answer. A host page may be given to a later order's data at once: orders take effect in
-    order, so the storage reads it first.
+    own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). Nobody
+    frees a device page before the answer. A host page may be given to a later order's data at once: orders take
+    effect in order, so the storage reads it first.
     """
 
     save_id: int
@@ -68,8 +68,9 @@ class SaveChunks(Message, frozen=True):
 class FetchChunks(Message, frozen=True):
     """Bring a run of whole chunks of one sequence to host memory, in order; answered by ``ChunksFetched``.
 
-    ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1. Each
-    tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails verification.
+    ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
+    Each tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails
+    verification.
     """
 
     fetch_id: int

@@ -53,9 +53,11 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
     storage: Settings = {
         **common,
         "id": "storage",
-        "data_dir": cell.data_dir / "storage",
         "shm_prefix": cell.shm_prefix,
         "host_kv_bytes": cell.host_kv_bytes,
+        "disk_dir": tuple(str(Path(path).expanduser().resolve()) for path in config.disk_dir),
+        "disk_kv_bytes": config.disk_kv_bytes,
+        "remote": config.remote,
     }
     worker: Settings = {
         **common,

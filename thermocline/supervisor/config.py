@@ -24,6 +24,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[str | None, Meta(description="eviction policy")] = None
     device_kv_bytes: Annotated[int | None, Meta(description="device pool of each worker, such as 64MiB")] = None
     host_kv_bytes: Annotated[int | None, Meta(description="host pool of this node, such as 1GiB")] = None
+    disk_dir: Annotated[tuple[str, ...], Meta(description="directories of the disk tier, separated by commas")] = ()
+    disk_kv_bytes: Annotated[int | None, Meta(description="disk space for KV, such as 10GiB")] = None
+    remote: Annotated[str, Meta(description="object store for KV, such as s3://bucket/path; empty is none")] = ""
     data_dir: Annotated[str, Meta(description="keeps streams and logs across runs; empty is a temporary one")] = ""
     nats: Annotated[tuple[str, ...], Meta(description="URLs of a running broker; none starts an embedded one")] = ()
     nats_port: Annotated[int, Meta(description="port of the embedded broker; 0 is any free one")] = 0
@@ -46,7 +49,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 faults.append(f"{name} must be at least 1")
-        for name in ("device_kv_bytes", "host_kv_bytes", "ready_timeout_s", "grace_s"):
+        for name in ("device_kv_bytes", "host_kv_bytes", "disk_kv_bytes", "ready_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 faults.append(f"{name} must not be negative")

@@ -27,7 +27,12 @@ _LEAST_ONE = (
     "min_host_load_tokens",
     "max_attempts",
     "backup_deadline_ms",
+    "save_deadline_ms",
+    "prefetch_deadline_ms",
+    "fetch_deadline_ms",
+    "min_prefetch_tokens",
 )
+_FRACTIONS = ("reserve_fraction", "prefetch_fraction", "pin_fraction")
 _LEAST_ZERO = ("admission_frequency", "promotion_tokens", "defer_tokens", "max_queued_per_tenant")
 _WIDTHS = {"fingerprint_bits": (4, 32), "clock_bits": (2, 16), "frequency_bits": (2, 32), "depth_bits": (2, 32)}
 _RANKING = ("admission", "promotion", "hotness_expression")  # What indexes of candidates rank by, or exist for.
@@ -58,8 +63,8 @@ def configure(turn: Turn, config: CellConfig) -> None:
 
 def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
     """The configuration with every setting one that can work."""
-    changes: dict[str, int | float | str] = {"reserve_fraction": min(1.0, max(0.0, config.reserve_fraction))}
     # The bound stands first: max() then returns it in place of a NaN.
+    changes: dict[str, int | float | str] = {name: min(1.0, max(0.0, getattr(config, name))) for name in _FRACTIONS}
     changes |= {name: max(1, getattr(config, name)) for name in _LEAST_ONE}
     changes |= {name: max(0, getattr(config, name)) for name in _LEAST_ZERO}
     changes["load_compute_ratio"] = max(0.0, config.load_compute_ratio)  # A snapshot would return 0 as 0.0.
