@@ -16,8 +16,8 @@ from shared.errors import InvariantViolated
 
 # Bounds the time of one search. What lies higher is found once the pages below it are taken.
 _PAGES_SEARCHED = 1 << 17
-# Pages that are looked at together where no run is long enough.
-_WINDOW = 1 << 15
+# Pages that are looked at together where no run is long enough, from a free one on.
+_WINDOW = 1 << 14
 
 _FREE = b"\x01"
 
@@ -69,6 +69,7 @@ def _take_scattered(pool: PagePool, count: int) -> bytes:
     pieces = []
     start = pool.lowest
     while count:
+        start = pool.free_map.find(_FREE, start)  # A long stretch without one is passed over at once.
         found = np.flatnonzero(view[start : start + _WINDOW])[:count] + start
         view[found] = False
         pieces.append(found.astype("<i4"))

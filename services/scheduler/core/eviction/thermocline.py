@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from services.scheduler.core.eviction.thermo.duel import HORIZON, MOST_HELD, PER_REQUEST, Duel
 from services.scheduler.core.eviction.policy import Evictable, Moment, Policy, size_of
 from services.scheduler.core.eviction.thermo.fit import Fit
-from services.scheduler.core.eviction.thermo.law import Law, pack
+from services.scheduler.core.eviction.thermo.law import COUNT_SHIFT, Law, pack
 from services.scheduler.core.eviction.thermo.ranking import Ranking
 from services.scheduler.core.eviction.thermo.record import Context, Record
 from services.scheduler.core.eviction.thermo.records import Records, head_of
@@ -54,6 +55,10 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     unlabelled: list[int] = []  # Digests of samples whose features may still change.
     law: Law = msgspec.field(default_factory=Law)
     fit: Fit = msgspec.field(default_factory=Fit)
+    duel: Duel = msgspec.field(default_factory=Duel)
+    pending: list[int] = []
+    to_duel: float = 0.0
+    spacing: float = 1.0
     ranking: Ranking = msgspec.field(default_factory=Ranking)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
@@ -61,6 +66,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
         if self.requests:
             self.records.release(self.requests)
+        self._settle()
         self.requests += 1
         self.tokens_seen += prompt_tokens
         if moment.seq != self.learned_at:  # One input may admit many requests; it does the learning of one.
@@ -173,6 +179,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self._label(record)
             self.law.samples.close(record.sample, self.clock, is_reused=True)
             record.sample = -1
+        self.duel.reused(record.digest)
         weight = max(1.0 / max(record.count, record.turn + 1), 1.0 / MEMORY)
         record.pace = gap if record.pace < 0 else record.pace + weight * (gap - record.pace)
         record.count += 1
@@ -207,6 +214,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self._label(record)
             self.law.samples.close(record.sample, self.clock, is_reused=False)
         record.passed = passed
+        self.duel.changed(record.digest, self._code(record))
         if begin >= 0:
             record.sample = self.law.samples.open(begin, self.clock, self._code(record))
         self.records.changed(record)
@@ -218,7 +226,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
 
     def _code(self, record: Record) -> int:
         context = self.records.contexts[record.context]
-        return pack(
+        return min(record.count, 65535) << COUNT_SHIFT | pack(
             (
                 0 if record.pace < 0 else 1 + int(record.pace * 1000).bit_length(),
                 _octave_halves(record.count),
@@ -234,6 +242,11 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
 
     def _sample(self, record: Record, size: int) -> None:
         """Watch about ``SAMPLES_PER_REQUEST`` tokens a request, evenly spread over all tokens that are used."""
+        self.to_duel -= size
+        if self.to_duel <= 0:
+            self.jitter = (self.jitter * 6364136223846793005 + 1442695040888963407) % 2**63
+            self.to_duel = max(self.to_duel + self.spacing * (0.5 + self.jitter / 2**63), 0.0)
+            self.pending.append(record.digest)
         self.to_sample -= size
         if self.to_sample > 0:
             return
@@ -244,6 +257,23 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         self.unlabelled.append(record.digest)
         if len(self.unlabelled) > MOST_UNLABELLED:
             del self.unlabelled[: MOST_UNLABELLED // 2]
+
+    def _settle(self) -> None:
+        if not self.requests:
+            return
+        mean = self.tokens_seen / self.requests
+        share = min(PER_REQUEST, MOST_HELD * mean / max(self.capacity, 1))
+        self.spacing = mean / share
+        self.duel.capacity = self.capacity / self.spacing
+        for digest in self.pending:
+            record = self.records.find(digest)
+            if record is not None:
+                self.duel.reused(digest)
+                self.duel.enter(digest, self.records.contexts[record.context].last, self._code(record))
+        self.pending = []
+        horizon = max(HORIZON * self.capacity / mean, 300)
+        self.duel.settle(self.clock, self.law, 1 - 1 / horizon)
+        self.ranking.follow(self.duel.decide())
 
     def _label(self, record: Record) -> None:
         if record.sample >= 0:

@@ -25,6 +25,8 @@ from services.scheduler.core.eviction.thermo.samples import Floats, Ints, Sample
 FEATURE_BITS = 5
 PACES = 1 << FEATURE_BITS
 FEATURES = 9  # The pace and eight features with factors.
+PASSED_SHIFT = FEATURE_BITS * (FEATURES - 1)
+COUNT_SHIFT = FEATURE_BITS * FEATURES  # Above the features a code has the number of uses.
 PAIRS = (FEATURES - 1) // 2  # Features are looked up two at a time.
 PAIR_SIZE = PACES * PACES
 AGE_BINS = 32

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.eviction.thermo.law import Law
+from services.scheduler.core.eviction.thermo.rules import FREQUENCY, score, score_one
 
 LINE = 16  # Nodes in line, at least.
 LINE_SHARE = 64  # One node in so many is put in line,
@@ -35,6 +36,7 @@ class Ranking(msgspec.Struct):
     codes: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)
     slots: dict[int, int] = {}
+    rule: int = FREQUENCY
     line: list[tuple[float, int]] = []  # Worst last.
     fresh: list[tuple[float, int]] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
@@ -68,10 +70,17 @@ class Ranking(msgspec.Struct):
             self._thin_out()
         if self.line:
             if self.memo[:3] != (now, last, code):  # The parts of one conversation are exposed one after another.
-                self.memo = (now, last, code, law.score_one(now - last, code))
+                self.memo = (now, last, code, score_one(self.rule, now, last, code, law))
             score = self.memo[3] * weight
             self.scored[node_id] = score
             heappush(self.fresh, (score, node_id))
+
+    def follow(self, rule: int) -> None:
+        """Rank by another rule from now on."""
+        if rule != self.rule:
+            self.rule = rule
+            self.line, self.fresh, self.scored, self.coming, self.at = [], [], {}, [], 0
+            self.memo = (0.0, 0.0, 0, 0.0)
 
     def withdraw(self, node_id: int) -> None:
         """The node may not be evicted any more."""
@@ -137,7 +146,7 @@ class Ranking(msgspec.Struct):
         span, offset = stop - start, _SLOT_BYTES * start
         ids = np.frombuffer(self.ids, np.int64, span, offset)
         codes = np.frombuffer(self.codes, np.int64, span, offset)
-        scores = law.score(now - np.frombuffer(self.lasts, np.float64, span, offset), codes)
+        scores = score(self.rule, now, np.frombuffer(self.lasts, np.float64, span, offset), codes, law)
         scores = scores * np.frombuffer(self.weights, np.float64, span, offset)
         # Twice the even share of each slice, so that a slice with more of the lowest than others gives them.
         share = LINE + 2 * _line_length(len(self.slots)) * span // len(self.slots)
