@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.config import NATS_URL
 from shared.ids import is_valid_name
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.bus.protocol import StreamLimits
+from shared.config import NATS_URL
 from shared.messages.cell_events import CellConfig
 
 _CELL = CellConfig()
@@ -94,9 +95,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = _CELL.host_writes
     disk_writes: Annotated[
         Literal["through", "selective", "on_evict", "off"],
-        Meta(
-            description="when KV goes to disk and object store: once computed, once reused, or when host memory drops it"
-        ),
+        Meta(description="when KV goes to disk or object store: once computed, once reused, or leaving host memory"),
     ] = _CELL.disk_writes
     save_deadline_ms: Annotated[int, Meta(description="past it a save to disk counts as failed", ge=1)] = (
         _CELL.save_deadline_ms

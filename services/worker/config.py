@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shared.config import NATS_URL
 from shared.ids import is_valid_name
 
 Doc = msgspec.Meta

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.scheduler.core.eviction.thermo.duel import HORIZON, MOST_HELD, PER_REQUEST, Duel
+from services.scheduler.core.eviction.thermo.duel import Duel
 from services.scheduler.core.eviction.policy import Evictable, Moment, Policy, size_of
 from services.scheduler.core.eviction.thermo.fit import Fit
 from services.scheduler.core.eviction.thermo.law import COUNT_SHIFT, Law, pack
@@ -56,9 +56,6 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     law: Law = msgspec.field(default_factory=Law)
     fit: Fit = msgspec.field(default_factory=Fit)
     duel: Duel = msgspec.field(default_factory=Duel)
-    pending: list[int] = []
-    to_duel: float = 0.0
-    spacing: float = 1.0
     ranking: Ranking = msgspec.field(default_factory=Ranking)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
@@ -242,11 +239,11 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
 
     def _sample(self, record: Record, size: int) -> None:
         """Watch about ``SAMPLES_PER_REQUEST`` tokens a request, evenly spread over all tokens that are used."""
-        self.to_duel -= size
-        if self.to_duel <= 0:
+        self.duel.to_sample -= size
+        if self.duel.to_sample <= 0:
             self.jitter = (self.jitter * 6364136223846793005 + 1442695040888963407) % 2**63
-            self.to_duel = max(self.to_duel + self.spacing * (0.5 + self.jitter / 2**63), 0.0)
-            self.pending.append(record.digest)
+            self.duel.to_sample = max(self.duel.to_sample + self.duel.spacing * (0.5 + self.jitter / 2**63), 0.0)
+            self.duel.pending.append(record.digest)
         self.to_sample -= size
         if self.to_sample > 0:
             return
@@ -261,19 +258,14 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     def _settle(self) -> None:
         if not self.requests:
             return
-        mean = self.tokens_seen / self.requests
-        share = min(PER_REQUEST, MOST_HELD * mean / max(self.capacity, 1))
-        self.spacing = mean / share
-        self.duel.capacity = self.capacity / self.spacing
-        for digest in self.pending:
+        duel, mean = self.duel, self.tokens_seen / self.requests
+        duel.space(mean, self.capacity)
+        for digest in duel.pending:
             record = self.records.find(digest)
             if record is not None:
-                self.duel.reused(digest)
-                self.duel.enter(digest, self.records.contexts[record.context].last, self._code(record))
-        self.pending = []
-        horizon = max(HORIZON * self.capacity / mean, 300)
-        self.duel.settle(self.clock, self.law, 1 - 1 / horizon)
-        self.ranking.follow(self.duel.decide())
+                duel.enter(digest, self.records.contexts[record.context].last, self._code(record))
+        duel.pending = []
+        self.ranking.follow(duel.settle(self.capacity, mean, self.clock, self.law))
 
     def _label(self, record: Record) -> None:
         if record.sample >= 0:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.eviction.thermo.law import Law
-from services.scheduler.core.eviction.thermo.rules import FREQUENCY, score, score_one
+from services.scheduler.core.eviction.thermo.rules import ROUND, score, score_one
 
 LINE = 16  # Nodes in line, at least.
 LINE_SHARE = 64  # One node in so many is put in line,
@@ -36,7 +36,7 @@ class Ranking(msgspec.Struct):
     codes: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)
     slots: dict[int, int] = {}
-    rule: int = FREQUENCY
+    rule: int = ROUND
     line: list[tuple[float, int]] = []  # Worst last.
     fresh: list[tuple[float, int]] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.

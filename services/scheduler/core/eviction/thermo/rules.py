@@ -40,3 +40,11 @@ def score_one(rule: int, now: float, last: float, code: int, law: Law) -> float:
     ticks = float(int(last * _TICKS_PER_S))
     uses = 0.0 if is_passed else (code >> COUNT_SHIFT) * _STEP
     return uses + ticks if rule == FREQUENCY else uses + _STEP - ticks
+
+
+def fixed_key(rule: int, last: float, code: int) -> float:
+    """In the order of a simple rule's scores, and the same at all times."""
+    return last if rule == RECENCY else score_one(rule, last, last, code, _NO_LAW)
+
+
+_NO_LAW = Law()
