@@ -36,6 +36,10 @@ Input = (
     | storage_events.StorageLeft
     | storage_events.HostPoolCreated
     | storage_events.BackupDone
+    | storage_events.ChunksListed
+    | storage_events.ChunksSaved
+    | storage_events.ChunksFetched
+    | storage_events.ChunksDropped
     | cell_events.CellConfigured
     | cell_events.SchedulerStarted
     | cell_events.TimerFired
@@ -43,6 +47,8 @@ Input = (
     | cell_events.StorageLost
     | cell_events.GatewayLost
     | cell_events.FlushCache
+    | cell_events.PinPrefix
+    | cell_events.UnpinPrefix
 )
 """Everything the scheduler's core folds."""
 

@@ -30,6 +30,7 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
+from shared.messages.cell_events import FlushCache
 from shared.messages.status import CellStatus, GetInventory, Inventory
 from tests.idle import ask_status, settled
 from tests.nats_server import free_port
@@ -59,6 +60,20 @@ class Cell:
         subject = subjects.rpc("worker", "inventory", worker_id)
         return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
 
+    async def storage_inventory(self) -> Inventory:
+        """What the storage holds and did."""
+        subject = subjects.rpc("storage", "inventory", "storage-0")
+        return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
+
+    async def flush(self, *tiers: str) -> CellStatus:
+        """Drop what nothing uses from these tiers; returns when nothing moves any more."""
+        order = FlushCache(call_id=secrets.token_hex(8), tiers=tiers)
+        seq = await self.bus.append(subjects.cell_input(), encode(order), message_id=order.call_id)
+        async with asyncio.timeout(IDLE_S):
+            while (await self.status()).seq < seq:
+                await asyncio.sleep(0.01)
+        return await self.settle()
+
     async def complete(self, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
         """POST /v1/completions with token ids, greedy unless told otherwise; returns the response's JSON."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
@@ -81,6 +96,7 @@ async def running_cell(
     worker_settings: dict[str, Any] | None = None,
     scheduler_settings: dict[str, Any] | None = None,
     gateway_settings: dict[str, Any] | None = None,
+    storage_settings: dict[str, Any] | None = None,
     host_kv_bytes: int = 64 * 2**20,
 ) -> AsyncIterator[Cell]:
     """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
@@ -93,7 +109,14 @@ async def running_cell(
             scheduler.run,
             SchedulerConfig(**common, **({"check_invariants_every": 1} | (scheduler_settings or {}))),
         ),
-        "storage": (storage.serve, StorageConfig(**common, shm_prefix=prefix, host_kv_bytes=host_kv_bytes, threads=1)),
+        "storage": (
+            storage.serve,
+            StorageConfig(
+                **common,
+                shm_prefix=prefix,
+                **({"host_kv_bytes": host_kv_bytes, "threads": 1} | (storage_settings or {})),
+            ),
+        ),
         "gateway": (
             gateway.run,
             GatewayConfig(

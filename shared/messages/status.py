@@ -131,13 +131,15 @@ class CachedNode(Message, frozen=True):
 
 
 class PinStatus(Message, frozen=True):
-    """One pin. ``pages`` are host pages that it holds."""
+    """One pin. ``pages`` are host pages that it holds, of the first ``held_tokens`` of its tokens."""
 
     pin_id: str
     namespace: str
     tokens: int
+    held_tokens: int
     pages: int
     expires_ns: int
+    refusal: str = ""  # Why it holds nothing.
 
 
 class CacheListing(Message, frozen=True):

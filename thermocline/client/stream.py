@@ -18,6 +18,10 @@ class RequestError(Exception):
         self.code = code
 
 
+SOURCES = ("device", "neighbour", "host", "disk", "remote")
+"""Where a reused prefix can have been, the fastest first."""
+
+
 @dataclass
 class Answer:
     """What one request gave. Times are seconds; tokens are counted by the server."""
@@ -32,14 +36,17 @@ class Answer:
     cached_tokens: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
+    disk_tokens: int = 0
+    remote_tokens: int = 0
+    neighbour_tokens: int = 0
     timing_ms: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
-        """Where most of the reused prefix was: ``recomputed``, ``device`` or ``host``."""
+        """Where most of the reused prefix was, one of SOURCES, or ``recomputed``."""
         if not self.cached_tokens:
             return "recomputed"
-        return "host" if self.host_tokens > self.device_tokens else "device"
+        return max(SOURCES, key=lambda source: getattr(self, f"{source}_tokens"))
 
 
 def _apply(answer: Answer, event: dict[str, Any]) -> bool:
@@ -59,8 +66,8 @@ def _apply(answer: Answer, event: dict[str, Any]) -> bool:
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.completion_tokens = usage["completion_tokens"]
         answer.cached_tokens = details.get("cached_tokens", 0)
-        answer.device_tokens = details.get("device_tokens", 0)
-        answer.host_tokens = details.get("host_tokens", 0)
+        for source in SOURCES:
+            setattr(answer, f"{source}_tokens", details.get(f"{source}_tokens", 0))
     if timing := event.get("timing"):
         answer.timing_ms = timing
     return has_tokens

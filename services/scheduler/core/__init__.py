@@ -14,6 +14,7 @@ waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who r
 
 from services.scheduler.core.inputs import Stamped
 from services.scheduler.core.invariants import check_invariants
+from services.scheduler.core.listing import list_cache
 from services.scheduler.core.machine import pending_timers, step
 from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
 from services.scheduler.core.snapshot import decode_state, encode_state
@@ -29,6 +30,7 @@ __all__ = [
     "check_invariants",
     "decode_state",
     "encode_state",
+    "list_cache",
     "new_state",
     "pending_timers",
     "status",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.page_pool import release
+from services.scheduler.core.pins import take_hold
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node
 from services.scheduler.core.residency import drop_device, give_host, host_pool, is_device_evictable, offer
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
@@ -17,13 +18,13 @@ def backup_target(state: CellState, worker: Worker) -> Storage | None:
     return None if storage is None or storage.late_backups else storage
 
 
-def open_transfer(turn: Turn, worker: Worker, storage: Storage) -> Transfer:
-    """Start a backup without nodes."""
+def open_transfer(turn: Turn, worker: Worker, storage: Storage, *, stays: bool = False) -> Transfer:
+    """Start a backup without nodes. Those that join it leave the device after it, unless it ``stays``."""
     state = turn.state
     transfer_id = state.next_transfer
     state.next_transfer += 1
     timer_id = turn.set_timer(f"backup.{transfer_id}", "backup", str(transfer_id), state.config.backup_deadline_ms)
-    transfer = Transfer(transfer_id, storage.storage_id, worker.worker_id, [], timer_id)
+    transfer = Transfer(transfer_id, storage.storage_id, worker.worker_id, [], timer_id, stays=stays)
     state.transfers[transfer_id] = transfer
     count(state, "backups_started")
     return transfer
@@ -70,16 +71,18 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
     uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_timed_out}
     for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
-        if is_ok and pages:
+        if is_ok and pages and storage.storage_id not in node.host:
             give_host(state, node, storage, pages)
         else:
             release(host_pool(storage), pages)
+    if is_ok and state.pins:
+        take_hold(turn, storage)
     worker = state.workers.get(transfer.worker_id)
     for node in nodes:
         offer(state, node)
         # The copy that a node had may be gone by now; copies below it would go with it.
         is_bridge = node.id in uncopied and bool(node.children) and not node.host
-        if worker is not None and not is_bridge:
+        if worker is not None and not is_bridge and not transfer.stays:
             _leave_device(state, node, worker)
 
 
@@ -115,7 +118,7 @@ def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
 def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign: int) -> None:
     """These nodes join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
     worker = state.workers.get(transfer.worker_id)
-    if worker is None or transfer.is_timed_out:
+    if worker is None or transfer.is_timed_out or transfer.stays:
         return
     name = worker.worker_id
     worker.leaving += sign * sum(len(node.device[name]) // PAGE_BYTES for node in nodes if name not in node.locks)

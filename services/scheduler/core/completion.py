@@ -7,12 +7,14 @@ from services.scheduler.core.insertion import publish_computed, publish_final
 from services.scheduler.core.leases import drop_lease_wait, preempt
 from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
 from services.scheduler.core.loads import settle_loads, settle_loads_of
+from services.scheduler.core.pins import let_go_of_spoiled
 from services.scheduler.core.promotion import prefill_ended
 from services.scheduler.core.queueing import enqueue, fail, forget
 from services.scheduler.core.rates import observe
 from services.scheduler.core.ready_order import charge_output
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.writes import sequence_computed
 from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
 from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
 
@@ -30,6 +32,8 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
     worker.outstanding -= batch.tokens
     _measure(turn, worker, batch, message)
     settle_loads(turn, worker, batch, message)
+    if message.load_failures and state.pins:
+        let_go_of_spoiled(turn)
     for chunk in batch.chunks:
         request = state.requests.get(chunk.request_id)
         if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
@@ -56,6 +60,7 @@ def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) 
     if request.computed == request.token_count and request.state is RequestState.PREFILLING:
         request.state = next_state(request.state, RequestEvent.PREFILLED)
         withdraw(turn.state, request)
+        sequence_computed(turn, worker, request, request.tokens, request.computed)
     else:
         progressed(turn.state, request)
 
@@ -123,7 +128,9 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
         tokens = request.submit.prompt + output
         known = len(tokens) // 4 - 1
     known = min(known, len(request.pages) // 4 * state.tree.page_size)
-    publish_final(turn, request, worker, tokens, known if valid < 0 else min(valid, known))
+    known = known if valid < 0 else min(valid, known)
+    publish_final(turn, request, worker, tokens, known)
+    sequence_computed(turn, worker, request, tokens, known)
     withdraw(state, request)
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     drop_lease_wait(worker, request.request_id)

@@ -5,50 +5,54 @@ from __future__ import annotations
 from services.scheduler.core.candidates import Rank, coldest_of_host, index_of, refresh
 from services.scheduler.core.heat import coldest_together, hotness
 from services.scheduler.core.page_pool import allocate
+from services.scheduler.core.pins import is_wanted
 from services.scheduler.core.prefix_tree import Node, ancestors, page_count
 from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, take_host_victim
+from services.scheduler.core.saves import save_leaving
 from services.scheduler.core.state import CellState, Storage, count
 from services.scheduler.core.trimming import trim
+from services.scheduler.core.turn import Turn
 
 
-def admit_to_host(state: CellState, storage: Storage, node: Node) -> bytes | None:
+def admit_to_host(turn: Turn, storage: Storage, node: Node) -> bytes | None:
     """Host pages for a node that leaves a device, or None when it is to be dropped without a copy.
 
     "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the
     coldest copies has that would have to leave for it (Figure 5).
     """
+    state = turn.state
     config = state.config
     size = page_count(state.tree, node)
     pages = None
-    if config.admission == "all":
-        pages = _take_host_pages(state, storage, size)
+    if config.admission == "all" or is_wanted(state, storage, node):
+        pages = take_host_pages(turn, storage, size)
     elif config.admission == "selective":
         frequency, _ = state.hotness.lookup(node.digest)
         if frequency < config.admission_frequency:
             count(state, "host_refused_frequency_pages", size)
         else:
-            pages = _displace_colder(state, storage, node, size)
+            pages = _displace_colder(turn, storage, node, size)
     if pages is not None:
         count(state, "host_admitted_pages", size)
     return pages
 
 
-def _take_host_pages(state: CellState, storage: Storage, pages: int) -> bytes | None:
-    """Host pages for a backup, evicting what the pool's policy names; None when the pool cannot give so many."""
+def take_host_pages(turn: Turn, storage: Storage, pages: int) -> bytes | None:
+    """Host pages for a backup or a fetch, evicting what the pool's policy names; None when it cannot give so many."""
     pool = host_pool(storage)
     if pages > pool.free + pool.cached:
         return None
     while pool.free < pages:
-        victim = take_host_victim(state, storage.storage_id)
+        victim = take_host_victim(turn.state, storage.storage_id)
         if victim is None:
             return None
-        _drop_end(state, storage, victim, pages - pool.free)
+        _drop_end(turn, storage, victim, pages - pool.free)
     return allocate(pool, pages)
 
 
-def _displace_colder(state: CellState, storage: Storage, node: Node, pages: int) -> bytes | None:
+def _displace_colder(turn: Turn, storage: Storage, node: Node, pages: int) -> bytes | None:
     """Host pages for a node, evicting the coldest copies, none of them hotter than it. The way to it is spared."""
-    pool = host_pool(storage)
+    state, pool = turn.state, host_pool(storage)
     if pages > pool.free + pool.cached:
         return None
     if pool.free < pages:
@@ -73,15 +77,20 @@ def _displace_colder(state: CellState, storage: Storage, node: Node, pages: int)
             count(state, "host_refused_hotness_pages", pages)
             return None
         for victim in victims:
-            _drop_end(state, storage, victim, pages - pool.free)
+            _drop_end(turn, storage, victim, pages - pool.free)
     return allocate(pool, pages)
 
 
-def _drop_end(state: CellState, storage: Storage, victim: Node, missing: int) -> None:
-    """Evict a host copy, or only its end where that is much less; see :func:`trimming.trim`."""
+def _drop_end(turn: Turn, storage: Storage, victim: Node, missing: int) -> None:
+    """Evict a host copy, or only its end where that is much less; see :func:`trimming.trim`.
+
+    Its chunks may have to be saved now: what is ordered later fills these pages after they were read.
+    """
+    state = turn.state
     if missing <= 0 or not is_host_evictable(victim, storage.storage_id):
         return
     trim(state, victim, missing)
+    save_leaving(turn, storage, victim)
     count(state, "evicted_pages_host", drop_host(state, victim, storage))
 
 

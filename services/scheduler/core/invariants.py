@@ -19,6 +19,7 @@ from services.scheduler.core.prefix_tree import (
 from services.scheduler.core.queue_invariants import check_queues
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
+from services.scheduler.core.save_invariants import check_saves, locks_beside_requests
 from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
@@ -35,8 +36,10 @@ def check_invariants(state: CellState) -> None:
         if storage.pool is not None:
             _check_host_pool(state, storage)
     _check_transfers(state)
+    check_saves(state)
     _check_requests(state)
     check_queues(state)
+    _check_pins(state)
     _check_timers(state)
     _check_hotness(state)
 
@@ -131,7 +134,8 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
             len(node.loading[worker.worker_id]) // 4 for _, nodes in copies_up(state, worker) for node in nodes
         )
         _require(worker.pool.leased == promoted, f"{name} has leased pages at idle")
-        _require(worker.pool.locked == 0, f"{name} has locked pages at idle")
+        is_read = bool(locks_beside_requests(state, worker))
+        _require(worker.pool.locked == 0 or is_read, f"{name} has locked pages at idle")
 
 
 def _check_host_pool(state: CellState, storage: Storage) -> None:
@@ -155,8 +159,8 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
 
 
 def _check_locks(state: CellState, worker: Worker) -> None:
-    """Each device lock has its user: a running request."""
-    locks: dict[int, int] = {}
+    """Each device lock has its user: a running request, a save, or a neighbour's load."""
+    locks = locks_beside_requests(state, worker)
     for request_id in worker.running:
         node_id = state.requests[request_id].node
         if node_id:
@@ -188,7 +192,7 @@ def _pages_leaving(state: CellState, worker: Worker) -> int:
     nodes = [
         state.tree.nodes[node_id]
         for transfer in state.transfers.values()
-        if transfer.worker_id == name and not transfer.is_timed_out
+        if transfer.worker_id == name and not transfer.is_timed_out and not transfer.stays
         for node_id in transfer.nodes
     ]
     return sum(len(node.device.get(name, b"")) // 4 for node in nodes if name not in node.locks)
@@ -208,6 +212,9 @@ def _check_transfers(state: CellState) -> None:
         for storage_id, nodes in copies_up(state, worker):
             for node in nodes if storage_id else ():
                 host_locks[node.id, storage_id] = host_locks.get((node.id, storage_id), 0) + 1
+    for pin in state.pins.values():
+        for node in ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else ():
+            host_locks[node.id, pin.storage_id] = host_locks.get((node.id, pin.storage_id), 0) + 1
     for node in state.tree.nodes.values():
         _require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
         _require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
@@ -215,6 +222,20 @@ def _check_transfers(state: CellState) -> None:
             _require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
             _require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
     _require(not host_locks, "a copy up reads a host copy without a lock")
+
+
+def _check_pins(state: CellState) -> None:
+    """Each pin counts the pages that it locks, and together they keep to their budget."""
+    for pin in state.pins.values():
+        path = ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []
+        _require(pin.pages == sum(page_count(state.tree, node) for node in path), f"pin {pin.pin_id} miscounts")
+        tokens = b"".join(node.tokens for node in reversed(path))
+        _require(pin.prefix.startswith(tokens), f"pin {pin.pin_id} holds other tokens")
+        _require(pin.timer_id in state.timers, f"pin {pin.pin_id} would never end")
+    for storage in state.storages.values():
+        if storage.pool is not None:
+            held = sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage.storage_id)
+            _require(held <= storage.pool.total, f"pins hold more than {storage.storage_id} has")
 
 
 def _check_order(state: CellState, transfer: Transfer) -> None:
@@ -278,7 +299,11 @@ def _check_page_table(state: CellState, request_id: str) -> None:
 
 def _check_timers(state: CellState) -> None:
     for timer_id, timer in state.timers.items():
-        if timer.kind == "backup":
+        if timer.kind == "pin":
+            _require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
+        elif timer.kind == "save":
+            _require(int(timer.subject) in state.saves, f"timer {timer_id} is for no save")
+        elif timer.kind == "backup":
             _require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
         else:
             request = state.requests.get(timer.subject)

@@ -8,8 +8,10 @@ from typing import Any
 from services.scheduler.core.backups import finish_backup
 from services.scheduler.core.batching import schedule
 from services.scheduler.core.cancellation import cancel_gateway, end_early
+from services.scheduler.core.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.completion import batch_done, request_finished, request_preempted
 from services.scheduler.core.configure import configure
+from services.scheduler.core.fetches import cancel_unwanted, chunks_fetched
 from services.scheduler.core.flush import flush
 from services.scheduler.core.hosts import host_pool_created, remove_storage, storage_joined
 from services.scheduler.core.inputs import Stamped
@@ -17,9 +19,11 @@ from services.scheduler.core.leases import request_lease
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.membership import remove_worker, worker_joined
 from services.scheduler.core.outputs import Output, SetTimer
+from services.scheduler.core.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.promotion import pages_promoted
 from services.scheduler.core.queueing import submit
 from services.scheduler.core.resumption import resume
+from services.scheduler.core.saves import finish_save
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from services.scheduler.core.timers import timer_fired
 from services.scheduler.core.turn import Turn
@@ -40,6 +44,8 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     kind = type(stamped.input)
     _HANDLERS[kind](turn, stamped.input)
     schedule(turn, everywhere=kind not in _LOCAL)
+    if state.unwanted:
+        cancel_unwanted(turn)
     return turn.outputs
 
 
@@ -174,6 +180,35 @@ def _backup_done(turn: Turn, message: storage_events.BackupDone) -> None:
     finish_backup(turn, transfer, is_ok=message.ok)
 
 
+def _chunks_saved(turn: Turn, message: storage_events.ChunksSaved) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is None:
+        return
+    save = turn.state.saves.get(message.save_id)
+    if save is None or save.storage_id != storage.storage_id:
+        _stale(turn)
+        return
+    finish_save(turn, storage, save, message)
+
+
+def _chunks_listed(turn: Turn, message: storage_events.ChunksListed) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_added(turn.state, storage, message.chunks)
+
+
+def _chunks_fetched(turn: Turn, message: storage_events.ChunksFetched) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_fetched(turn, storage, message)
+
+
+def _chunks_dropped(turn: Turn, message: storage_events.ChunksDropped) -> None:
+    storage = _storage(turn, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_gone(turn.state, storage, message.chunks)
+
+
 def _scheduler_started(turn: Turn, message: cell_events.SchedulerStarted) -> None:
     turn.state.epoch = max(turn.state.epoch, message.epoch)
 
@@ -188,6 +223,10 @@ _LOCAL = (
     worker_events.RequestPreempted,
     worker_events.PagesPromoted,
     storage_events.BackupDone,
+    storage_events.ChunksSaved,
+    storage_events.ChunksListed,
+    storage_events.ChunksFetched,
+    storage_events.ChunksDropped,
     cell_events.TimerFired,
 )
 """Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
@@ -207,6 +246,10 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,
     storage_events.BackupDone: _backup_done,
+    storage_events.ChunksSaved: _chunks_saved,
+    storage_events.ChunksListed: _chunks_listed,
+    storage_events.ChunksFetched: _chunks_fetched,
+    storage_events.ChunksDropped: _chunks_dropped,
     cell_events.CellConfigured: lambda turn, message: configure(turn, message.config),
     cell_events.SchedulerStarted: _scheduler_started,
     cell_events.TimerFired: lambda turn, message: timer_fired(turn, message.timer_id),
@@ -214,4 +257,6 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     cell_events.StorageLost: _storage_gone,
     cell_events.GatewayLost: lambda turn, message: cancel_gateway(turn, message.gateway_id),
     cell_events.FlushCache: flush,
+    cell_events.PinPrefix: pin_prefix,
+    cell_events.UnpinPrefix: unpin_prefix,
 }

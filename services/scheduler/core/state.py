@@ -46,6 +46,12 @@ class Request(msgspec.Struct):
     waits_for: str = ""  # Deferred until this producer has computed what both share ...
     waits_node: int = 0  # ... or until this node is not being loaded any more ...
     waits_fetch: int = 0  # ... or until this fetch has brought what it can.
+    fetch: int = 0  # The fetch that brings a part of its prefix while it waits, deferred for it or not; 0 is none.
+    fetch_end: int = 0  # How far that fetch can bring it, in tokens.
+    is_fetch_due: bool = False  # There may be something to fetch for it, and that could not be begun yet.
+    fetch_wait_ns: int = 0  # When it was first deferred for a fetch.
+    prefetch_timer: str = ""  # Runs while it is, where the wait is bounded.
+    is_fetch_overdue: bool = False  # That timer fired: it waits for no fetch before it is admitted.
     fetched_to: int = 0  # Its prefix was fetched for it up to this many tokens,
     fetched_from: int = 0  # beginning with this one,
     fetched_remote: int = 0  # of which so many came from the object store.
@@ -105,6 +111,7 @@ class Load(msgspec.Struct):
     storage_id: str
     is_orphaned: bool = False
     depth: int = 0
+    neighbour_id: str = ""  # Whose device it reads instead of a host pool, where the path to ``node`` is locked.
 
 
 class Batch(msgspec.Struct):
@@ -158,6 +165,7 @@ class Worker(msgspec.Struct):
     leaving: int = 0  # Device pages that running backups will free, as far as is known.
     promotion: Promotion | None = None
     is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
+    neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
 
 
 class Storage(msgspec.Struct):
@@ -178,6 +186,10 @@ class Storage(msgspec.Struct):
     saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
     fetching: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
     fetch_pages: int = 0  # Host pages leased to fetches that are not over.
+    late_saves: int = 0  # Saves whose deadline passed and that it has not answered yet.
+    taken: dict[bytes, None] = {}  # Chunks that it took and does not have on its disk, lately.
+    fetched_tokens: float = 0.0  # What it brought up lately, and how long that took.
+    fetched_us: float = 0.0
 
 
 class Transfer(msgspec.Struct):
@@ -194,13 +206,15 @@ class Transfer(msgspec.Struct):
     timer_id: str
     held: bytes = b""
     is_timed_out: bool = False
+    stays: bool = False  # Its nodes stay on the device: it only makes copies ahead of an eviction.
 
 
 class Save(msgspec.Struct):
     """A SaveChunks that the storage has not answered.
 
     ``node`` is the deepest node whose pages on the worker's device are read (0 is none): the path to it is locked
-    there. Host pages need no lock (see ``SaveChunks``).
+    there. Host pages need no lock (see ``SaveChunks``). Where there was no room for a whole path, ``rest_node`` is its
+    end and ``rest`` the first chunk that is left, counted from the root: they follow after the answer.
     """
 
     save_id: int
@@ -209,6 +223,9 @@ class Save(msgspec.Struct):
     node: int
     chunks: bytes
     timer_id: str
+    is_late: bool = False  # Its deadline passed; what it reads stays locked until the answer all the same.
+    rest_node: int = 0
+    rest: int = 0
 
 
 class Fetch(msgspec.Struct):
@@ -228,25 +245,31 @@ class Fetch(msgspec.Struct):
     timer_id: str
     chunks: int = 0
     is_cancelled: bool = False
-    waiters: dict[str, None] = {}  # Waiting requests that are deferred until it is over.
+    waiters: dict[str, None] = {}  # Waiting requests that it is for, deferred until it is over or not.
+    names: bytes = b""  # Of its chunks, 16 bytes each.
+    remote_chunks: int = 0  # Of ``chunks``: from the object store.
 
 
 class Pin(msgspec.Struct):
-    """A prefix that is kept: a host lock on every node from the root to ``node`` at this storage, and on its chunks."""
+    """A prefix that is to be kept: a host lock on every node from the root to ``node`` at this storage.
+
+    ``node`` is 0 while nothing of it is held. ``refusal`` says why nothing is and nothing will be.
+    """
 
     pin_id: str
     storage_id: str
     namespace: str
-    node: int
-    tokens: int
-    pages: int  # Host pages that it counts in the budget.
+    prefix: bytes  # Its tokens, packed.
     expires_ns: int
     timer_id: str
-    chunks: bytes = b""
+    node: int = 0
+    pages: int = 0  # Host pages that it holds.
+    chunks: bytes = b""  # What the storage was told to keep on its disk.
+    refusal: str = ""
 
 
 class Timer(msgspec.Struct):
-    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, resume, backup, save, fetch or pin."""
+    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, prefetch, resume, backup, save, fetch or pin."""
 
     at_ns: int
     kind: str
@@ -279,8 +302,10 @@ class CellState(msgspec.Struct):
     next_promotion: int = 1
     saves: dict[int, Save] = {}
     next_save: int = 1
+    key_ids: dict[str, str] = {}  # Whose key encrypts a namespace at rest, where anybody's does.
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
+    unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     pins: dict[str, Pin] = {}
     timers: dict[str, Timer] = {}
     gateways: dict[str, int] = {}  # Last notice number of each gateway.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.nothing import without_entry
+from services.scheduler.core.pins import forget_hold
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.residency import DEVICE, HOST, forget_order, remove_all
 from services.scheduler.core.state import CellState
@@ -41,6 +42,7 @@ def _is_coming_or_on(node: Node, worker_id: str) -> bool:
 
 def strike_host(state: CellState, storage_id: str) -> None:
     """A storage's pool is gone: forget what it held, and remove what is resident nowhere then."""
+    forget_hold(state, storage_id)
     homeless = []
     for node in state.tree.nodes.values():
         if storage_id not in node.host:

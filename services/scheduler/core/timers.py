@@ -5,7 +5,11 @@ from __future__ import annotations
 from services.scheduler.core.backups import expire_backup
 from services.scheduler.core.cancellation import end_early
 from services.scheduler.core.deferral import expire_deferral
+from services.scheduler.core.fetch_waits import expire_fetch_wait
+from services.scheduler.core.fetches import expire_fetch
+from services.scheduler.core.pins import expire_pin
 from services.scheduler.core.queueing import fail
+from services.scheduler.core.saves import expire_save
 from services.scheduler.core.state import Timer, count
 from services.scheduler.core.turn import Turn
 from shared.errors import Unavailable
@@ -32,6 +36,16 @@ def _deferral(turn: Turn, timer: Timer) -> None:
     expire_deferral(turn, request)
 
 
+def _prefetch(turn: Turn, timer: Timer) -> None:
+    request = turn.state.requests[timer.subject]
+    turn.touch(request.worker_id)
+    expire_fetch_wait(turn, request)
+
+
+def _fetch(turn: Turn, timer: Timer) -> None:
+    expire_fetch(turn, turn.state.fetches[int(timer.subject)])
+
+
 def _resume(turn: Turn, timer: Timer) -> None:
     request = turn.state.requests[timer.subject]
     request.resume_timer = ""
@@ -44,4 +58,21 @@ def _backup(turn: Turn, timer: Timer) -> None:
     expire_backup(turn, transfer)
 
 
-_HANDLERS = {"deadline": _deadline, "deferral": _deferral, "resume": _resume, "backup": _backup}
+def _save(turn: Turn, timer: Timer) -> None:
+    expire_save(turn, turn.state.saves[int(timer.subject)])
+
+
+def _pin(turn: Turn, timer: Timer) -> None:
+    expire_pin(turn, turn.state.pins[timer.subject])
+
+
+_HANDLERS = {
+    "deadline": _deadline,
+    "deferral": _deferral,
+    "prefetch": _prefetch,
+    "fetch": _fetch,
+    "resume": _resume,
+    "backup": _backup,
+    "pin": _pin,
+    "save": _save,
+}
