@@ -37,7 +37,7 @@ from services.scheduler.core import CancelTimer, CellState, Output, SetTimer, St
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import page_writer
+from services.worker.kv.movers.batched import BatchedMover
 from shared.codec import decode_input, encode
 from shared.ids import chain_page, chain_root, namespace_digest
 from shared.memory import HostPoolView
@@ -176,7 +176,7 @@ def loading(runner: ModelRunner, repeats: int) -> dict[str, float]:
     few_pages, many_pages = 16, 256
     pool = HostPoolView.create(PREFIX, geometry, many_pages)
     clock = time.perf_counter_ns
-    loads = Loads(geometry, runner.pool.pages, page_writer(runner.pool), timeout_s=60, clock_ns=clock)
+    loads = Loads(geometry, runner.pool.pages, BatchedMover(runner.pool), timeout_s=60, clock_ns=clock)
     try:
         identities, identity = [], chain_root(namespace_digest("fit"))
         for page in range(many_pages):

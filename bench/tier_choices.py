@@ -87,8 +87,9 @@ def measure_admission(cell: MillionNodes, worker: Worker, storage: Storage, choi
         if number % RANKED_EVERY == 0:
             copies = [other for other in state.tree.nodes.values() if is_host_evictable(other, storage.storage_id)]
             heats = {other.id: hotness(state, other) for other in copies}
+        turn = cell.turn()
         start = time.process_time()
-        pages = admit_to_host(state, storage, node)
+        pages = admit_to_host(turn, storage, node)
         times.append(time.process_time() - start)
         if copies and pages is not None:
             left = [heats[other.id] for other in copies if storage.storage_id not in other.host]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -46,26 +48,34 @@ class Promoting:
         return (await self.cell.inventory()).counters.get("pages_promoted", 0)
 
 
-@pytest.mark.integration
-async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: NatsServer) -> None:
-    """After a batch of others it is promoted; the next request on it finds it on the device and answers exactly."""
-    model = make_checkpoint("llama", tmp_path / "llama")
+@asynccontextmanager
+async def pushed_out_document(
+    url: str, folder: Path, promotion: Literal["off", "hotness"]
+) -> AsyncIterator[tuple[Promoting, list[int]]]:
+    """A cell that was asked about a document four times and then about other things, until its device forgot it."""
+    model = make_checkpoint("llama", folder / "llama")
     worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES}
-    scheduler = {"promotion": "hotness", "policy": "lru"}
-    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+    scheduler = {"promotion": promotion, "policy": "lru"}
+    async with running_cell(url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
         run = Promoting(cell, Reference(model))
         document = run.tokens(DOCUMENT_TOKENS)
         for _ in range(4):
             await run.ask(document + run.tokens(9))
         await run.push_out(document)
+        yield run, document
 
+
+@pytest.mark.integration
+async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: NatsServer) -> None:
+    """After a batch of others it is promoted; the next request on it finds it on the device and answers exactly."""
+    async with pushed_out_document(nats_server.url, tmp_path, "hotness") as (run, document):
         async with asyncio.timeout(60):
             while not await run.promoted_pages():
                 await run.ask(run.tokens(40))  # Each prefill batch is an occasion to promote.
-        await cell.settle()
-        loaded = (await cell.inventory()).counters["pages_loaded"]
+        await run.cell.settle()
+        loaded = (await run.cell.inventory()).counters["pages_loaded"]
         usage = await run.ask(document + run.tokens(9))
-        counters = (await cell.inventory()).counters
+        counters = (await run.cell.inventory()).counters
 
     assert usage["device_tokens"] == DOCUMENT_TOKENS
     assert usage["host_tokens"] == 0
@@ -77,18 +87,10 @@ async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: Nats
 @pytest.mark.integration
 async def test_without_promotion_it_is_loaded_on_demand(tmp_path: Path, nats_server: NatsServer) -> None:
     """The same history with promotion off: the request itself brings the prefix from host memory."""
-    model = make_checkpoint("llama", tmp_path / "llama")
-    worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES}
-    scheduler = {"promotion": "off", "policy": "lru"}
-    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
-        run = Promoting(cell, Reference(model))
-        document = run.tokens(DOCUMENT_TOKENS)
-        for _ in range(4):
-            await run.ask(document + run.tokens(9))
-        await run.push_out(document)
+    async with pushed_out_document(nats_server.url, tmp_path, "off") as (run, document):
         await run.ask(run.tokens(40))
         usage = await run.ask(document + run.tokens(9))
-        counters = (await cell.inventory()).counters
+        counters = (await run.cell.inventory()).counters
 
     assert usage["host_tokens"] == DOCUMENT_TOKENS
     assert counters["promotions_done"] == counters["pages_promoted"] == 0

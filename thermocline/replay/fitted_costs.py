@@ -20,7 +20,6 @@ _LOADS_PER_COMPUTED = 8.0
 def fit(run: RecordedRun) -> Costs:
     """Costs that make a simulated step take what the recorded ones took, on average."""
     geometry = run.geometry
-    assert geometry is not None
     overhead_s, row_s = _step(run.batches)
     return Costs(
         layers=geometry.layers,

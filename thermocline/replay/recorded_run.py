@@ -36,7 +36,7 @@ class RecordedRun:
     """``admin`` holds flushes and changes of settings with their times; ``batches`` what workers reported."""
 
     config: CellConfig = field(default_factory=CellConfig)
-    geometry: KvGeometry | None = None
+    pool_geometry: KvGeometry | None = None  # None as long as no worker has joined.
     device_pages: dict[str, int] = field(default_factory=dict)  # By worker id, as it joined last.
     nodes: dict[str, str] = field(default_factory=dict)  # Worker id to node.
     host_pages: int = 0  # Of one node.
@@ -46,6 +46,13 @@ class RecordedRun:
     batches: list[BatchDone] = field(default_factory=list)
     start_ns: int = 0
     unplayable: int = 0  # Requests without an end in the recording, or that ended before they had a token.
+
+    @property
+    def geometry(self) -> KvGeometry:
+        """Of every pool. Raises RecordingError where no worker joined."""
+        if self.pool_geometry is None:
+            raise RecordingError("the recording holds no worker, so there is nothing to run under other settings")
+        return self.pool_geometry
 
     @property
     def played(self) -> list[RecordedRequest]:
@@ -83,7 +90,7 @@ def read_run(path: Path) -> RecordedRun:
             elif isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
                 chunks = [(chunk.request_id, chunk.end) for chunk in output.order.chunks]
                 batch_chunks[output.worker_id, output.incarnation, output.number] = chunks
-    if run.geometry is None or not run.device_pages:
+    if run.pool_geometry is None or not run.device_pages:
         raise RecordingError(f"{path} holds no worker, so there is nothing to run under other settings")
     run.unplayable = sum(1 for request in run.requests.values() if not request.output)
     if not run.played:
@@ -94,7 +101,7 @@ def read_run(path: Path) -> RecordedRun:
 def _take_snapshot(run: RecordedRun, data: bytes) -> None:
     """The cell as it was when the recording begins; what it had cached is not taken over."""
     state = load_state(decode_snapshot(data).state)
-    run.config, run.geometry = state.config, state.geometry
+    run.config, run.pool_geometry = state.config, state.geometry
     for worker in state.workers.values():
         run.device_pages[worker.worker_id], run.nodes[worker.worker_id] = worker.pool.total, worker.node
         run.max_context = worker.max_context
@@ -113,7 +120,7 @@ def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
             run.admin.append((now_ns, message))
         case WorkerJoined():
             run.device_pages[message.worker_id], run.nodes[message.worker_id] = message.pool.pages, message.node
-            run.geometry, run.max_context = message.pool.geometry, message.max_context
+            run.pool_geometry, run.max_context = message.pool.geometry, message.max_context
         case HostPoolCreated(handle=PoolHandle() as handle):
             run.host_pages = handle.pages
         case SubmitRequest():

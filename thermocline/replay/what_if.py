@@ -157,7 +157,6 @@ def _since_start(run: RecordedRun, request: RecordedRequest) -> int:
 def _shape(run: RecordedRun) -> CellShape:
     """Workers as they joined; the smallest pool stands for all, so that nothing is promised that was not there."""
     geometry = run.geometry
-    assert geometry is not None
     return CellShape(
         workers=len(run.device_pages),
         workers_per_node=max(Counter(run.nodes.values()).values()),
@@ -171,7 +170,6 @@ def _shape(run: RecordedRun) -> CellShape:
 def _model(run: RecordedRun) -> ModelProfile:
     """A profile with the recorded KV geometry; of the rest nothing is used."""
     geometry = run.geometry
-    assert geometry is not None
     width = geometry.kv_heads * geometry.head_dim
     return ModelProfile(
         name="recorded",

@@ -1,0 +1,302 @@
+"""The remote tier against an S3-compatible server, behind a network that hangs, drops, cuts and refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.storage import measures
+from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.backends.object_store import ABSENCE_S, open_remote
+from services.storage.config import StorageConfig
+from services.storage.core.circuit_breaker import CircuitBreaker
+from services.storage.core.retrying import RetryPolicy
+from shared.errors import IntegrityError, TransportError
+from tests.chunk_makers import MadeChunk, aligned, make_chain
+from tests.conformance.object_stores import TIMEOUT_S, S3Place
+
+CHUNKS = make_chain(12, seed=2)
+CHUNK = CHUNKS[0]
+NBYTES = CHUNK.blob.nbytes
+WRITERS = 4
+
+
+@pytest.fixture
+def place() -> Iterator[S3Place]:
+    made = S3Place()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backend(place: S3Place) -> Iterator[ChunkBackend]:
+    made = place.open()
+    yield made
+    made.close()
+
+
+def put(backend: ChunkBackend, chunk: MadeChunk = CHUNK) -> bool:
+    return backend.put(chunk.key, chunk.blob, stripe=0, timeout_s=TIMEOUT_S)
+
+
+def got(backend: ChunkBackend, key: ChunkKey = CHUNK.key) -> bytes:
+    into = aligned(NBYTES)
+    return bytes(into[: backend.get(key, into, timeout_s=TIMEOUT_S)])
+
+
+def test_a_store_that_was_busy_for_a_while_gets_the_chunk(place: S3Place, backend: ChunkBackend) -> None:
+    """Two 503 are waited out, and the third attempt writes; retries and bytes are counted."""
+    retries, up = measures.REMOTE_RETRIES.labels("put"), measures.REMOTE_BYTES.labels("up")
+    before = (retries._value.get(), up._value.get())
+    place.proxy.script.extend(["503", "503"])
+
+    is_new = put(backend)
+
+    assert is_new
+    assert place.proxy.requests == [("PUT", 503), ("PUT", 503), ("PUT", 200)]
+    assert (retries._value.get(), up._value.get()) == (before[0] + 2, before[1] + NBYTES)
+
+
+def test_a_store_that_hangs_does_not_hold_its_caller(place: S3Place) -> None:
+    """Each verb comes back although the server never answers; when it does again, the tier goes on."""
+    backend = place.open(timeout_s=0.4)
+    place.proxy.always = "hang"
+
+    for verb in (
+        lambda: backend.put(CHUNK.key, CHUNK.blob, stripe=0, timeout_s=0.3),
+        lambda: backend.get(CHUNK.key, aligned(NBYTES), timeout_s=0.3),
+        lambda: backend.contains(CHUNK.key, timeout_s=0.3),
+        lambda: list(backend.entries()),
+    ):
+        with pytest.raises(TransportError):
+            verb()
+
+    assert place.proxy.hanging.is_set()
+    assert not place.proxy.closing.is_set()
+    place.proxy.always = ""
+    other = place.open()
+    assert put(other)
+    backend.close()
+    other.close()
+
+
+def test_a_connection_that_stalls_is_given_up_while_there_is_time_for_another(place: S3Place) -> None:
+    """One request hangs; before the time is over a second one is made, and its answer counts."""
+    backend = place.open(timeout_s=4.0)
+    put(backend)
+    place.proxy.script.append("hang")
+
+    found = got(backend)
+
+    assert found == bytes(CHUNK.blob)
+    backend.close()
+
+
+@pytest.mark.parametrize("fault", ["cut", "drop", "429", "500"])
+def test_a_read_that_broke_off_is_repeated(place: S3Place, backend: ChunkBackend, fault: str) -> None:
+    """A connection that ends before the answer, or in the middle of the body, costs one attempt."""
+    put(backend)
+    place.proxy.script.append(fault)
+
+    found = got(backend)
+
+    assert found == bytes(CHUNK.blob)
+    assert place.proxy.count("GET") == 2
+
+
+def test_a_body_that_is_never_whole_is_an_outage_and_touches_no_buffer(place: S3Place, backend: ChunkBackend) -> None:
+    """Half a chunk is none: TransportError, and the caller's buffer is as it was."""
+    put(backend)
+    place.proxy.always = "cut"
+    into = aligned(NBYTES)
+    into[:] = b"\xff" * NBYTES
+
+    with pytest.raises(TransportError):
+        backend.get(CHUNK.key, into, timeout_s=TIMEOUT_S)
+
+    assert bytes(into) == b"\xff" * NBYTES
+
+
+def test_an_object_that_is_too_large_is_refused_by_its_header(place: S3Place, backend: ChunkBackend) -> None:
+    """A terabyte is announced and never comes: the refusal does not wait for it."""
+    put(backend)
+    place.proxy.script.append("huge")
+
+    with pytest.raises(IntegrityError, match=str(10**12)):
+        got(backend)
+
+    assert place.proxy.count("GET") == 1
+
+
+def test_a_write_whose_answer_was_lost_is_found_in_place(place: S3Place, backend: ChunkBackend) -> None:
+    """The second attempt learns that the chunk is there, and it is whole."""
+    place.proxy.script.append("lost")
+
+    is_new = put(backend)
+
+    assert not is_new
+    assert got(backend) == bytes(CHUNK.blob)
+    assert place.proxy.requests[:2] == [("PUT", 0), ("PUT", 412)]
+
+
+def test_a_refusal_of_our_credentials_is_not_repeated(place: S3Place, backend: ChunkBackend) -> None:
+    """403 fails at once, as an outage of the tier."""
+    place.proxy.always = "403"
+
+    with pytest.raises(TransportError, match="403"):
+        put(backend)
+
+    assert place.proxy.requests == [("PUT", 403)]
+
+
+def test_a_bucket_that_is_not_there_is_not_an_empty_one(place: S3Place) -> None:
+    """Reading from and writing to it are outages, not misses."""
+    place.bucket = "no-such-bucket"
+    backend = place.open()
+
+    with pytest.raises(TransportError, match="NoSuchBucket"):
+        got(backend)
+    with pytest.raises(TransportError, match="NoSuchBucket"):
+        put(backend)
+    backend.close()
+
+
+def test_an_outage_is_not_asked_again_until_the_cool_down_is_over(place: S3Place) -> None:
+    """After two failed calls nothing goes out; then one probe, and with its answer the tier is back."""
+    now_s = [0.0]
+    breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
+    backend = place.open_at(lambda: now_s[0], breaker, RetryPolicy(attempts=1))
+    place.proxy.always = "503"
+    for _ in range(4):
+        with pytest.raises(TransportError):
+            put(backend)
+    asked_before_the_probe = place.proxy.count("PUT")
+
+    now_s[0] = 10.0
+    place.proxy.always = ""
+    is_new = put(backend)
+
+    assert asked_before_the_probe == 2
+    assert is_new
+    backend.close()
+
+
+def test_a_miss_is_not_asked_again_for_a_while(place: S3Place) -> None:
+    """Get and contains ask once; again when the time is over, or when the chunk was written here."""
+    now_s = [0.0]
+    breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
+    backend = place.open_at(lambda: now_s[0], breaker, RetryPolicy())
+
+    misses = [got(backend), got(backend), backend.contains(CHUNK.key, timeout_s=TIMEOUT_S)]
+    asked = len(place.proxy.requests)
+    now_s[0] = ABSENCE_S
+    misses.append(got(backend))
+    put(backend)
+
+    assert misses == [b"", b"", False, b""]
+    assert (asked, place.proxy.count("GET")) == (1, 2)
+    assert got(backend) == bytes(CHUNK.blob)
+    backend.close()
+
+
+def test_what_another_node_writes_is_found_when_the_absence_is_out_of_date(place: S3Place) -> None:
+    """A chunk that was missing and came from elsewhere is seen after a bounded time."""
+    now_s = [0.0]
+    breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
+    reader, writer = place.open_at(lambda: now_s[0], breaker, RetryPolicy()), place.open()
+    before = got(reader)
+    put(writer)
+
+    now_s[0] = ABSENCE_S
+    found = got(reader)
+
+    assert (before, found) == (b"", bytes(CHUNK.blob))
+    reader.close()
+    writer.close()
+
+
+def write_all_at_once(backends: list[ChunkBackend]) -> int:
+    """Every writer of every backend puts all chunks; returns how often one was told that it was new."""
+    start = threading.Barrier(WRITERS * len(backends))
+
+    def write(backend: ChunkBackend) -> int:
+        start.wait()
+        return sum(put(backend, chunk) for chunk in CHUNKS)
+
+    with ThreadPoolExecutor(WRITERS * len(backends)) as executor:
+        return sum(executor.map(write, backends * WRITERS))
+
+
+def test_two_nodes_that_write_the_same_chunks_store_each_once(place: S3Place) -> None:
+    """However they race, one write of each chunk succeeds, and one writer is told that it was new."""
+    backends = [place.open(), place.open()]
+
+    new = write_all_at_once(backends)
+
+    assert new == len(CHUNKS) == place.proxy.count("PUT", 200)
+    assert place.proxy.count("PUT", 412) == (2 * WRITERS - 1) * len(CHUNKS)
+    assert all(got(backend, chunk.key) == bytes(chunk.blob) for backend in backends for chunk in CHUNKS)
+    for backend in backends:
+        backend.close()
+
+
+def test_two_nodes_that_share_a_directory_store_each_chunk_once(tmp_path: Path) -> None:
+    """Of all writers of a file, one is told that it was new, and only whole files are left."""
+    backends = [open_remote(StorageConfig(remote=tmp_path.as_uri())) for _ in range(2)]
+
+    new = write_all_at_once([backend for backend in backends if backend])
+
+    assert new == len(CHUNKS)
+    files = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in files.items()} == {
+        chunk.key.path: bytes(chunk.blob) for chunk in CHUNKS
+    }
+    for backend in backends:
+        assert backend
+        backend.close()
+
+
+def test_a_store_without_conditional_writes_is_asked_first(place: S3Place, backend: ChunkBackend) -> None:
+    """501 to a conditional write is remembered: from then on a head and, if need be, a plain write."""
+    place.proxy.script.append("501")
+
+    answers = [put(backend), put(backend), put(backend, CHUNKS[1])]
+
+    assert answers == [True, False, True]
+    assert place.proxy.requests == [
+        ("PUT", 501),
+        ("HEAD", 404),
+        ("PUT", 200),
+        ("HEAD", 200),
+        ("HEAD", 404),
+        ("PUT", 200),
+    ]
+
+
+def test_conditional_writes_can_be_switched_off(place: S3Place) -> None:
+    """With the provider's variable no conditional write is tried, and racing nodes leave whole chunks."""
+    backends = [place.open(AWS_CONDITIONAL_PUT="disabled") for _ in range(2)]
+
+    new = write_all_at_once(backends)
+
+    assert new >= len(CHUNKS)
+    assert place.proxy.count("PUT", 412) == 0
+    assert all(got(backend, chunk.key) == bytes(chunk.blob) for backend in backends for chunk in CHUNKS)
+    for backend in backends:
+        backend.close()
+
+
+def test_objects_of_others_are_not_chunks(place: S3Place, backend: ChunkBackend) -> None:
+    """A bucket may hold other things beside the prefix and under it."""
+    put(backend)
+    place.write_directly("some/prefix/readme.txt", b"hello")
+    place.write_directly(CHUNKS[1].key.path, CHUNKS[1].blob.tobytes())
+
+    entries = list(backend.entries())
+
+    assert [(entry.key, entry.nbytes) for entry in entries] == [(CHUNK.key, NBYTES)]
+    assert got(backend, CHUNKS[1].key) == b""

@@ -1,0 +1,52 @@
+"""Cells in which a promotion is due, and what is to be seen of it."""
+
+from shared.messages.worker_plans import PromotePages
+
+HOT = list(range(40))
+SMALL = [99] * 4
+
+
+def filled(cell, set_heat, *, hot=(9, 200), cold=(2, 100)):
+    for prompt in (HOT, *([number] * 40 for number in (101, 102, 103))):
+        cell.submit(prompt, max_tokens=1)
+        cell.drain()
+    for number in (101, 102, 103):
+        set_heat(cell, [number] * 40, *cold)
+    set_heat(cell, HOT, *hot)
+    assert node_of(cell, 0).host
+    assert not node_of(cell, 0).device
+    return cell
+
+
+def node_of(cell, token):
+    """The topmost node that begins with this token."""
+    return next(node for node in cell.state.tree.nodes.values() if node.parent and node.tokens[0] == token)
+
+
+def prefill(cell, prompt=SMALL):
+    """Let a worker compute a small prompt, so that a promotion is due; what follows is up to the caller."""
+    cell.submit(prompt, max_tokens=1)
+    for _ in range(2):
+        for storage in cell.storages.values():
+            storage.step()
+            cell.deliver(storage)
+        worker = cell.workers["worker-0"]
+        worker.step()
+        while cell.deliver(worker):
+            pass
+
+
+def promotions(cell):
+    """Every promotion ordered so far."""
+    plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
+    return [order for order in plans if isinstance(order, PromotePages)]
+
+
+def on_device(cell):
+    """First tokens of what is on the device."""
+    return sorted({node.tokens[0] for node in cell.state.tree.nodes.values() if node.device})
+
+
+def counters(cell):
+    names = ("promotions_started", "promoted_pages", "promotion_evicted_pages", "promotions_failed")
+    return [cell.state.counters.get(name, 0) for name in names]
