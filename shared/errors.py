@@ -18,6 +18,7 @@
     ├── RequestCancelled     499  the client went away
     ├── OperatorError        the operator's fault: a process refuses to start
     │   ├── ConfigError          every fault reported at once
+    │   │   └── KeyMissing           no encryption key for this tenant (any more)
     │   └── UnsupportedModel     this model cannot be served exactly; says why
     └── InternalError        500  our fault
         ├── CodecError           bytes that are no message
@@ -108,6 +109,12 @@ class OperatorError(ThermoclineError):
 
 class ConfigError(OperatorError):
     code = "config_error"
+
+
+class KeyMissing(ConfigError):
+    """A tenant has no encryption key, or has it no longer: its chunks are neither written nor read."""
+
+    code = "key_missing"
 
 
 class UnsupportedModel(OperatorError):

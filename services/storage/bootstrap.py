@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from services.storage.config import StorageConfig
+from services.storage.media import open_media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from shared import ids, logs, metrics
@@ -14,14 +17,21 @@ _log = logs.get_logger("storage")
 
 
 async def serve(config: StorageConfig, life: Lifecycle) -> None:
-    """Run one storage until ``life`` stops. Raises Unavailable when no broker answers at the start."""
+    """Run one storage until ``life`` stops.
+
+    Raises Unavailable when no broker answers at the start, and ConfigError when there are no keys where some are named.
+    """
     reaped = reap(config.shm_prefix)
     if reaped:
         _log.info("leftovers_reaped", segments=reaped)
     metrics.serve(config.metrics_port)
-    bus = await nats_bus.connect(config.nats, f"storage {config.id}")
+    media = await asyncio.to_thread(open_media, config)
     try:
-        pools = Pools(config.shm_prefix, config.host_kv_bytes)
-        await StorageShell(config, bus, pools, incarnation=ids.new_id("storage")).run(life)
+        bus = await nats_bus.connect(config.nats, f"storage {config.id}")
+        try:
+            pools = Pools(config.shm_prefix, config.host_kv_bytes)
+            await StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage")).run(life)
+        finally:
+            await bus.close()
     finally:
-        await bus.close()
+        await asyncio.to_thread(media.close)

@@ -7,8 +7,6 @@ the model (``infra/adr/0003-storage-drives-backups.md``).
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,16 +15,15 @@ from services.storage import measures
 from services.storage.core.backup_check import Transfer
 from services.storage.core.transfer_queue import Ended, TransferQueue
 from services.storage.mover import copy_transfer
+from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.thread_priority import lower_priority
 from shared import logs
 from shared.errors import ThermoclineError
 from shared.event_outbox import EventOutbox
 from shared.messages.storage_events import BackupDone
 
 MAX_ERROR_LENGTH = 500
-
-# Against a process of niceness 0 such a thread gets about a tenth of a contended core, and all of a free one.
-COPY_NICENESS = 10
 
 _log = logs.get_logger("storage")
 
@@ -49,6 +46,7 @@ class Copier:
         queue: TransferQueue,
         pools: Pools,
         outbox: EventOutbox,
+        gate: PageGate,
         *,
         storage_id: str,
         incarnation: str,
@@ -56,6 +54,7 @@ class Copier:
     ) -> None:
         self._queue = queue
         self._pools = pools
+        self._gate = gate
         self._outbox = outbox
         self._storage_id = storage_id
         self._incarnation = incarnation
@@ -75,7 +74,7 @@ class Copier:
         await self.wake()
 
     async def run(self) -> None:
-        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy", initializer=_lower_priority)
+        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="copy", initializer=lower_priority)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._threads):
@@ -118,6 +117,7 @@ class Copier:
             await self._copy(executor, transfer)
 
     async def _copy(self, executor: ThreadPoolExecutor, transfer: Transfer) -> None:
+        await self._gate.passed(transfer.after)
         started = time.perf_counter()
         error = ""
         try:
@@ -137,11 +137,3 @@ class Copier:
             measures.COPY_SECONDS.labels(measures.DEVICE_TO_HOST).inc(seconds)
             measures.COPY_LATENCY.labels(measures.DEVICE_TO_HOST).observe(seconds)
         await self.answer(ended, seconds)
-
-
-def _lower_priority() -> None:
-    try:
-        # On Linux this sets the niceness of the calling thread alone, so the event loop keeps its own.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COPY_NICENESS)
-    except OSError as error:
-        _log.warning("priority_not_lowered", reason=str(error))

@@ -13,5 +13,42 @@ POOL_BYTES = metrics.gauge("storage_host_pool_bytes", "Bytes of the host pool's 
 OUTBOX = metrics.gauge("storage_outbox_events", "Events that the broker has not acknowledged")
 PLAN_SECONDS = metrics.histogram("storage_plan_delay_seconds", "From the scheduler's publishing a plan to its arrival")
 PLANS_FETCHED = metrics.counter("storage_plans_fetched", "Plans read from the stream because they had been missed")
+REMOTE_REQUESTS = metrics.counter("storage_remote_requests", "Calls to the object store", ("verb", "outcome"))
+REMOTE_SECONDS = metrics.histogram("storage_remote_seconds", "Time of one call, retries included", ("verb",))
+REMOTE_RETRIES = metrics.counter("storage_remote_retries", "Attempts after the first one of a call", ("verb",))
+REMOTE_BREAKER = metrics.gauge("storage_remote_breaker", "Circuit breaker: 0 closed, 1 probing, 2 open")
+REMOTE_BYTES = metrics.counter("storage_remote_bytes", "Bytes of blobs to and from the object store", ("direction",))
+CIPHER_REFUSALS = metrics.counter("storage_cipher_refusals", "Chunks not sealed or not opened", ("operation", "reason"))
+KEYS = metrics.gauge("storage_keys", "Encryption keys that are loaded")
+KEY_FAULTS = metrics.counter("storage_key_faults", "Reloads of the keys file that were refused")
 
 DEVICE_TO_HOST = "device_to_host"
+
+TIER_BYTES = metrics.counter("storage_tier_bytes", "Bytes of blobs read and written", ("tier", "direction"))
+TIER_SECONDS = metrics.counter("storage_tier_seconds", "Time of those reads and writes", ("tier", "direction"))
+TIER_LATENCY = metrics.histogram("storage_tier_latency_seconds", "Time of one of them", ("tier", "direction"))
+TIER_FAILURES = metrics.counter("storage_tier_failures", "Times that a tier failed or was left out", ("tier",))
+BAD_CHUNKS = metrics.counter("storage_bad_chunks", "Chunks that were not what they should be", ("tier", "reason"))
+DISK_BYTES = metrics.gauge("storage_disk_bytes", "Bytes of chunks on the disk or on their way there")
+DISK_QUOTA = metrics.gauge("storage_disk_quota_bytes", "Bytes that the disk may hold")
+DISK_CHUNKS = metrics.gauge("storage_disk_chunks", "Chunks on the disk")
+DISK_FULL = metrics.counter("storage_disk_full", "Writes for which the disk had no room although the quota had")
+CHUNKS_REFUSED = metrics.counter("storage_chunks_refused", "Chunks that the disk did not take", ("reason",))
+EVICTED = metrics.counter("storage_chunks_evicted", "Chunks that had to make room on the disk")
+SAVES = metrics.gauge("storage_saves", "Saves that wait or run")
+FETCHES = metrics.gauge("storage_fetches", "Fetches that wait or run")
+FETCH_SECONDS = metrics.histogram("storage_fetch_seconds", "From a fetch's arrival to its last event")
+UPLOADS = metrics.counter("storage_uploads", "Chunks for the object store", ("outcome",))
+UPLOADS_WAITING = metrics.gauge("storage_uploads_waiting", "Chunks that wait to be uploaded")
+PROMOTIONS = metrics.counter("storage_promotions", "Chunks of the object store for the disk", ("outcome",))
+REMOVALS = metrics.gauge("storage_removals", "Files of chunks that wait to be deleted")
+IO_WAITING = metrics.gauge("storage_io_waiting", "Calls that wait for an I/O thread", ("lane",))
+STAGING_TAKEN = metrics.gauge("storage_staging_buffers", "Buffers of chunks on their way")
+OVERTAKEN = metrics.counter("storage_saves_overtaken", "Writes to host pages that a save had still to read")
+
+
+def moved(tier: str, direction: str, nbytes: int, seconds: float) -> None:
+    """A blob was read from a tier, or written to it."""
+    TIER_BYTES.labels(tier, direction).inc(nbytes)
+    TIER_SECONDS.labels(tier, direction).inc(seconds)
+    TIER_LATENCY.labels(tier, direction).observe(seconds)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from services.storage import measures
 from services.storage.copier import MAX_ERROR_LENGTH, Copier
 from services.storage.core.transfer_queue import TransferQueue
+from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.tiers import Tiers
 from shared import logs
 from shared.errors import ThermoclineError
 from shared.event_outbox import EventOutbox
@@ -16,8 +19,13 @@ from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import (
     AttachDevicePool,
     BackupPages,
+    CancelFetch,
     CreateHostPool,
     DetachDevicePool,
+    DropChunks,
+    FetchChunks,
+    PinChunks,
+    SaveChunks,
     StoragePlan,
 )
 
@@ -33,6 +41,8 @@ class Orders:
         queue: TransferQueue,
         copier: Copier,
         outbox: EventOutbox,
+        gate: PageGate,
+        tiers: Tiers,
         *,
         storage_id: str,
         incarnation: str,
@@ -41,11 +51,13 @@ class Orders:
         self._queue = queue
         self._copier = copier
         self._outbox = outbox
+        self._gate = gate
+        self._tiers = tiers
         self._storage_id = storage_id
         self._incarnation = incarnation
 
     async def execute(self, plan: StoragePlan) -> None:
-        """Carry out one plan. Backups are only queued here; their answer comes when they end."""
+        """Carry out one plan. Backups, saves, fetches and drops are only queued here; each is answered at its end."""
         order = plan.order
         try:
             match order:
@@ -61,6 +73,16 @@ class Orders:
                         _log.info("device_pool_detached", worker=order.worker_id)
                 case BackupPages():
                     await self._queue_backup(order)
+                case SaveChunks():
+                    await self._tiers.save(order)
+                case FetchChunks():
+                    await self._tiers.fetch(order)
+                case CancelFetch():
+                    self._tiers.cancel(order.fetch_id)
+                case PinChunks():
+                    self._tiers.pin(order)
+                case DropChunks():
+                    self._tiers.drop(order)
         except Exception as error:
             # One bad order must not end the storage, which holds everybody's host pages.
             name = type(order).__name__
@@ -86,10 +108,15 @@ class Orders:
                 error=reason[:MAX_ERROR_LENGTH],
             )
         )
+        if handle is not None:
+            # What the disk holds follows the pool, so that nobody is told of chunks that cannot be loaded yet.
+            self._tiers.open(geometry)
 
     async def _queue_backup(self, order: BackupPages) -> None:
         try:
-            added = self._queue.add(self._pools.check(order))
+            transfer = self._pools.check(order)
+            reads = self._gate.write_ordered(transfer.host_pages.tolist())
+            added = self._queue.add(replace(transfer, after=reads))
         except Exception as error:
             await self._copier.answer_error(order.transfer_id, str(error) or type(error).__name__)
             return

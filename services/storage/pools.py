@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from services.storage import measures
 from services.storage.core.backup_check import Transfer, check_backup
+from services.storage.core.fetch_check import FetchChunk, check_fetch
+from services.storage.core.save_check import SaveChunk, check_save, reads_device
 from shared.errors import ConfigError, InvalidRequest, ThermoclineError
 from shared.memory import DevicePoolView, HostPoolView, pages_for
 from shared.memory.device_pool_view import DevicePages
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.storage_plans import AttachDevicePool, BackupPages
+from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
 
 
 def open_device_pool(handle: PoolHandle) -> DevicePages:
@@ -111,6 +113,16 @@ class Pools:
         """The transfer that ``order`` asks for. Raises InvalidRequest when it cannot be carried out."""
         device = self.device(order.worker_id, order.worker_incarnation)
         return check_backup(order, device.handle, self.host.handle)
+
+    def check_save(self, order: SaveChunks) -> list[SaveChunk]:
+        """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""
+        host = self.host.handle
+        device = self.device(order.worker_id, order.worker_incarnation).handle if reads_device(order) else None
+        return check_save(order, host, device)
+
+    def check_fetch(self, order: FetchChunks) -> list[FetchChunk]:
+        """The chunks that ``order`` asks for. Raises InvalidRequest when they cannot be brought."""
+        return check_fetch(order, self.host.handle)
 
     def close(self) -> None:
         """Let go of every pool and remove the host pool's name. Workers that map it keep their mapping."""

@@ -1,4 +1,4 @@
-"""The storage's asyncio loop: join, hear plans, copy, answer calls, leave."""
+"""The storage's asyncio loop: join, hear plans, move pages and chunks, answer calls, leave."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from services.storage import measures
 from services.storage.config import StorageConfig
 from services.storage.copier import Copier
 from services.storage.core.transfer_queue import TransferQueue
+from services.storage.media import Media
 from services.storage.orders import Orders
+from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.tiers import Tiers
 from shared import logs, subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, beat
-from shared.messages.status import GetInventory, Inventory
+from shared.messages.status import GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
 from shared.plan_receiver import PlanReceiver
@@ -29,7 +32,9 @@ _log = logs.get_logger("storage")
 class StorageShell:
     """One incarnation of a storage. ``run`` serves until ``life`` stops, then leaves in order."""
 
-    def __init__(self, config: StorageConfig, bus: Bus, pools: Pools, *, incarnation: str) -> None:
+    def __init__(
+        self, config: StorageConfig, bus: Bus, pools: Pools, media: Media | None = None, *, incarnation: str
+    ) -> None:
         self._config = config
         self._bus = bus
         self._pools = pools
@@ -43,15 +48,27 @@ class StorageShell:
             capacity=config.max_transfers + 64,
             waiting=measures.OUTBOX,
         )
+        gate = PageGate()
+        self._tiers = Tiers(config, media or Media(), pools, gate, self._outbox, incarnation=incarnation)
         self._copier = Copier(
             self._queue,
             pools,
             self._outbox,
+            gate,
             storage_id=config.id,
             incarnation=incarnation,
             threads=config.threads,
         )
-        orders = Orders(pools, self._queue, self._copier, self._outbox, storage_id=config.id, incarnation=incarnation)
+        orders = Orders(
+            pools,
+            self._queue,
+            self._copier,
+            self._outbox,
+            gate,
+            self._tiers,
+            storage_id=config.id,
+            incarnation=incarnation,
+        )
         self._plans = PlanReceiver(
             bus,
             subjects.storage_output(config.id),
@@ -67,18 +84,23 @@ class StorageShell:
         """Serve until ``life.stopping``. Pools are gone when it returns or raises."""
         copying = asyncio.create_task(self._copier.run(), name="copier")
         sending = asyncio.create_task(self._outbox.run(), name="outbox")
-        tasks = [copying, sending]
+        moving = asyncio.create_task(self._tiers.run(), name="tiers")
+        tasks = [copying, sending, moving]
         try:
             # Listen first: plans for this incarnation may follow the join at once.
             await self._plans.start()
-            calls = await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory)
+            calls = [
+                await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory),
+                await self._bus.serve(subjects.rpc("storage", "verify", self._config.id), self._verify),
+            ]
             await self._join()
             tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             await life.watch(*tasks)
             await self._plans.stop()
-            await calls.close()
-            await self._leave(copying)
+            for call in calls:
+                await call.close()
+            await self._leave(copying, moving)
         finally:
             for task in tasks:
                 task.cancel()
@@ -93,15 +115,19 @@ class StorageShell:
                 incarnation=self.incarnation,
                 node=config.node_name,
                 host_bytes=config.host_kv_bytes,
+                disk_bytes=self._tiers.disk_bytes,
+                has_remote=self._tiers.has_remote,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)
 
-    async def _leave(self, copying: asyncio.Task[None]) -> None:
+    async def _leave(self, copying: asyncio.Task[None], moving: asyncio.Task[None]) -> None:
         await self._copier.stop()
+        self._tiers.stop()
         for ended in self._queue.revoke_waiting("the storage is stopping"):
             await self._copier.answer(ended)
         await copying
+        await moving
         await self._outbox.put_when_room(StorageLeft(storage_id=self._config.id, incarnation=self.incarnation))
         if not await self._outbox.drained(FLUSH_S):
             _log.warning("left_unannounced", reason="the broker did not answer in time")
@@ -124,6 +150,10 @@ class StorageShell:
                     "pages_backed_up": totals.pages,
                     "bytes_backed_up": totals.nbytes,
                     "transfers_outstanding": len(self._queue),
+                    **self._tiers.counters(),
                 },
             )
         )
+
+    async def _verify(self, data: bytes) -> bytes:
+        return encode(await self._tiers.verify(decode(data, VerifyChunks)))

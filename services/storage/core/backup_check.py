@@ -18,7 +18,10 @@ from shared.messages.storage_plans import BackupPages
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A checked backup. ``device_pages`` and ``host_pages`` are int32 [n], ``identities`` has one of 16 bytes each."""
+    """A checked backup. ``device_pages`` and ``host_pages`` are int32 [n], ``identities`` has one of 16 bytes each.
+
+    ``after`` are reads of its host pages that were ordered earlier (see ``page_hazards``).
+    """
 
     transfer_id: int
     worker_id: str
@@ -26,6 +29,7 @@ class Transfer:
     device_pages: npt.NDArray[np.int32]
     host_pages: npt.NDArray[np.int32]
     identities: tuple[bytes, ...]
+    after: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.identities)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from services.storage.gpu_bridge import CudaDevicePool, unpickle_handle
+from services.storage.gpu_bridge import CudaDevicePool
 from shared.errors import TransportError
+from shared.memory.cuda_ipc import unpickle_handle
 from shared.messages.pools import KvGeometry, PoolHandle
 
 GEOMETRY = KvGeometry(layers=1, kv_heads=1, head_dim=4, page_size=1, dtype="float32")

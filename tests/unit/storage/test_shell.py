@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from services.storage.config import StorageConfig
-from services.storage.copier import COPY_NICENESS
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
+from services.storage.thread_priority import COPY_NICENESS
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.codec import Input, decode, decode_input, encode

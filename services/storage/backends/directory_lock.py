@@ -1,0 +1,43 @@
+"""One process per directory: a file lock, which the kernel lets go however its holder ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from shared.errors import ConfigError
+
+
+class DirectoryLock:
+    """Holds ``path`` until :meth:`release`. The file says which process holds it and stays where it is."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError, naming the process, if another holds it (or this one does, by another object)."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise ConfigError(
+                f"{os.path.dirname(path)} is in use by process {holder}: every storage needs directories of its own"
+            ) from error
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            # The lock holds without its note, and a disk that is full must still be read from.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self.release()
+                raise
+
+    def release(self) -> None:
+        """Let go; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,245 @@
+"""The disk tier: chunks in one or several directories, which take them in turn (HCache 4.2.1).
+
+What is where is kept in memory, so that only reading a chunk touches a disk. The map is made from the names of files at
+the start, and :meth:`DiskBackend.entries` makes sure of each by its header. A directory that cannot be used is left
+out; one that fails later is passed over by writes while others take them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey
+from services.storage.backends.disk_directory import DiskDirectory
+from services.storage.backends.file_calls import FileCalls
+from services.storage.backends.key_locks import KeyLocks
+from services.storage.chunk_format import read_fixed
+from shared import logs
+from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, TransportError
+
+SCAN_THREADS = 8
+_SCANNED_AT_ONCE = 256
+
+CLOSE_S = 30.0
+"""The longest wait for writes under way at the end; a disk that hangs must not keep the process."""
+
+_log = logs.get_logger("disk")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    directory: DiskDirectory
+    nbytes: int
+    is_checked: bool
+    """Whether its header was read, or it was written here."""
+
+
+class DiskBackend:
+    """See :class:`~services.storage.backends.ChunkBackend`."""
+
+    name = "disk"
+
+    def __init__(self, paths: Sequence[str], *, is_direct_wanted: bool = True, calls: FileCalls | None = None) -> None:
+        """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
+
+        Raises ConfigError if another storage has one of them, or none can be used.
+        """
+        self._calls = calls or FileCalls()
+        self._lock = threading.Lock()
+        self._keys = KeyLocks()
+        self._places: dict[ChunkKey, _Place] = {}
+        self._failing: set[str] = set()
+        self._is_closed = False
+        self.left_out: dict[str, str] = {}
+        """Directories that are not used, and why."""
+        self.directories: list[DiskDirectory] = []
+        try:
+            for path in paths:
+                self._take(path, is_direct_wanted)
+        except BaseException:
+            self._release()
+            raise
+        if not self.directories:
+            reasons = "; ".join(self.left_out.values()) or "none is named"
+            raise ConfigError(f"no directory of the disk tier can be used: {reasons}")
+
+    @property
+    def quarantined(self) -> int:
+        """Files that turned out not to be their chunk, since the start."""
+        return sum(directory.quarantined for directory in self.directories)
+
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
+        """See :class:`~services.storage.backends.ChunkBackend`. Raises InvalidRequest for a blob of no whole blocks."""
+        if not blob.nbytes or blob.nbytes % BLOCK_BYTES:
+            raise InvalidRequest(f"a blob of {blob.nbytes} bytes is not whole blocks")
+        deadline_s = time.monotonic() + timeout_s
+        with self._keys.hold(key, deadline_s):
+            if self._find(key) is not None:
+                return False
+            directory = self._write(key, blob, stripe, deadline_s)
+            with self._lock:
+                self._places[key] = _Place(directory, blob.nbytes, True)
+            return True
+
+    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
+        """See :class:`~services.storage.backends.ChunkBackend`."""
+        place = self._find(key)
+        if place is None:
+            return 0
+        nbytes = place.directory.get(key.path, place.nbytes, into)
+        if not nbytes:
+            self._forget(key, place, time.monotonic() + timeout_s)
+        return nbytes
+
+    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """See :class:`~services.storage.backends.ChunkBackend`."""
+        return self._find(key) is not None
+
+    def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """See :class:`~services.storage.backends.ChunkBackend`. A chunk may be back after a loss of power."""
+        return self._remove(key, timeout_s, DiskDirectory.delete)
+
+    def quarantine(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """Drop a chunk that failed verification, but keep the file for an operator. False if the tier lacked it."""
+        return self._remove(key, timeout_s, DiskDirectory.quarantine)
+
+    def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
+        """See :class:`~services.storage.backends.ChunkBackend`. Reads headers that were not read before, a few ahead of
+        the caller; a file whose header is not that of its chunk is quarantined.
+        """
+        with self._lock:
+            self._check_open()
+            keys = [key for key in self._places if not namespace or key.namespace == namespace]
+        with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as executor:
+            for start in range(0, len(keys), _SCANNED_AT_ONCE):
+                for entry in executor.map(self._entry, keys[start : start + _SCANNED_AT_ONCE]):
+                    if entry is not None:
+                        yield entry
+
+    def close(self) -> None:
+        """See :class:`~services.storage.backends.ChunkBackend`."""
+        if not self._keys.close(CLOSE_S):
+            _log.error("disk_closed_while_writing", waited_s=CLOSE_S)
+        with self._lock:
+            self._is_closed = True
+            self._places.clear()
+        self._release()
+
+    def _take(self, path: str, is_direct_wanted: bool) -> None:
+        try:
+            directory = DiskDirectory(path, self._calls, is_direct_wanted=is_direct_wanted)
+        except (TransportError, CapacityError) as error:
+            _log.error("disk_directory_left_out", path=path, reason=error.message)
+            self.left_out[path] = error.message
+            return
+        self.directories.append(directory)
+        try:
+            before = len(self._places)
+            for key, nbytes in directory.scan():
+                if key in self._places:
+                    # It was written again while this directory was left out; equal names are equal chunks.
+                    directory.delete(key.path)
+                else:
+                    self._places[key] = _Place(directory, nbytes, False)
+        except (TransportError, CapacityError) as error:
+            _log.error("disk_directory_left_out", path=path, reason=error.message)
+            self.left_out[path] = error.message
+            self._places = {key: place for key, place in self._places.items() if place.directory is not directory}
+            self.directories.remove(directory)
+            directory.close()
+            return
+        _log.info(
+            "disk_directory_opened",
+            path=directory.path,
+            direct=directory.is_direct,
+            chunks=len(self._places) - before,
+            leftovers_removed=directory.leftovers,
+        )
+
+    def _write(self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float) -> DiskDirectory:
+        """Write to the directory whose turn it is, or to the next that can take it."""
+        count = len(self.directories)
+        failure: CapacityError | TransportError | None = None
+        for place in range(stripe, stripe + count):
+            directory = self.directories[place % count]
+            try:
+                directory.put(key.path, blob, deadline_s)
+            except (CapacityError, TransportError) as error:
+                self._note_failing(directory, error.message)
+                failure = error
+            else:
+                self._note_failing(directory, "")
+                return directory
+        raise failure or TransportError("the tier is closed")
+
+    def _note_failing(self, directory: DiskDirectory, reason: str) -> None:
+        """Log when a directory begins to fail and when it works again, not every time in between."""
+        with self._lock:
+            was_failing = directory.path in self._failing
+            (self._failing.add if reason else self._failing.discard)(directory.path)
+        if reason and not was_failing:
+            _log.error("disk_directory_failing", path=directory.path, reason=reason)
+        if was_failing and not reason:
+            _log.info("disk_directory_works_again", path=directory.path)
+
+    def _find(self, key: ChunkKey) -> _Place | None:
+        with self._lock:
+            self._check_open()
+            return self._places.get(key)
+
+    def _remove(self, key: ChunkKey, timeout_s: float, how: Callable[[DiskDirectory, str], bool]) -> bool:
+        with self._keys.hold(key, time.monotonic() + timeout_s):
+            place = self._find(key)
+            if place is None:
+                return False
+            is_gone = how(place.directory, key.path)
+            with self._lock:
+                self._places.pop(key, None)
+            return is_gone
+
+    def _forget(self, key: ChunkKey, place: _Place, deadline_s: float) -> None:
+        """A file was missing: drop it from the map unless it was deleted, or written again, in the meantime."""
+        with self._keys.hold(key, deadline_s):
+            if self._find(key) is place and not place.directory.head(key.path, 1)[1]:
+                _log.warning("chunk_vanished", chunk=key.path, directory=place.directory.path)
+                with self._lock:
+                    self._places.pop(key, None)
+
+    def _entry(self, key: ChunkKey) -> ChunkEntry | None:
+        """The chunk's line of the inventory; None if it is gone, not sound, or cannot be read now."""
+        place = self._find(key)
+        if place is None:
+            return None
+        if place.is_checked:
+            return ChunkEntry(key, place.nbytes)
+        try:
+            head, nbytes = place.directory.head(key.path, BLOCK_BYTES)
+            if not nbytes:
+                self._forget(key, place, time.monotonic() + CLOSE_S)
+                return None
+            found = read_fixed(memoryview(head), nbytes).key
+            if found != key:
+                raise IntegrityError(f"it is chunk {found.path}", code="wrong_identity")
+        except IntegrityError as error:
+            if self.quarantine(key, timeout_s=CLOSE_S):
+                _log.warning("chunk_quarantined", chunk=key.path, reason=error.message, code=error.code)
+            return None
+        except TransportError as error:
+            _log.warning("chunk_not_listed", chunk=key.path, reason=error.message)
+            return None
+        with self._lock:
+            if self._places.get(key) is place:
+                self._places[key] = _Place(place.directory, nbytes, True)
+        return ChunkEntry(key, nbytes)
+
+    def _release(self) -> None:
+        for directory in self.directories:
+            directory.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TransportError("the tier is closed")

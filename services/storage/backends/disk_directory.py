@@ -1,0 +1,290 @@
+"""One directory of the disk tier: a file a chunk, written so that it is there whole or not at all.
+
+::
+
+    thermocline.lock                                     held by the storage whose directory it is
+    chunks/<namespace>/<geometry>/<two digits>/<identity>.chunk
+    writing/                                             files that have no name of a chunk yet; emptied at a start
+    quarantine/                                          a few of the files that turned out not to be their chunk
+
+A chunk is written to ``writing/``, its data made durable, then renamed, then the directory that holds the new name is
+made durable. Ended anywhere before the rename, the file is a leftover of ``writing/``; after it, the chunk is whole.
+Nothing that is known to be there is ever replaced: the backend holds the chunk's name meanwhile (``key_locks``).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from services.storage.backends import BLOCK_BYTES, ChunkKey
+from services.storage.backends.directory_lock import DirectoryLock
+from services.storage.backends.file_calls import FileCalls, translated
+from shared import logs
+from shared.errors import IntegrityError, InvalidRequest, TransportError
+
+SUFFIX = ".chunk"
+LOCK_FILE = "thermocline.lock"
+CHUNKS, WRITING, QUARANTINE = "chunks", "writing", "quarantine"
+
+QUARANTINED_FILES = 32
+"""Evidence that is kept in each directory; what is found beyond it is deleted, for it is outside every quota."""
+
+_DEPTH = 3  # Directories between ``chunks`` and a file.
+
+_log = logs.get_logger("disk")
+
+
+class DiskDirectory:
+    """Paths of chunks are those of ``ChunkKey.path``. ``put``, ``get``, ``head``, ``delete`` and ``quarantine`` may
+    come from any thread; no two change the same chunk at once.
+    """
+
+    def __init__(self, path: str, calls: FileCalls, *, is_direct_wanted: bool) -> None:
+        """Take a directory that exists, and empty ``writing/``.
+
+        Raises ConfigError if another storage has it, TransportError or CapacityError if it cannot be used.
+        """
+        self.path = os.path.abspath(path)
+        self._calls = calls
+        self._chunks, self._writing, self._quarantine = (
+            os.path.join(self.path, part) for part in (CHUNKS, WRITING, QUARANTINE)
+        )
+        self._names = itertools.count()
+        self._counting = threading.Lock()
+        self.quarantined = 0
+        """Files moved to ``quarantine/``, or deleted because it was full, since the start."""
+        self._making = threading.Lock()
+        self._durable: set[str] = set()
+        with translated(f"directory {self.path} cannot be used"):
+            self._lock = DirectoryLock(os.path.join(self.path, LOCK_FILE))
+            try:
+                for part in (self._chunks, self._writing, self._quarantine):
+                    self._make_directory(part)
+                calls.sync_directory(self.path)
+                self.leftovers = self._empty_writing()
+                self.is_direct = is_direct_wanted and self._allows_direct()
+            except BaseException:
+                self._lock.release()
+                raise
+
+    def put(self, path: str, blob: memoryview, deadline_s: float) -> None:
+        """Keep ``blob``, durably, under a name that is free (or holds what nobody knows of).
+
+        Raises CapacityError, or TransportError, also when ``deadline_s`` (``time.monotonic``) passes between two
+        calls; then nothing is left of it.
+        """
+        temporary = os.path.join(self._writing, f"{os.path.basename(path)}.{next(self._names)}")
+        final = self._file(path)
+        with translated(f"chunk {path} cannot be written to {self.path}"):
+            name = ""
+            try:
+                self._write(temporary, blob, deadline_s)
+                name = temporary
+                self._make_parents(os.path.dirname(final))
+                _check_time(deadline_s)
+                self._calls.rename(temporary, final)
+                name = final
+                self._calls.sync_directory(os.path.dirname(final))
+            except BaseException as error:
+                if isinstance(error, FileNotFoundError):
+                    # Somebody removed directories. Those that can be made again are, the next time.
+                    self._forget_parents()
+                if name:
+                    self._remove_quietly(name)
+                raise
+
+    def get(self, path: str, nbytes: int, into: memoryview) -> int:
+        """Read a chunk of ``nbytes`` bytes to the front of ``into``; fewer than that if it is torn, 0 if it is gone.
+
+        The size is an argument to save a call: each lets go of the interpreter, which others hold while they verify.
+        """
+        if nbytes > into.nbytes:
+            raise IntegrityError(f"chunk {path} has {nbytes} bytes, not {into.nbytes}", code="wrong_layout")
+        with translated(f"chunk {path} cannot be read from {self.path}"):
+            try:
+                fd = self._calls.open(self._file(path), os.O_RDONLY | self._direct(into[:nbytes]))
+            except FileNotFoundError:
+                self._check_present()
+                return 0
+            try:
+                return self._read(fd, into[:nbytes])
+            finally:
+                self._calls.close(fd)
+
+    def head(self, path: str, nbytes: int) -> tuple[bytes, int]:
+        """The first bytes of a chunk (at most ``nbytes``) and its size; (b"", 0) if there is none."""
+        with translated(f"chunk {path} cannot be read from {self.path}"):
+            try:
+                fd = self._calls.open(self._file(path), os.O_RDONLY)
+            except FileNotFoundError:
+                self._check_present()
+                return b"", 0
+            try:
+                # Nobody is about to read the rest: reading ahead would multiply what an inventory reads.
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                head = memoryview(bytearray(nbytes))
+                return bytes(head[: self._read(fd, head)]), self._calls.size(fd)
+            finally:
+                self._calls.close(fd)
+
+    def delete(self, path: str) -> bool:
+        """Remove a chunk; False if there is none."""
+        with translated(f"chunk {path} cannot be deleted from {self.path}"):
+            try:
+                self._calls.unlink(self._file(path))
+            except FileNotFoundError:
+                self._check_present()
+                return False
+            return True
+
+    def quarantine(self, path: str) -> bool:
+        """Move a chunk out of the way, where an operator may look at it; False if there is none."""
+        return self._set_aside(self._file(path))
+
+    def scan(self) -> Iterator[tuple[ChunkKey, int]]:
+        """The names and bytes of all chunks, by names and sizes alone; what cannot be a chunk is quarantined."""
+        with translated(f"directory {self.path} cannot be listed"):
+            for file, nbytes in self._files(self._chunks, _DEPTH):
+                path, is_chunk = os.path.relpath(file, self._chunks).removesuffix(SUFFIX), file.endswith(SUFFIX)
+                try:
+                    key = ChunkKey.parse(path)
+                except InvalidRequest:
+                    is_chunk = False
+                if not is_chunk or not nbytes or nbytes % BLOCK_BYTES:
+                    _log.warning("chunk_quarantined", file=file, reason="neither name nor size is that of a chunk")
+                    self._set_aside(file)
+                else:
+                    yield key, nbytes
+
+    def close(self) -> None:
+        """Let go of the directory; idempotent."""
+        self._lock.release()
+
+    def _file(self, path: str) -> str:
+        return f"{self._chunks}/{path}{SUFFIX}"
+
+    def _write(self, path: str, blob: memoryview, deadline_s: float) -> None:
+        fd = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._direct(blob))
+        try:
+            offset = 0
+            while offset < blob.nbytes:
+                offset += self._calls.write(fd, blob[offset:], offset)
+                _check_time(deadline_s)
+            self._calls.sync_data(fd)
+        except BaseException:
+            self._remove_quietly(path)
+            raise
+        finally:
+            self._calls.close(fd)
+
+    def _read(self, fd: int, into: memoryview) -> int:
+        """Fill ``into`` from the front of the file as far as the file goes."""
+        offset = 0
+        while offset < into.nbytes and (count := self._calls.read(fd, into[offset:], offset)):
+            offset += count
+        return offset
+
+    def _direct(self, buffer: memoryview) -> int:
+        """The flag that bypasses the page cache, if the directory and the buffer allow it."""
+        if not self.is_direct or buffer.nbytes % BLOCK_BYTES:
+            return 0
+        return os.O_DIRECT if np.frombuffer(buffer, np.uint8).ctypes.data % BLOCK_BYTES == 0 else 0
+
+    def _allows_direct(self) -> bool:
+        """Whether the file system takes a block past the page cache; some refuse only the write."""
+        probe = os.path.join(self._writing, "probe")
+        fd = -1
+        try:
+            fd = self._calls.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+            self._calls.write(fd, memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0)
+        except OSError as error:
+            # A full disk says nothing about the flag, and it can still be read from.
+            return fd >= 0 and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        finally:
+            if fd >= 0:
+                self._calls.close(fd)
+            self._remove_quietly(probe)
+        return True
+
+    def _make_directory(self, path: str) -> None:
+        try:
+            self._calls.make_directory(path)
+        except FileExistsError:
+            pass
+
+    def _make_parents(self, directory: str) -> None:
+        """Make a chunk's directories, and their names durable, once in this process: a predecessor may have been
+        killed between the two.
+        """
+        if directory in self._durable:
+            return
+        with self._making:
+            levels = os.path.relpath(directory, self._chunks).split(os.sep)
+            for depth in range(1, len(levels) + 1):
+                level = os.path.join(self._chunks, *levels[:depth])
+                if level not in self._durable:
+                    self._make_directory(level)
+                    self._calls.sync_directory(os.path.dirname(level))
+                    self._durable.add(level)
+
+    def _forget_parents(self) -> None:
+        with self._making:
+            self._durable.clear()
+
+    def _check_present(self) -> None:
+        """Raise FileNotFoundError if it is not one chunk that is missing but the directory: its disk went away."""
+        os.stat(self._chunks)
+
+    def _empty_writing(self) -> int:
+        leftovers = [os.path.join(self._writing, name) for name in sorted(os.listdir(self._writing))]
+        for leftover in leftovers:
+            self._calls.unlink(leftover)
+        return len(leftovers)
+
+    def _files(self, directory: str, depth: int) -> Iterator[tuple[str, int]]:
+        """Regular files below a directory, and their bytes; at any depth up to one more than chunks have."""
+        with os.scandir(directory) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if depth:
+                    yield from self._files(entry.path, depth - 1)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.path, entry.stat(follow_symlinks=False).st_size
+
+    def _set_aside(self, file: str) -> bool:
+        with translated(f"{file} cannot be quarantined"):
+            try:
+                if len(os.listdir(self._quarantine)) >= QUARANTINED_FILES:
+                    self._calls.unlink(file)
+                else:
+                    name = f"{os.path.basename(file)}.{time.time_ns()}"
+                    self._calls.rename(file, os.path.join(self._quarantine, name))
+            except FileNotFoundError:
+                self._check_present()
+                return False
+            with self._counting:
+                self.quarantined += 1
+            return True
+
+    def _remove_quietly(self, file: str) -> None:
+        try:
+            self._calls.unlink(file)
+        except OSError as error:
+            # What went wrong before is what the caller hears of; ``writing`` is emptied at the next start.
+            if error.errno != errno.ENOENT:
+                _log.warning("file_not_removed", file=file, reason=str(error))
+
+
+def _check_time(deadline_s: float) -> None:
+    """A system call cannot be interrupted, but no further one is begun."""
+    if time.monotonic() > deadline_s:
+        raise TransportError("the disk took too long")

@@ -1,0 +1,65 @@
+"""The system calls of the disk tier, one method each: the seam at which tests count, fail or end a process."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.errors import CapacityError, TransportError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FileCalls:
+    """Straight through to the kernel. Every method raises OSError as the call does."""
+
+    def open(self, path: str, flags: int) -> int:
+        """Open for this process alone; new files are the owner's only."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, into: memoryview, offset: int) -> int:
+        return os.preadv(fd, [into], offset)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def sync_data(self, fd: int) -> None:
+        """The file's data and size are durable when this returns; its name need not be."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """The names in a directory are durable when this returns."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(path, 0o700)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn OSError into CapacityError (the disk, or the quota on it, is full) or TransportError."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{what}: {error.strerror or error}"
+        if error.errno in _FULL:
+            raise CapacityError(message, code="disk_full") from error
+        raise TransportError(message) from error

@@ -1,0 +1,240 @@
+"""Calls to a store that may be slow, broken or gone: bounded in time, in number and in patience.
+
+A call holds one of a bounded number of slots, asks the circuit breaker (:mod:`services.storage.core.circuit_breaker`),
+and is repeated after a transient failure (:mod:`services.storage.core.retrying`) until its deadline, which nothing
+outlives: requests run on an event loop of their own, so that the caller can turn away from one that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from services.storage import measures
+from services.storage.backends.store_errors import Fault, fault_of
+from services.storage.core.circuit_breaker import BreakerState, CircuitBreaker, Verdict
+from services.storage.core.retrying import RetryPolicy
+from shared import logs
+from shared.errors import CapacityError, TransportError
+
+T = TypeVar("T")
+
+FAILURES_TO_OPEN = 5
+COOL_DOWN_S = 10.0
+FAIR_TRIAL_S = 0.25
+"""A call that had less time than this and ran out of it says nothing about the store."""
+
+SETTLE_S = 0.1
+
+_log = logs.get_logger("storage")
+
+_GAUGE: dict[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What the store said. ``outcome`` is the metric's word for it: ok, missing, exists, too_large."""
+
+    outcome: str
+    value: T
+
+
+class GuardedCalls:
+    """One store's calls. ``clock``, ``chance`` (uniform in [0, 1)) and ``pause`` are arguments for tests."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        timeout_s: float,
+        slots: int,
+        policy: RetryPolicy | None = None,
+        breaker: CircuitBreaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._slots = threading.BoundedSemaphore(slots)
+        self._slot_count = slots
+        self._policy = policy or RetryPolicy()
+        self._breaker = breaker or CircuitBreaker(failures_to_open=FAILURES_TO_OPEN, cool_down_s=COOL_DOWN_S)
+        self._breaker_lock = threading.Lock()
+        self._clock = clock
+        self._chance = chance
+        self._closing = threading.Event()
+        self._pause = pause or self._closing.wait
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-requests", daemon=True)
+        self._thread.start()
+        _settle_at_exit(self)
+        measures.REMOTE_BREAKER.set(_GAUGE[self._breaker.state])
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest that any call takes."""
+        return self._timeout_s
+
+    def call(self, verb: str, attempt: Callable[[], Coroutine[Any, Any, Answer[T]]], *, timeout_s: float) -> T:
+        """Run ``attempt`` until it answers, within ``timeout_s`` and the store's own bound, whichever is less.
+
+        Raises TransportError when it cannot, CapacityError when the store is full.
+        """
+        begun_s = self._clock()
+        allowed_s = min(timeout_s, self._timeout_s)
+        if not self._slots.acquire(timeout=max(0.0, allowed_s)):
+            raise self._refusal(verb, "busy", f"all {self._slot_count} connections of {self._name} are in use")
+        try:
+            if self._closing.is_set():
+                raise self._refusal(verb, "closed", f"{self._name} is closed")
+            term, is_probe = self._admit(verb)
+            verdict: Verdict = "failed"
+            reason = ""
+            granted_s = begun_s + allowed_s - self._clock()
+            try:
+                answer = self._run(verb, attempt, begun_s, begun_s + allowed_s, is_probe)
+                verdict = "succeeded"
+            except CapacityError:
+                verdict = "succeeded"  # A store that says it is full has answered, and can still be read.
+                raise
+            except _OutOfTime as error:
+                # Where the time was short, or went by in waiting for others, the store is not to blame for it.
+                verdict = "failed" if granted_s >= min(FAIR_TRIAL_S, self._timeout_s) else "released"
+                reason = str(error)
+                raise TransportError(reason) from error.__cause__
+            except TransportError as error:
+                reason = error.message
+                raise
+            finally:
+                self._report(term, verdict, reason)
+        finally:
+            self._slots.release()
+            measures.REMOTE_SECONDS.labels(verb).observe(max(0.0, self._clock() - begun_s))
+        measures.REMOTE_REQUESTS.labels(verb, answer.outcome).inc()
+        return answer.value
+
+    def close(self) -> None:
+        """Refuse new calls, wait for those under way (each has its bound), and end the loop; idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        deadline_s = time.monotonic() + self._timeout_s
+        taken = 0
+        while taken < self._slot_count and self._slots.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            taken += 1
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join(timeout=1.0)
+        for _ in range(taken):
+            self._slots.release()  # Those who come late find the store closed instead of waiting for a slot.
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _end(self) -> None:
+        left = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.5) if left else None
+        self._loop.stop()
+
+    def _run(
+        self,
+        verb: str,
+        attempt: Callable[[], Coroutine[Any, Any, Answer[T]]],
+        begun_s: float,
+        deadline_s: float,
+        is_probe: bool,
+    ) -> Answer[T]:
+        failed = 0
+        while True:
+            try:
+                return self._wait(attempt, deadline_s - self._clock())
+            except TransportError:
+                raise
+            except Exception as error:
+                fault, cause = fault_of(error), error
+            failed += 1
+            now_s = self._clock()
+            if fault.kind == "transient":
+                delay_s = self._policy.next_delay_s(failed, now_s=now_s, deadline_s=deadline_s, chance=self._chance())
+                # A probe asks once: if that fails, the store is as gone as it was.
+                if delay_s is not None and not is_probe:
+                    self._pause(delay_s)
+                    if not self._closing.is_set():
+                        measures.REMOTE_RETRIES.labels(verb).inc()
+                        continue
+            raise self._failure(verb, fault, failed, now_s - begun_s) from cause
+
+    def _wait(self, attempt: Callable[[], Coroutine[Any, Any, Answer[T]]], remaining_s: float) -> Answer[T]:
+        if remaining_s <= 0.0:
+            raise TimeoutError
+        future = asyncio.run_coroutine_threadsafe(attempt(), self._loop)
+        try:
+            return future.result(remaining_s)
+        except TimeoutError:
+            future.cancel()  # Ends the request and its connection; without effect if it was the attempt's own error.
+            raise
+
+    def _failure(self, verb: str, fault: Fault, failed: int, after_s: float) -> Exception:
+        outcome = {"timed_out": "timed_out", "full": "full"}.get(fault.kind, "failed")
+        measures.REMOTE_REQUESTS.labels(verb, outcome).inc()
+        text = f"{self._name}: {verb} failed after {failed} attempts and {after_s:.3f} s: {fault.text}"
+        if fault.kind == "full":
+            return CapacityError(text)
+        return _OutOfTime(text) if fault.kind == "timed_out" else TransportError(text)
+
+    def _refusal(self, verb: str, why: str, text: str, retry_after_s: float = 0.0) -> TransportError:
+        measures.REMOTE_REQUESTS.labels(verb, why).inc()
+        return TransportError(text, retry_after_ms=int(retry_after_s * 1000))
+
+    def _admit(self, verb: str) -> tuple[int, bool]:
+        with self._breaker_lock:
+            now_s = self._clock()
+            term = self._breaker.admit(now_s)
+            state, remaining_s = self._breaker.state, self._breaker.remaining_s(now_s)
+            measures.REMOTE_BREAKER.set(_GAUGE[state])
+        if term is None:
+            text = f"{self._name} did not answer lately and is not asked now"
+            raise self._refusal(verb, "refused", text, remaining_s)
+        return term, state == "half_open"
+
+    def _report(self, term: int, verdict: Verdict, reason: str) -> None:
+        with self._breaker_lock:
+            before = self._breaker.state
+            self._breaker.report(term, verdict, self._clock())
+            after = self._breaker.state
+            measures.REMOTE_BREAKER.set(_GAUGE[after])
+        if before == "closed" and after == "open":
+            _log.warning("remote_left_alone", store=self._name, reason=reason)
+        if before == "half_open" and after == "closed":
+            _log.info("remote_answers_again", store=self._name)
+
+
+class _OutOfTime(Exception):
+    """The deadline passed; becomes a TransportError when the breaker has been told."""
+
+
+_open: weakref.WeakSet[GuardedCalls] = weakref.WeakSet()
+
+
+def _settle_at_exit(calls: GuardedCalls) -> None:
+    if not _open:
+        atexit.unregister(_settle)
+        atexit.register(_settle)
+    _open.add(calls)
+
+
+def _settle() -> None:
+    """The library's threads let go of an answer a moment after it was given; if the interpreter is gone by then, they
+    abort the process (a race that pyo3-async-runtimes leaves to its users). So the interpreter waits for them.
+    """
+    for calls in list(_open):
+        calls.close()
+    time.sleep(SETTLE_S)

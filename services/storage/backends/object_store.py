@@ -1,0 +1,229 @@
+"""The remote tier: chunks in an object store, or in a directory that nodes share.
+
+Chunks are named by their contents, so nodes that write one name write the same chunk. A write is conditional
+("create"): the first writer's blob stays and the others learn that it is there. A store without conditional writes is
+asked first instead, and of two that write at the same moment the last one writes the same chunk over the first.
+
+Every answer is within the time that the caller gave; what was found to be absent is not asked again for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from obstore.exceptions import BaseError
+
+from services.storage import measures
+from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
+from services.storage.backends.guarded_calls import Answer, GuardedCalls
+from services.storage.backends.remote_location import RemoteLocation, parse_remote
+from services.storage.backends.remote_stores import connect
+from services.storage.backends.store_calls import StoreCalls
+from services.storage.backends.store_errors import (
+    BodyBroken,
+    is_full,
+    is_missing,
+    is_there_already,
+    lacks_conditional_writes,
+)
+from services.storage.config import StorageConfig
+from services.storage.core.absence import AbsenceCache
+from shared import logs
+from shared.errors import IntegrityError, InvalidRequest, TransportError
+
+if TYPE_CHECKING:
+    from obstore import Bytes, ListStream, ObjectMeta
+
+ABSENCE_S = 10.0
+ABSENT_CHUNKS = 16_384
+
+_log = logs.get_logger("storage")
+
+
+def open_remote(config: StorageConfig, *, environ: Mapping[str, str] | None = None) -> ChunkBackend | None:
+    """The remote tier that ``config.remote`` names, or None. Raises ConfigError; asks nothing of the store yet."""
+    if not config.remote:
+        return None
+    location = parse_remote(config.remote)
+    timeout_s = config.remote_timeout_ms / 1000
+    store = connect(location, timeout_s=timeout_s, environ=os.environ if environ is None else environ)
+    calls = GuardedCalls(str(location), timeout_s=timeout_s, slots=config.io_threads)
+    return ObjectStoreBackend(location, StoreCalls(location, store), calls)
+
+
+class ObjectStoreBackend:
+    """A ``ChunkBackend`` over one object store; see :mod:`services.storage.backends` for what its calls promise."""
+
+    name = "remote"
+
+    def __init__(
+        self,
+        location: RemoteLocation,
+        store: StoreCalls,
+        calls: GuardedCalls,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.location = location
+        self._store = store
+        self._calls = calls
+        self._clock = clock
+        self._writes_conditionally = True
+        self._absence = AbsenceCache(max_chunks=ABSENT_CHUNKS, lifetime_s=ABSENCE_S)
+        self._absence_lock = threading.Lock()
+
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
+        """Keep a blob; ``stripe`` means nothing to a store of one place."""
+        # A copy, because a write that was given up may still be read from when the caller uses its buffer again.
+        body = bytes(blob)
+        is_new = self._calls.call("put", lambda: self._put(key.path, body), timeout_s=timeout_s)
+        with self._absence_lock:
+            self._absence.forget(key, self._clock())
+        if is_new:
+            measures.REMOTE_BYTES.labels("up").inc(len(body))
+        return is_new
+
+    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
+        """Read a whole blob; one that is larger than ``into`` is refused before its body is read."""
+        if self._is_known_absent(key, "get"):
+            return 0
+        asked_s = self._clock()
+        nbytes, body = self._calls.call("get", lambda: self._get(key.path, len(into)), timeout_s=timeout_s)
+        if nbytes > len(into):
+            raise IntegrityError(f"{key.path} has {nbytes} bytes in {self.location}, more than {len(into)}")
+        if body is None:
+            self._note_absent(key, asked_s)
+            return 0
+        # Copied here and not as it arrives: only the caller's own thread may touch the caller's buffer, and only
+        # until this call returns.
+        into[:nbytes] = memoryview(body)
+        measures.REMOTE_BYTES.labels("down").inc(nbytes)
+        return nbytes
+
+    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        if self._is_known_absent(key, "head"):
+            return False
+        asked_s = self._clock()
+        is_there = self._calls.call("head", lambda: self._head(key.path), timeout_s=timeout_s)
+        if not is_there:
+            self._note_absent(key, asked_s)
+        return is_there
+
+    def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """Drop a blob. It is asked for first, since stores answer alike whether there was one or not."""
+        return self._calls.call("delete", lambda: self._delete(key.path), timeout_s=timeout_s)
+
+    def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
+        """The chunks of a namespace, page by page; objects of other names are passed over.
+
+        Each page has the store's time-out. Raises TransportError when a page cannot be had.
+        """
+        listing = _Listing(self._store, namespace, self.location.lists_in_order)
+        while page := self._calls.call("list", listing.next_page, timeout_s=self._calls.timeout_s):
+            for meta in page:
+                try:
+                    key = ChunkKey.parse(meta["path"])
+                except InvalidRequest:
+                    continue
+                yield ChunkEntry(key, meta["size"])
+
+    def close(self) -> None:
+        self._calls.close()
+
+    async def _put(self, path: str, body: bytes) -> Answer[bool]:
+        try:
+            return await self._create(path, body)
+        except (BaseError, OSError) as error:
+            # A store without room for a blob may have this very one already.
+            if is_full(error) and (await self._head(path)).value:
+                return Answer("exists", False)
+            raise
+
+    async def _create(self, path: str, body: bytes) -> Answer[bool]:
+        if self._writes_conditionally:
+            try:
+                await self._store.put(path, body, "create")
+            except (BaseError, NotImplementedError) as error:
+                if is_there_already(error):
+                    return Answer("exists", False)
+                if not lacks_conditional_writes(error):
+                    raise
+                self._writes_conditionally = False
+                _log.warning("remote_without_conditional_writes", store=str(self.location))
+            else:
+                return Answer("ok", True)
+        if (await self._head(path)).value:
+            return Answer("exists", False)
+        await self._store.put(path, body, "overwrite")
+        return Answer("ok", True)
+
+    async def _get(self, path: str, room: int) -> Answer[tuple[int, Bytes | None]]:
+        try:
+            nbytes, found = await self._store.get(path)
+        except FileNotFoundError as error:
+            if not is_missing(error):
+                raise
+            return Answer("missing", (0, None))
+        if nbytes > room:
+            return Answer("too_large", (nbytes, None))
+        body = await self._store.body(found)
+        if len(body) != nbytes:
+            raise BodyBroken(f"{path} ended after {len(body)} of {nbytes} bytes")
+        return Answer("ok", (nbytes, body))
+
+    async def _head(self, path: str) -> Answer[bool]:
+        try:
+            await self._store.head(path)
+        except FileNotFoundError as error:
+            if not is_missing(error):
+                raise
+            return Answer("missing", False)
+        return Answer("ok", True)
+
+    async def _delete(self, path: str) -> Answer[bool]:
+        if not (await self._head(path)).value:
+            return Answer("missing", False)
+        try:
+            await self._store.delete(path)
+        except FileNotFoundError:
+            return Answer("missing", False)  # Somebody else dropped it meanwhile.
+        return Answer("ok", True)
+
+    def _is_known_absent(self, key: ChunkKey, verb: str) -> bool:
+        with self._absence_lock:
+            is_absent = self._absence.is_absent(key, self._clock())
+        if is_absent:
+            measures.REMOTE_REQUESTS.labels(verb, "known_missing").inc()
+        return is_absent
+
+    def _note_absent(self, key: ChunkKey, asked_s: float) -> None:
+        with self._absence_lock:
+            self._absence.note(key, asked_s=asked_s, now_s=self._clock())
+
+
+class _Listing:
+    """A listing that goes on behind the last name when a page failed, where the store lists in order."""
+
+    def __init__(self, store: StoreCalls, namespace: str, is_in_order: bool) -> None:
+        self._store = store
+        self._prefix = f"{namespace}/" if namespace else None
+        self._is_in_order = is_in_order
+        self._stream: ListStream[Sequence[ObjectMeta]] | None = None
+        self._last = ""
+
+    async def next_page(self) -> Answer[Sequence[ObjectMeta]]:
+        """The next page, empty at the end."""
+        if self._stream is None:
+            if self._last and not self._is_in_order:
+                raise TransportError("a listing of a directory broke off")
+            self._stream = self._store.list(self._prefix, self._last or None)
+        stream, self._stream = self._stream, None
+        page = await self._store.page(stream)
+        self._stream = stream
+        if page:
+            self._last = page[-1]["path"]
+        return Answer("ok", page)

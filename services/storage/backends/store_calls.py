@@ -1,0 +1,75 @@
+"""The requests that the remote tier makes, one function each: the thin layer over the library, and the tests' seam."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+
+from services.storage.backends.remote_location import RemoteLocation
+
+if TYPE_CHECKING:
+    from obstore import Bytes, GetResult, ListStream, ObjectMeta, PutMode
+    from obstore.store import ObjectStore
+
+LIST_PAGE = 1000
+
+
+class StoreCalls:
+    """Awaited on one event loop. Raises the library's own exceptions, which ``store_errors`` understands."""
+
+    def __init__(self, location: RemoteLocation, store: ObjectStore) -> None:
+        self._store = store
+        self._directory = Path(location.prefix) if location.scheme == "file" else None
+
+    async def put(self, path: str, body: bytes, mode: PutMode) -> None:
+        """Write an object so that it is seen only whole, and is durable when this returns."""
+        await obstore.put_async(self._store, path, body, mode=mode, use_multipart=False)
+        if self._directory:
+            # The library leaves it to the kernel when a file reaches the disk; the storage relies on its being there.
+            await asyncio.get_running_loop().run_in_executor(None, _sync, self._directory / path)
+
+    async def get(self, path: str) -> tuple[int, GetResult]:
+        """How many bytes an object has, and the way to them."""
+        found = await obstore.get_async(self._store, path)
+        return found.meta["size"], found
+
+    async def body(self, found: GetResult) -> Bytes:
+        """The bytes of an object."""
+        return await found.bytes_async()
+
+    async def head(self, path: str) -> None:
+        """Raises FileNotFoundError if there is no such object."""
+        await obstore.head_async(self._store, path)
+
+    async def delete(self, path: str) -> None:
+        """Drop an object; some stores raise FileNotFoundError if there is none."""
+        await obstore.delete_async(self._store, path)
+
+    def list(self, prefix: str | None, after: str | None) -> ListStream[Sequence[ObjectMeta]]:
+        """Objects below a prefix, behind a name where the store lists in order."""
+        return obstore.list(self._store, prefix, offset=after, chunk_size=LIST_PAGE)
+
+    async def page(self, stream: ListStream[Sequence[ObjectMeta]]) -> Sequence[ObjectMeta]:
+        """The next page of a listing, empty at its end."""
+        # The builtin anext() with a default does not understand the library's iterator, and breaks the interpreter.
+        try:
+            return await stream.__anext__()
+        except StopAsyncIteration:
+            return ()
+
+
+def _sync(path: Path) -> None:
+    for place in (path, path.parent):
+        try:
+            descriptor = os.open(place, os.O_RDONLY)
+        except FileNotFoundError:
+            return  # Deleted meanwhile, by another node perhaps.
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,356 @@
+"""The blob of a chunk, format version 1: a header that tells everything about itself, and the KV of whole pages.
+
+``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
+
+    0                    fixed header, 256 bytes: sizes, geometry, whose KV it is and of which tokens, two checksums
+    256                  zeros
+    header_bytes - t     tables: tokens [tokens] int32, then checksums [pages, layers] uint64
+    header_bytes         KV [pages, layers, 2, page_size, kv_heads, head_dim], each page contiguous
+    ... + payload_bytes  zeros up to a whole block
+
+The tables lie against the payload so that both are one piece, which is what gets sealed (``chunk_sealing``); the gap
+before them takes the nonce and the tag, so a sealed blob is not larger. Every size follows from the geometry alone.
+Every byte is covered: by the magic, one of the header's checksums, the checksum of a page and layer, or by having
+to be zero. All integers are little-endian. Nothing here does I/O or reads a clock: equal KV makes equal blobs.
+
+Codes of IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``,
+``wrong_geometry``, ``wrong_dtype``, ``wrong_namespace``, ``wrong_identity``, ``wrong_tokens``, ``sealed``, and from
+``chunk_payload`` ``wrong_checksum``.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from services.storage.backends import BLOCK_BYTES, ChunkKey
+from shared.chunks import chunk_bytes, chunk_pages, chunk_tokens, geometry_id
+from shared.errors import IntegrityError, InvalidRequest
+from shared.ids import DIGEST_BYTES, chain_pages, chain_root
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+MAGIC = b"TCKVCHNK"
+VERSION = 1
+FIXED_BYTES = 256
+SEALING_BYTES = 28
+"""What sealing adds to what it seals: a nonce of 12 bytes and a tag of 16."""
+
+LAYOUT = "page_first"
+CHECKSUM = "xxh3_64"
+TOKEN_BYTES = 4
+MAX_KEY_ID_BYTES = 32
+
+IS_SEALED = 1  # The only flag of version 1.
+
+# magic, version, header bytes, payload bytes, flags, pages, depth, first layer, end of layers, geometry (layers,
+# heads, head_dim, page_size), dtype, layout, namespace, identity, parent, key id, checksum's name, zeros. Then come
+# the checksum of the body, and that of all of this.
+_FIELDS = struct.Struct("<8sIIQIIQIIIIII16s16s16s16s16s32s16s48s")
+_CHECKSUM = struct.Struct("<Q")
+_CHECKSUM_AT = FIXED_BYTES - _CHECKSUM.size
+_VERSION = struct.Struct("<I")
+_MAX_UINT32 = 2**32 - 1
+
+Checksums = npt.NDArray[np.uint64]
+
+
+class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a blob says of itself. ``tokens``, ``identities`` and ``checksum_table`` are empty while it is sealed."""
+
+    namespace: str
+    identity: bytes
+    """Of the chunk's last page: the name of the chunk."""
+    parent: bytes
+    """Of the page before the chunk; the namespace's root at depth 0."""
+    depth: int
+    """Tokens from the root to the first of the chunk."""
+    geometry: KvGeometry
+    pages: int
+    first_layer: int = 0
+    layer_end: int
+    layout: str = LAYOUT
+    key_id: str = ""
+    is_sealed: bool = False
+    header_bytes: int
+    payload_bytes: int
+    tokens: bytes = b""
+    """Packed int32."""
+    identities: bytes = b""
+    """16 bytes a page; they follow from ``parent`` and ``tokens`` and are not stored."""
+    checksum_table: bytes = b""
+    """As stored; that it fits the payload is for ``chunk_payload.verify_payload`` to say."""
+
+    @property
+    def checksums(self) -> Checksums:
+        """uint64 [pages, layers]; not for a sealed header. A view of :attr:`checksum_table`."""
+        return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.layers)
+
+    @property
+    def key(self) -> ChunkKey:
+        """The name under which this chunk belongs."""
+        return ChunkKey(self.namespace, _geometry_id(self.geometry), self.identity)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole blob."""
+        return _whole_blocks(self.header_bytes + self.payload_bytes)
+
+
+# A process has few geometries, and each chunk is checked against one.
+_geometry_id = lru_cache(maxsize=64)(geometry_id)
+
+
+def _whole_blocks(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def table_nbytes(geometry: KvGeometry) -> int:
+    """Bytes of the tables: the tokens and one checksum for each page and layer."""
+    checksums = chunk_pages(geometry.page_size) * geometry.layers * _CHECKSUM.size
+    return chunk_tokens(geometry.page_size) * TOKEN_BYTES + checksums
+
+
+def header_nbytes(geometry: KvGeometry) -> int:
+    """Where the payload begins, bytes; whole blocks."""
+    return _whole_blocks(FIXED_BYTES + SEALING_BYTES + table_nbytes(geometry))
+
+
+def blob_nbytes(geometry: KvGeometry) -> int:
+    """Bytes of any blob of this geometry, sealed or not; whole blocks."""
+    return _whole_blocks(header_nbytes(geometry) + chunk_bytes(geometry))
+
+
+def payload_view(blob: memoryview, geometry: KvGeometry) -> memoryview:
+    """The part of an unsealed blob that is KV; a page is the next ``geometry.page_bytes`` of it."""
+    start = header_nbytes(geometry)
+    return blob[start : start + chunk_bytes(geometry)]
+
+
+def page_identities(parent: bytes, tokens: bytes, geometry: KvGeometry) -> bytes:
+    """The identities of a chunk's pages, 16 bytes each."""
+    return chain_pages(parent, tokens, geometry.page_size * TOKEN_BYTES)
+
+
+def write_header(
+    blob: memoryview,
+    *,
+    namespace: str,
+    geometry: KvGeometry,
+    depth: int,
+    parent: bytes,
+    tokens: bytes,
+    checksums: Checksums,
+) -> ChunkHeader:
+    """Make the payload that ``blob`` holds (see :func:`payload_view`) a chunk: write all but the payload.
+
+    ``blob`` is writable and has :func:`blob_nbytes` bytes, whatever was in them; ``tokens`` are packed int32;
+    ``checksums`` is uint64 [pages, layers]: xxh3_64 seeded with the page's identity, as host pools keep it. Compare
+    the answer with the chunk's name by :func:`check` before the blob is kept. Raises InvalidRequest when the
+    arguments do not make a chunk.
+    """
+    pages, layers = chunk_pages(geometry.page_size), geometry.layers
+    faults = {
+        f"a blob of {blob.nbytes} bytes is not {blob_nbytes(geometry)}": blob.nbytes != blob_nbytes(geometry),
+        f"{len(tokens)} bytes of tokens": len(tokens) != chunk_tokens(geometry.page_size) * TOKEN_BYTES,
+        f"checksums of shape {checksums.shape}": checksums.shape != (pages, layers),
+        f"a parent of {len(parent)} bytes": len(parent) != DIGEST_BYTES,
+        f"depth {depth} is not on the grid": depth < 0 or depth % chunk_tokens(geometry.page_size) != 0,
+        f"{depth=} but parent {parent.hex()}": (depth == 0) != (parent == chain_root(namespace)),
+    }
+    if any(faults.values()):
+        raise InvalidRequest("not a chunk: " + "; ".join(fault for fault, is_so in faults.items() if is_so))
+    identities = page_identities(parent, tokens, geometry)
+    header = ChunkHeader(
+        namespace=namespace,
+        identity=identities[-DIGEST_BYTES:],
+        parent=parent,
+        depth=depth,
+        geometry=geometry,
+        pages=pages,
+        layer_end=layers,
+        header_bytes=header_nbytes(geometry),
+        payload_bytes=chunk_bytes(geometry),
+        tokens=tokens,
+        identities=identities,
+        checksum_table=checksums.astype("<u8").tobytes(),
+    )
+    tables = tokens + header.checksum_table
+    end = header.header_bytes + header.payload_bytes
+    blob[FIXED_BYTES : header.header_bytes] = bytes(header.header_bytes - FIXED_BYTES - len(tables)) + tables
+    blob[end:] = bytes(blob.nbytes - end)
+    write_fixed(blob, header)
+    return header
+
+
+def write_fixed(blob: memoryview, header: ChunkHeader) -> None:
+    """Write the fixed header of a blob that is complete apart from it."""
+    blob[: _FIELDS.size] = fixed_fields(header)
+    blob[_FIELDS.size : _CHECKSUM_AT] = _CHECKSUM.pack(_body_checksum(blob, header))
+    blob[_CHECKSUM_AT:FIXED_BYTES] = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(blob[:_CHECKSUM_AT]))
+
+
+def fixed_fields(header: ChunkHeader) -> bytes:
+    """The fixed header without its two checksums: what a sealed chunk is authenticated with."""
+    geometry = header.geometry
+    return _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        header.header_bytes,
+        header.payload_bytes,
+        IS_SEALED if header.is_sealed else 0,
+        header.pages,
+        header.depth,
+        header.first_layer,
+        header.layer_end,
+        geometry.layers,
+        geometry.kv_heads,
+        geometry.head_dim,
+        geometry.page_size,
+        geometry.dtype.encode(),
+        header.layout.encode(),
+        bytes.fromhex(header.namespace),
+        header.identity,
+        header.parent,
+        header.key_id.encode(),
+        CHECKSUM.encode(),
+        bytes(48),
+    )
+
+
+def _body_checksum(blob: memoryview, header: ChunkHeader) -> int:
+    """Of the rest of the header, for the payload has checksums of its own there; of everything when it is sealed."""
+    end = blob.nbytes if header.is_sealed else header.header_bytes
+    return int(xxhash.xxh3_64_intdigest(blob[FIXED_BYTES:end]))
+
+
+def read_fixed(head: memoryview, nbytes: int) -> ChunkHeader:
+    """The header from the first block of a blob of ``nbytes`` bytes: what an inventory reads. Without the tables.
+
+    Raises IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``.
+    """
+    return _read_fixed(head, nbytes)[0]
+
+
+def read_header(blob: memoryview) -> ChunkHeader:
+    """The header of a whole blob (``blob`` ends where it ends), with the tables unless it is sealed.
+
+    Raises IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``;
+    ``wrong_checksum`` if it is sealed and damaged, which needs no key to be seen.
+    """
+    header, body_checksum = _read_fixed(blob, blob.nbytes)
+    is_sound = _body_checksum(blob, header) == body_checksum
+    if header.is_sealed:
+        if not is_sound:
+            raise IntegrityError(f"sealed chunk {header.identity.hex()} is damaged", code="wrong_checksum")
+        return header
+    if not is_sound:
+        raise IntegrityError("the tables of the chunk's header are damaged", code="header_checksum")
+    geometry = header.geometry
+    start = header.header_bytes - table_nbytes(geometry)
+    middle = start + chunk_tokens(geometry.page_size) * TOKEN_BYTES
+    if not is_zero(blob[FIXED_BYTES:start]):
+        raise IntegrityError("there is something before the tables of the chunk's header", code="wrong_layout")
+    tokens = bytes(blob[start:middle])
+    return msgspec.structs.replace(
+        header,
+        tokens=tokens,
+        identities=page_identities(header.parent, tokens, geometry),
+        checksum_table=bytes(blob[middle : header.header_bytes]),
+    )
+
+
+def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
+    """The header without tables, and the checksum of the body."""
+    if bytes(head[: len(MAGIC)]) != MAGIC[: head.nbytes] or not head.nbytes:
+        raise IntegrityError("this is not a chunk: the magic is missing", code="not_a_chunk")
+    if min(head.nbytes, nbytes) < FIXED_BYTES:
+        raise IntegrityError(f"the chunk ends after {nbytes} bytes, within its header", code="truncated")
+    (version,) = _VERSION.unpack_from(head, len(MAGIC))
+    if version != VERSION:
+        raise IntegrityError(f"the chunk has format version {version}, not {VERSION}", code="unknown_version")
+    (body_checksum,), (checksum,) = (_CHECKSUM.unpack_from(head, at) for at in (_FIELDS.size, _CHECKSUM_AT))
+    if xxhash.xxh3_64_intdigest(head[:_CHECKSUM_AT]) != checksum:
+        raise IntegrityError("the chunk's header is damaged", code="header_checksum")
+    fields = _FIELDS.unpack_from(head)
+    _, _, header_bytes, payload_bytes, flags, pages, depth, first_layer, layer_end = fields[:9]
+    layers, kv_heads, head_dim, page_size = fields[9:13]
+    dtype, layout, namespace, identity, parent, key_id, checksum_name, zeros = fields[13:]
+    try:
+        geometry = KvGeometry(
+            layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=_text(dtype)
+        )
+        is_sound = (
+            geometry.dtype in DTYPE_BYTES
+            and min(layers, kv_heads, head_dim, page_size) > 0
+            and (header_bytes, payload_bytes) == (header_nbytes(geometry), chunk_bytes(geometry))
+            and (pages, first_layer, layer_end) == (chunk_pages(page_size), 0, layers)
+            and _text(checksum_name) == CHECKSUM
+            and flags == (IS_SEALED if _text(key_id) else 0)
+            and not any(zeros)
+        )
+        header = ChunkHeader(
+            namespace=namespace.hex(),
+            identity=identity,
+            parent=parent,
+            depth=depth,
+            geometry=geometry,
+            pages=pages,
+            first_layer=first_layer,
+            layer_end=layer_end,
+            layout=_text(layout),
+            key_id=_text(key_id),
+            is_sealed=bool(flags & IS_SEALED),
+            header_bytes=header_bytes,
+            payload_bytes=payload_bytes,
+        )
+    except UnicodeDecodeError as error:
+        raise IntegrityError("a name in the chunk's header is not ASCII", code="wrong_layout") from error
+    if not is_sound:
+        raise IntegrityError("the chunk's header contradicts itself", code="wrong_layout")
+    if nbytes < header.nbytes:
+        raise IntegrityError(f"the chunk ends after {nbytes} of {header.nbytes} bytes", code="truncated")
+    if nbytes > header.nbytes:
+        raise IntegrityError(f"the chunk has {nbytes} bytes, not {header.nbytes}", code="wrong_layout")
+    return header, body_checksum
+
+
+def is_zero(view: memoryview) -> bool:
+    """Whether there are only zeros."""
+    return bytes(view).count(0) == view.nbytes
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii")
+
+
+def check(header: ChunkHeader, key: ChunkKey, geometry: KvGeometry) -> None:
+    """Raise IntegrityError unless ``header`` is that of the chunk called ``key`` with KV of ``geometry``.
+
+    Codes: ``wrong_namespace``, ``wrong_identity``, ``wrong_dtype``, ``wrong_geometry``, ``wrong_layout``, and
+    ``wrong_tokens`` when the identity does not follow from parent and tokens (not told of a sealed header).
+    """
+    if header.namespace != key.namespace:
+        raise _wrong("namespace", header.namespace, key.namespace)
+    if header.geometry.dtype != geometry.dtype:
+        raise _wrong("dtype", header.geometry.dtype, geometry.dtype)
+    if header.geometry != geometry or _geometry_id(geometry) != key.geometry:
+        raise _wrong(
+            "geometry", f"{header.geometry} ({header.key.geometry.hex()})", f"{geometry} ({key.geometry.hex()})"
+        )
+    if header.layout != LAYOUT:
+        raise _wrong("layout", header.layout, LAYOUT)
+    if header.identity != key.identity:
+        raise _wrong("identity", header.identity.hex(), key.identity.hex())
+    if (header.depth == 0) != (header.parent == chain_root(header.namespace)):
+        raise _wrong("tokens", f"depth {header.depth} below {header.parent.hex()}", "a place on the chain")
+    if not header.is_sealed and header.identities[-DIGEST_BYTES:] != header.identity:
+        raise _wrong("tokens", f"tokens of {header.identities[-DIGEST_BYTES:].hex()}", header.identity.hex())
+
+
+def _wrong(what: str, found: str, expected: str) -> IntegrityError:
+    return IntegrityError(f"wrong {what}: the chunk has {found}, not {expected}", code=f"wrong_{what}")

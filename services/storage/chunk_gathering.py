@@ -1,0 +1,80 @@
+"""A chunk's pages from the pools into a buffer, and from a buffer into the host pool. Blocking: for I/O threads.
+
+KV is hashed once on its way. What comes from the host pool must hash to the checksums of the pool's own table, which
+the chunk's header then carries; what comes from a device is hashed here for the first time; and what goes into the
+host pool was verified against its header before, so that its checksums are written, not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from services.storage.chunk_format import Checksums, payload_view
+from services.storage.chunk_payload import hash_payload
+from services.storage.core.fetch_check import FetchChunk
+from services.storage.core.save_check import NOWHERE, SaveChunk
+from services.storage.mover import merge_runs
+from shared.errors import IntegrityError, InvalidRequest
+from shared.ids import DIGEST_BYTES
+from shared.memory import HostPoolView
+from shared.memory.device_pool_view import DevicePages
+from shared.messages.pools import KvGeometry
+
+
+def pages_of(blob: memoryview, geometry: KvGeometry) -> npt.NDArray[np.uint8]:
+    """The payload of a blob as a host pool has its pages: uint8 [pages, layers, 2 * half_bytes]. No copy."""
+    payload = np.frombuffer(payload_view(blob, geometry), dtype=np.uint8)
+    return payload.reshape(-1, geometry.layers, 2 * geometry.half_bytes)
+
+
+def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device: DevicePages | None) -> Checksums:
+    """Copy the pages of ``chunk`` into the payload of ``blob``; returns their checksums, uint64 [pages, layers].
+
+    Raises IntegrityError (``wrong_identity``, ``wrong_checksum``) when a host page does not hold, or no more, what the
+    order says, and TransportError when the device pool cannot be read.
+    """
+    geometry = host.geometry
+    pages = pages_of(blob, geometry)
+    from_host = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
+    sources = chunk.host_pages[from_host]
+    # The table is read before the bytes: a page that is overwritten meanwhile cannot hash to what was read here.
+    identities, expected = host.identities[sources].tobytes(), host.checksums[sources].copy()
+    wanted = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)[from_host].tobytes()
+    if identities != wanted:
+        raise IntegrityError(f"host pages of chunk {chunk.key.identity.hex()} were replaced", code="wrong_identity")
+    for first, into, count in _runs(sources, from_host):
+        pages[into : into + count] = host.pages[first : first + count]
+    from_device = np.flatnonzero(chunk.host_pages == NOWHERE).astype(np.int32)
+    if len(from_device):
+        if device is None:
+            raise InvalidRequest("no worker is named to read from")
+        for run in _runs(chunk.device_pages[from_device], from_device):
+            device.copy_run(run, pages)
+    checksums = hash_payload(payload_view(blob, geometry), geometry, chunk.identities)
+    if not np.array_equal(checksums[from_host], expected):
+        raise IntegrityError(f"host pages of chunk {chunk.key.identity.hex()} are damaged", code="wrong_checksum")
+    return checksums
+
+
+def scatter_chunk(chunk: FetchChunk, blob: memoryview, checksums: Checksums, host: HostPoolView) -> None:
+    """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``.
+
+    A page is cleared before its bytes change, and its identity is written last, so nobody finds half a page.
+    """
+    pages = pages_of(blob, host.geometry)
+    identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)
+    kept = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
+    for first, into, count in _runs(kept, chunk.host_pages[kept]):
+        source, target = slice(first, first + count), slice(into, into + count)
+        host.clear(target)
+        host.pages[target] = pages[source]
+        host.checksums[target] = checksums[source]
+        host.identities[target] = identities[source]
+
+
+def _runs(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
+    """(first, second, how many): pages that are consecutive on both sides."""
+    return merge_runs(first, second, max(1, len(first)))

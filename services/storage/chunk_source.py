@@ -1,0 +1,116 @@
+"""Where a chunk is read from: the disk first, then the object store. Nothing unverified comes out of it.
+
+A chunk that only the store had is written to the disk afterwards, as far as that is no trouble: the next one who asks
+finds it nearer, and the scheduler is told by ``ChunksListed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.storage.backends import ChunkKey
+from services.storage.buffers import Buffers
+from services.storage.chunk_format import ChunkHeader
+from services.storage.chunk_keys import ChunkKeys
+from services.storage.chunk_reading import VerifiedRead
+from services.storage.core.fetch_check import FetchChunk
+from services.storage.core.fetch_progress import Source
+from services.storage.disk_tier import DiskTier
+from services.storage.promotions import Promotion, Promotions
+from services.storage.remote_tier import RemoteTier
+from shared.errors import IntegrityError, ThermoclineError
+from shared.messages.pools import KvGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A verified chunk in ``blob``, not sealed; to be given back by :meth:`ChunkSource.finish`."""
+
+    key: ChunkKey
+    place: int
+    source: Source
+    header: ChunkHeader
+    buffer: memoryview
+    key_id: str
+
+    @property
+    def blob(self) -> memoryview:
+        """As many bytes of the buffer as the chunk has."""
+        return self.buffer[: self.header.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A chunk that cannot be had. ``is_missing``: the disk was asked and does not have it, or not sound."""
+
+    is_missing: bool
+    error: str
+
+
+class ChunkSource:
+    """The tiers that there are. Owned by the event loop."""
+
+    def __init__(
+        self,
+        geometry: KvGeometry,
+        *,
+        disk: DiskTier | None,
+        remote: RemoteTier | None,
+        buffers: Buffers,
+        keys: ChunkKeys,
+        promotions: Promotions | None,
+    ) -> None:
+        self._geometry = geometry
+        self._disk = disk
+        self._remote = remote
+        self._buffers = buffers
+        self._keys = keys
+        self._promotions = promotions
+
+    def touch(self, chunks: list[FetchChunk]) -> None:
+        """Somebody asks for this run: a use of what the disk has of it."""
+        if self._disk is not None:
+            run = [chunk.key for chunk in chunks]
+            self._disk.index.touch(run, chunks[0].place, None, self._disk.now_s())
+
+    def take_lost(self) -> list[ChunkKey]:
+        """What reading found not to be on the disk since the last call, of whichever fetch."""
+        return [] if self._disk is None else self._disk.take_lost()
+
+    async def read(self, key: ChunkKey, place: int, ordered_key: str, left_s: Callable[[], float]) -> Brought | Lost:
+        """Read one chunk within ``left_s()`` seconds. Never raises what a tier raised."""
+        key_id = self._keys.key_id(ordered_key)
+        read = VerifiedRead(self._geometry, self._keys.cipher, key_id)
+        is_missing, error = False, ""
+        buffer = await self._buffers.take(is_urgent=True)
+        is_kept = False
+        try:
+            tiers: list[DiskTier | RemoteTier] = [tier for tier in (self._disk, self._remote) if tier is not None]
+            for tier in tiers:
+                try:
+                    if isinstance(tier, DiskTier):
+                        header = await tier.read(key, read, buffer)
+                    else:
+                        header = await tier.read(key, read, buffer, max(0.001, left_s()))
+                except (ThermoclineError, OSError) as caught:
+                    error = str(caught)
+                    is_missing = is_missing or isinstance(caught, IntegrityError)
+                    header = None
+                if header is not None:
+                    is_kept = True
+                    return Brought(key, place, "disk" if tier is self._disk else "remote", header, buffer, key_id)
+            # The index speaks for the disk: what it does not list, the scheduler must not count on.
+            is_missing = is_missing or (self._disk is not None and key not in self._disk)
+            return Lost(is_missing, error)
+        finally:
+            if not is_kept:
+                self._buffers.give_back(buffer, is_urgent=True)
+
+    def finish(self, brought: Brought, *, is_promoted: bool) -> None:
+        """Done with it; ``is_promoted`` asks for its being written to the disk."""
+        if is_promoted and self._promotions is not None:
+            promotion = Promotion(brought.key, brought.place, brought.header, brought.buffer, brought.key_id)
+            if self._promotions.begin(promotion):
+                return  # It gives the buffer back.
+        self._buffers.give_back(brought.buffer, is_urgent=True)

@@ -1,0 +1,46 @@
+"""One chunk from the pools to a blob that may leave this process. Blocking: for I/O threads."""
+
+from __future__ import annotations
+
+import xxhash
+
+from services.storage.chunk_format import ChunkHeader, check, write_header
+from services.storage.chunk_gathering import gather_chunk
+from services.storage.chunk_sealing import Cipher, seal_blob
+from services.storage.core.save_check import SaveChunk
+from shared.memory import HostPoolView
+from shared.memory.device_pool_view import DevicePages
+
+
+def gather_blob(
+    chunk: SaveChunk, namespace: str, depth: int, blob: memoryview, host: HostPoolView, device: DevicePages | None
+) -> ChunkHeader:
+    """Make ``blob`` the chunk, not sealed yet; its pools are not needed any more then.
+
+    Raises IntegrityError when the pages do not hold what the order says, or its tokens are not those of its name;
+    InvalidRequest when the order makes no chunk; TransportError when the device pool cannot be read.
+    """
+    checksums = gather_chunk(chunk, blob, host, device)
+    header = write_header(
+        blob,
+        namespace=namespace,
+        geometry=host.geometry,
+        depth=depth,
+        parent=chunk.parent,
+        tokens=chunk.tokens,
+        checksums=checksums,
+    )
+    check(header, chunk.key, host.geometry)
+    return header
+
+
+def seal(blob: memoryview, header: ChunkHeader, key_id: str, cipher: Cipher) -> int:
+    """Encrypt the blob where it is, unless ``key_id`` is ""; returns its :func:`blob_digest`. Raises KeyMissing."""
+    if key_id:
+        seal_blob(blob, header, key_id, cipher)
+    return blob_digest(blob)
+
+
+def blob_digest(blob: memoryview) -> int:
+    """Tells whether a blob that is read again is the one that was written."""
+    return int(xxhash.xxh3_64_intdigest(blob))

@@ -1,0 +1,54 @@
+"""What a store was lately found to lack, so that the same miss is not asked again for each request.
+
+Another node may write a chunk at any time, so an absence is believed for a bounded time only. The number of chunks
+that are remembered is bounded too: past it, what was noted first is forgotten, which costs a request and no more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from services.storage.backends import ChunkKey
+
+
+class AbsenceCache:
+    """Chunks that a store lacked, each for ``lifetime_s``, at most ``max_chunks``. Not thread-safe."""
+
+    def __init__(self, *, max_chunks: int, lifetime_s: float) -> None:
+        self._max_chunks = max_chunks
+        self._lifetime_s = lifetime_s
+        self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # Until when.
+        self._written: OrderedDict[ChunkKey, float] = OrderedDict()  # When.
+
+    def __len__(self) -> int:
+        return len(self._absent)
+
+    def is_absent(self, key: ChunkKey, now_s: float) -> bool:
+        """Whether the store need not be asked. Mutates: what is out of date is forgotten."""
+        until_s = self._absent.get(key)
+        if until_s is None:
+            return False
+        if now_s < until_s:
+            return True
+        del self._absent[key]
+        return False
+
+    def note(self, key: ChunkKey, *, asked_s: float, now_s: float) -> None:
+        """The store, asked at ``asked_s``, lacked it.
+
+        An answer to a question from before the chunk was written here is out of date when it comes, and is ignored.
+        """
+        if self._written.get(key, -1.0) >= asked_s:
+            return
+        self._absent.pop(key, None)
+        self._absent[key] = now_s + self._lifetime_s
+        if len(self._absent) > self._max_chunks:
+            self._absent.popitem(last=False)
+
+    def forget(self, key: ChunkKey, now_s: float) -> None:
+        """It was written here, or found: the store has it."""
+        self._absent.pop(key, None)
+        self._written.pop(key, None)
+        self._written[key] = now_s
+        if len(self._written) > self._max_chunks:
+            self._written.popitem(last=False)

@@ -1,0 +1,289 @@
+"""What the disk holds, within its quota, and what must go first when there is no room.
+
+What a chunk is worth is told in ``chunk_worth``; least worth **per byte** goes first, as far as the cost of losing it
+allows. KV of a prefix is of no use without everything above it. So only a chunk that nothing on the disk (or
+on its way there) continues may go, ties go to the deeper, and what is being read or is pinned stays.
+
+Every operation takes O(log n), amortised: the heap is lazy, and what is out of date in it is dropped when it comes up,
+or at once when it outweighs what is valid. The index takes about 700 bytes a chunk.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, log2
+
+from services.storage.backends import ChunkKey
+from services.storage.core.chunk_worth import first_heat, heat_after_use
+from shared.errors import InvariantViolated
+
+UNKNOWN = -1
+"""Place of a chunk that a start found on the disk: no order has named the sequence that it belongs to yet."""
+
+MAX_PINS = 2**20  # Names.
+
+_SLACK = 64  # Outdated entries that a small heap may have.
+
+_Entry = tuple[float, int, int, bytes]  # (logarithm of worth per byte, -place, number, name)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    key: ChunkKey
+    nbytes: int
+    heat: float  # log2 of its worth at time 0.
+    number: int  # Of its valid entry in the heap; entries of another number are out of date.
+    place: int = UNKNOWN
+    parent: bytes = b""  # Name of the chunk before it; "" is the root, or unknown.
+    uses: int = 0
+    readers: int = 0
+    is_listed: bool = False  # It has a valid entry in the heap.
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Answer to :meth:`ChunkIndex.reserve`: what had to go, and whether there is room now."""
+
+    victims: tuple[ChunkKey, ...]
+    is_granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A chunk on its way to the disk. ``place`` counts chunks from the root, ``parent`` is the chunk before it."""
+
+    key: ChunkKey
+    nbytes: int
+    place: int
+    parent: ChunkKey | None
+    value: float = 0.0
+
+
+def _name(key: ChunkKey) -> bytes:
+    # The identity stands for the namespace too.
+    return key.identity + key.geometry
+
+
+class ChunkIndex:
+    """``quota`` bytes at the most, of what is there and what is on its way. Times are seconds of one clock."""
+
+    def __init__(self, quota: int) -> None:
+        self.quota = quota
+        self.nbytes = 0  # On the disk.
+        self.reserved = 0  # On their way.
+        self.evicted = 0  # Chunks that ever had to make room.
+        self._chunks: dict[bytes, _Chunk] = {}
+        self._arrivals: dict[bytes, Arrival] = {}
+        self._children: dict[bytes, int] = {}  # How many chunks, there or on their way, continue that of this name.
+        self._pins: dict[bytes, None] = {}
+        self._heap: list[_Entry] = []
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return _name(key) in self._chunks
+
+    @property
+    def pinned(self) -> int:
+        """Names that are pinned, whether their chunks are there or not."""
+        return len(self._pins)
+
+    def keys(self, *, namespace: str = "", geometry: bytes = b"") -> list[ChunkKey]:
+        """What is there, in order of arrival, of a namespace and of a geometry (empty is all). O(n)."""
+        return [
+            chunk.key
+            for chunk in self._chunks.values()
+            if (not namespace or chunk.key.namespace == namespace) and (not geometry or chunk.key.geometry == geometry)
+        ]
+
+    def is_arriving(self, key: ChunkKey) -> bool:
+        """Whether it was reserved and is neither added nor given up."""
+        return _name(key) in self._arrivals
+
+    def found(
+        self, key: ChunkKey, nbytes: int, now_s: float, *, place: int = UNKNOWN, parent: ChunkKey | None = None
+    ) -> None:
+        """A start found this chunk on the disk. What is found may exceed the quota: see :meth:`shrink`."""
+        name, above = _name(key), _name(parent) if parent else b""
+        if name not in self._chunks and name not in self._arrivals:
+            self._link(name, above)
+            self._insert(name, _Chunk(key, nbytes, first_heat(0.0, now_s), 0, place, above))
+
+    def reserve(self, arrival: Arrival, now_s: float) -> Room:
+        """Make room for a chunk: evict what is worth less, as much as is needed. What has gone, has gone, even when
+        it turns out not to be enough. Raises InvariantViolated for a chunk that is there or on its way.
+        """
+        name = _name(arrival.key)
+        if name in self._chunks or name in self._arrivals:
+            raise InvariantViolated(f"chunk {arrival.key.path} is on the disk or on its way already")
+        if arrival.nbytes + self.reserved > self.quota:
+            return Room((), False)
+        # From here on its parent counts as continued: the chunk must not drive out what it needs.
+        self._link(name, _name(arrival.parent) if arrival.parent else b"")
+        worth = first_heat(arrival.value, now_s) - log2(arrival.nbytes)
+        victims = self._evict(self.quota - arrival.nbytes - self.reserved, (worth, -arrival.place))
+        if self.nbytes + self.reserved + arrival.nbytes > self.quota:
+            self._unlink(_name(arrival.parent) if arrival.parent else b"")
+            return Room(victims, False)
+        self._arrivals[name] = arrival
+        self.reserved += arrival.nbytes
+        return Room(victims, True)
+
+    def add(self, key: ChunkKey, now_s: float) -> None:
+        """A reserved chunk is durable now."""
+        name = _name(key)
+        arrival = self._take_arrival(name)
+        parent = _name(arrival.parent) if arrival.parent else b""
+        heat = first_heat(arrival.value, now_s)
+        self._insert(name, _Chunk(key, arrival.nbytes, heat, 0, arrival.place, parent))
+
+    def give_up(self, key: ChunkKey) -> None:
+        """A reserved chunk will not come."""
+        arrival = self._take_arrival(_name(key))
+        self._unlink(_name(arrival.parent) if arrival.parent else b"")
+
+    def touch(
+        self, run: Sequence[ChunkKey], first_place: int, parent: ChunkKey | None, now_s: float, value: float = 0.0
+    ) -> None:
+        """A run of consecutive chunks of one sequence was asked for: a use of each that is there.
+
+        It also tells where in their sequence they belong, which a chunk that a start found does not say itself.
+        ``parent`` is the chunk before the first, None at the root or where it is not known. ``value`` as in a save.
+        """
+        above = _name(parent) if parent else b""
+        for place, key in enumerate(run, first_place):
+            name = _name(key)
+            chunk = self._chunks.get(name)
+            if chunk is not None:
+                chunk.uses += 1
+                chunk.heat = max(heat_after_use(chunk.heat, now_s), first_heat(value, now_s))
+                chunk.place = place
+                if above and chunk.parent != above:
+                    self._unlink(chunk.parent)
+                    self._link(name, above)
+                    chunk.parent = above
+                self._list(name, chunk)
+            above = name
+
+    def hold(self, key: ChunkKey) -> bool:
+        """Somebody begins to read it: it stays until :meth:`release`. False if it is not there."""
+        chunk = self._chunks.get(_name(key))
+        if chunk is None:
+            return False
+        chunk.readers += 1
+        return True
+
+    def release(self, key: ChunkKey) -> None:
+        """That reading ended. Fine for a chunk that was forgotten meanwhile."""
+        name = _name(key)
+        chunk = self._chunks.get(name)
+        if chunk is not None and chunk.readers:
+            chunk.readers -= 1
+            self._list(name, chunk)
+
+    def pin(self, identity: bytes, geometry: bytes) -> bool:
+        """Keep it, now or once it is there, until :meth:`unpin`; repeats change nothing, whoever asks keeps count.
+
+        False, and nothing is done, beyond :data:`MAX_PINS` names.
+        """
+        name = identity + geometry
+        if name not in self._pins and len(self._pins) >= MAX_PINS:
+            return False
+        self._pins[name] = None
+        return True
+
+    def unpin(self, identity: bytes, geometry: bytes) -> None:
+        """Undo :meth:`pin`; fine where there was none."""
+        name = identity + geometry
+        self._pins.pop(name, None)
+        chunk = self._chunks.get(name)
+        if chunk is not None:
+            self._list(name, chunk)
+
+    def forget(self, key: ChunkKey) -> bool:
+        """It is not there any more. False if it was not."""
+        name = _name(key)
+        if name not in self._chunks:
+            return False
+        self._remove(name)
+        return True
+
+    def shrink(self, target: int | None = None) -> tuple[ChunkKey, ...]:
+        """Evict the least worth until at most ``target`` bytes (by default the quota) are there or on their way."""
+        return self._evict((self.quota if target is None else target) - self.reserved, (inf, 0))
+
+    def _evict(self, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
+        """Evict what ranks below ``below`` until at most ``target`` bytes are there."""
+        victims: list[ChunkKey] = []
+        while self.nbytes > target and self._heap:
+            entry = self._heap[0]
+            chunk = self._chunks.get(entry[3])
+            if chunk is None or not chunk.is_listed or chunk.number != entry[2]:
+                heapq.heappop(self._heap)
+            elif not self._may_go(entry[3], chunk):
+                heapq.heappop(self._heap)
+                chunk.is_listed = False  # What holds it lists it again.
+            elif entry[:2] >= below:
+                break
+            else:
+                self._remove(entry[3])
+                victims.append(chunk.key)
+        self.evicted += len(victims)
+        return tuple(victims)
+
+    def _may_go(self, name: bytes, chunk: _Chunk) -> bool:
+        return not chunk.readers and name not in self._pins and name not in self._children
+
+    def _list(self, name: bytes, chunk: _Chunk) -> None:
+        """Give it an entry that is true now, if it may go at all."""
+        chunk.is_listed = self._may_go(name, chunk)
+        if not chunk.is_listed:
+            return
+        self._numbers += 1
+        chunk.number = self._numbers
+        heapq.heappush(self._heap, self._entry(name, chunk))
+        if len(self._heap) > 2 * len(self._chunks) + _SLACK:
+            self._heap = list(self._valid_entries())
+            heapq.heapify(self._heap)
+
+    def _entry(self, name: bytes, chunk: _Chunk) -> _Entry:
+        return chunk.heat - log2(chunk.nbytes), -chunk.place, chunk.number, name
+
+    def _valid_entries(self) -> Iterator[_Entry]:
+        return (self._entry(name, chunk) for name, chunk in self._chunks.items() if chunk.is_listed)
+
+    def _insert(self, name: bytes, chunk: _Chunk) -> None:
+        self._chunks[name] = chunk
+        self.nbytes += chunk.nbytes
+        self._list(name, chunk)
+
+    def _remove(self, name: bytes) -> None:
+        chunk = self._chunks.pop(name)
+        self.nbytes -= chunk.nbytes
+        self._unlink(chunk.parent)
+
+    def _take_arrival(self, name: bytes) -> Arrival:
+        arrival = self._arrivals.pop(name, None)
+        if arrival is None:
+            raise InvariantViolated(f"chunk {name.hex()} was not on its way")
+        self.reserved -= arrival.nbytes
+        return arrival
+
+    def _link(self, name: bytes, parent: bytes) -> None:
+        if parent and parent != name:
+            self._children[parent] = self._children.get(parent, 0) + 1
+
+    def _unlink(self, parent: bytes) -> None:
+        if not parent or parent not in self._children:
+            return
+        left = self._children.pop(parent) - 1
+        if left:
+            self._children[parent] = left
+            return
+        chunk = self._chunks.get(parent)
+        if chunk is not None:
+            self._list(parent, chunk)

@@ -1,0 +1,25 @@
+"""What a chunk on the disk is worth: its uses, each of which fades to a half within :data:`HALF_LIFE_S`.
+
+How hot the scheduler says a chunk is when it is saved counts as its first uses, on a logarithmic scale: hotness of a
+prefix grows without a bound, and a chunk that was hot once must not stay for ever. All chunks fade alike, so the
+logarithm of a worth, taken at one common time, is a number that changes only by a use: its **heat**. Whoever orders
+chunks by it need not look at them again as time goes by.
+"""
+
+from __future__ import annotations
+
+from math import isfinite, log2
+
+HALF_LIFE_S = 3600.0
+
+
+def first_heat(value: float, now_s: float) -> float:
+    """The heat of a chunk of this hotness that is saved now; no hotness counts as one use."""
+    hotness = min(value, 1e300) if isfinite(value) and value > 0 else 0.0
+    return log2(1 + log2(1 + hotness)) + now_s / HALF_LIFE_S
+
+
+def heat_after_use(heat: float, now_s: float) -> float:
+    """The heat after one more use: the logarithm of a sum, by its greater part so that nothing overflows."""
+    use = now_s / HALF_LIFE_S
+    return max(heat, use) + log2(1 + 2.0 ** -min(abs(heat - use), 1000.0))

@@ -1,0 +1,93 @@
+"""When to stop asking a store that does not answer, as a table.
+
+=========  =========  =========  ====================================================================
+from       event      to         what happened
+=========  =========  =========  ====================================================================
+closed     succeeded  closed     an answer; earlier failures in a row no longer count
+closed     failed     closed     one more failure in a row, fewer than open it
+closed     tripped    open       the failure that opens it
+open       cooled     half_open  the cool-down is over: who asks now is the probe, others fail at once
+half_open  succeeded  closed     the probe was answered
+half_open  failed     open       the probe was not; the cool-down begins anew
+half_open  released   open       the probe ended without a verdict; whoever asks next is the probe
+=========  =========  =========  ====================================================================
+
+What began before the breaker opened may end after it: each call holds the number of its term, and what a call
+of an earlier term reports changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from shared.errors import IllegalTransition
+
+BreakerState = Literal["closed", "open", "half_open"]
+BreakerEvent = Literal["succeeded", "failed", "tripped", "cooled", "released"]
+Verdict = Literal["succeeded", "failed", "released"]
+
+TRANSITIONS: Final[dict[tuple[BreakerState, BreakerEvent], BreakerState]] = {
+    ("closed", "succeeded"): "closed",
+    ("closed", "failed"): "closed",
+    ("closed", "tripped"): "open",
+    ("open", "cooled"): "half_open",
+    ("half_open", "succeeded"): "closed",
+    ("half_open", "failed"): "open",
+    ("half_open", "released"): "open",
+}
+
+
+def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
+    """Where ``event`` leads from ``state``. Raises IllegalTransition for an entry that the table lacks."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransition(f"a breaker that is {state} cannot be {event}") from None
+
+
+class CircuitBreaker:
+    """Closed until ``failures_to_open`` calls in a row failed; then open for ``cool_down_s``. Not thread-safe."""
+
+    def __init__(self, *, failures_to_open: int, cool_down_s: float) -> None:
+        self._failures_to_open = failures_to_open
+        self._cool_down_s = cool_down_s
+        self._failures = 0
+        self._opened_s = 0.0
+        self._term = 0
+        self.state: BreakerState = "closed"
+
+    def admit(self, now_s: float) -> int | None:
+        """The term that a call may run under, to be given to :meth:`report` once; None if it must fail at once.
+
+        Mutates: an open breaker whose cool-down is over makes the caller its probe.
+        """
+        if self.state == "open" and self.remaining_s(now_s) == 0.0:
+            self._enter("cooled")
+            return self._term
+        return self._term if self.state == "closed" else None
+
+    def report(self, term: int, verdict: Verdict, now_s: float) -> None:
+        """What became of a call that was admitted: ``released`` if it says nothing about the store."""
+        if term != self._term or (self.state == "closed" and verdict == "released"):
+            return
+        if verdict != "failed":
+            self._failures = 0 if verdict == "succeeded" else self._failures
+            self._enter(verdict)
+            return
+        self._failures += 1
+        is_last_straw = self.state == "closed" and self._failures >= self._failures_to_open
+        self._enter("tripped" if is_last_straw else "failed")
+        if self.state == "open":
+            self._opened_s = now_s
+
+    def remaining_s(self, now_s: float) -> float:
+        """Seconds until a probe may go out; 0 unless the breaker is open."""
+        if self.state != "open":
+            return 0.0
+        return max(0.0, self._opened_s + self._cool_down_s - now_s)
+
+    def _enter(self, event: BreakerEvent) -> None:
+        state = next_state(self.state, event)
+        if state != self.state:
+            self._term += 1
+        self.state = state

@@ -1,0 +1,41 @@
+"""When a tier that failed is tried again: at growing intervals, so that nobody waits for it each time."""
+
+from __future__ import annotations
+
+
+class TierHealth:
+    """A tier is left alone for ``first_s`` after a failure, and twice as long after each further one in a row."""
+
+    def __init__(self, *, first_s: float, most_s: float) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._pause_s = 0.0
+        self._until_s = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Its last try failed."""
+        return self._pause_s > 0
+
+    def may_try(self, now_s: float) -> bool:
+        """Whether to use the tier now."""
+        return not self._pause_s or now_s >= self._until_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until it may be tried."""
+        return 0.0 if self.may_try(now_s) else self._until_s - now_s
+
+    def failed(self, now_s: float) -> bool:
+        """It failed. True if it had worked before: that is worth a line in the log."""
+        is_news = not self._pause_s
+        # Calls that were under way together count as one failure.
+        if now_s >= self._until_s or is_news:
+            self._pause_s = min(self._most_s, self._pause_s * 2) if self._pause_s else self._first_s
+            self._until_s = now_s + self._pause_s
+        return is_news
+
+    def worked(self) -> bool:
+        """It worked. True if it had failed before."""
+        is_news = self._pause_s > 0
+        self._pause_s = self._until_s = 0.0
+        return is_news

@@ -1,0 +1,244 @@
+"""The disk: a backend, the index of what it holds, and what to do when it is full or broken.
+
+Decisions are the index's and the health's; this module puts them around blocking calls. The index is changed on the
+event loop alone, so that whoever asks it sees one truth: a chunk is there once its ``put`` returned, and is not there
+any more the moment it has to go, whenever its file goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from services.storage import measures
+from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.chunk_format import ChunkHeader
+from services.storage.chunk_reading import ReadChunk
+from services.storage.core.chunk_index import Arrival, ChunkIndex
+from services.storage.core.tier_health import TierHealth
+from services.storage.io_threads import IoThreads
+from services.storage.removals import Removals
+from shared import logs
+from shared.errors import CapacityError, IntegrityError, ThermoclineError, TransportError
+
+READ_TIMEOUT_S = 10.0
+"""Not what is left of a fetch: a disk that took longer than a fetch had time for has not failed."""
+
+WRITE_TIMEOUT_S = 30.0
+
+FORGOTTEN_AT_ONCE = 4096
+"""Chunks of a large drop between which the event loop serves others."""
+
+_log = logs.get_logger("storage")
+
+Outcome = Literal["stored", "there", "arriving", "no_room", "full", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write. ``victims`` had to go for it, whatever its outcome."""
+
+    outcome: Outcome
+    victims: tuple[ChunkKey, ...] = ()
+    error: str = ""
+
+
+@runtime_checkable
+class Quarantining(Protocol):
+    """A backend that keeps a few bad blobs for an operator to look at instead of deleting them."""
+
+    def quarantine(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        """Drop a blob that failed verification. False if the tier lacked it."""
+
+
+class DiskTier:
+    """Owned by the event loop."""
+
+    name = "disk"
+
+    def __init__(
+        self, backend: ChunkBackend, quota: int, threads: IoThreads, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        set_aside = backend.quarantine if isinstance(backend, Quarantining) else backend.delete
+        self.index = ChunkIndex(quota)
+        self.removals = Removals(
+            threads,
+            lambda key: backend.delete(key, timeout_s=WRITE_TIMEOUT_S),
+            lambda key: set_aside(key, timeout_s=WRITE_TIMEOUT_S),
+        )
+        self.quarantined_by_reason: dict[str, int] = {}
+        self._lost: dict[ChunkKey, None] = {}  # By reading; see :meth:`take_lost`.
+        self.backend = backend
+        self._threads = threads
+        self._clock_s = clock_s
+        self._health = TierHealth(first_s=1.0, most_s=30.0)
+        self._admission = TierHealth(first_s=5.0, most_s=60.0)
+        self._full_turn = asyncio.Lock()
+        measures.DISK_QUOTA.set(quota)
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self.index
+
+    def now_s(self) -> float:
+        """The clock of the index."""
+        return self._clock_s()
+
+    async def write(self, arrival: Arrival, blob: memoryview) -> Written:
+        """Keep a chunk, if it is worth it and the disk takes it. Never raises what the disk raised."""
+        key, now_s = arrival.key, self._clock_s()
+        if key in self.index:
+            return Written("there")
+        if self.index.is_arriving(key):
+            return Written("arriving")
+        if not (self._admission.may_try(now_s) and self._health.may_try(now_s)):
+            return Written("full" if self._admission.is_failing else "failed", error="the disk is left alone for now")
+        room = self.index.reserve(arrival, now_s)
+        measures.EVICTED.inc(len(room.victims))
+        if not room.is_granted:
+            await self.removals.add(room.victims)
+            return Written("no_room", room.victims)
+        victims, is_durable = list(room.victims), False
+        try:
+            await self.removals.add(room.victims)
+            # A file of this name that is about to be deleted must not be deleted after it was written anew.
+            await self.removals.settle(key)
+            await self._put(arrival, blob, victims)
+            is_durable = True
+        except CapacityError as error:
+            return Written("full", tuple(victims), error.message)
+        except (ThermoclineError, OSError) as error:
+            self._failed(str(error))
+            return Written("failed", tuple(victims), str(error))
+        finally:
+            if is_durable:
+                self.index.add(key, self._clock_s())
+            else:
+                self.index.give_up(key)
+            self._measure()
+        return Written("stored", tuple(victims))
+
+    async def read(self, key: ChunkKey, read: ReadChunk, buffer: memoryview) -> ChunkHeader | None:
+        """The chunk in ``buffer``, opened and verified; None if it is not there.
+
+        Raises IntegrityError when it is not what it should be (it is gone from the disk then), TransportError when the
+        disk failed, ConfigError when there is no key for it.
+        """
+        if key not in self.index:
+            return None
+        if not self._health.may_try(self._clock_s()):
+            raise TransportError("the disk failed lately and is left alone for now")
+        self.index.hold(key)
+        started_s = self._clock_s()
+        try:
+            header = await self._threads.run(True, read, self.backend, key, buffer, timeout_s=READ_TIMEOUT_S)
+        except IntegrityError as error:
+            self._lost[key] = None
+            self.quarantine(key, error)
+            raise
+        except TransportError as error:
+            # Whether this chunk or the whole disk is bad, its KV cannot be had: it is not there, until the next start.
+            self.index.forget(key)
+            self._lost[key] = None
+            self._failed(error.message)
+            raise
+        finally:
+            self.index.release(key)
+        if header is None:
+            self.index.forget(key)
+            self._lost[key] = None
+        else:
+            measures.moved(self.name, "read", header.nbytes, self._clock_s() - started_s)
+        self._worked()
+        return header
+
+    def take_lost(self) -> list[ChunkKey]:
+        """What reading found to be bad or gone since the last call: whoever reads tells the scheduler of it."""
+        lost, self._lost = list(self._lost), {}
+        return lost
+
+    @property
+    def quarantined(self) -> int:
+        """Chunks that turned out to be bad."""
+        return sum(self.quarantined_by_reason.values())
+
+    def quarantine(self, key: ChunkKey, error: IntegrityError) -> None:
+        """It is bad: nobody is served it again."""
+        measures.BAD_CHUNKS.labels(self.name, error.code).inc()
+        _log.warning("chunk_quarantined", chunk=key.path, code=error.code, reason=error.message)
+        self.quarantined_by_reason[error.code] = self.quarantined_by_reason.get(error.code, 0) + 1
+        if self.index.forget(key):
+            self.removals.add_bad(key)
+        self._measure()
+
+    async def drop(self, keys: Sequence[ChunkKey]) -> list[ChunkKey]:
+        """Delete these; returns those that were there. They are forgotten first, and deleted behind."""
+        gone: list[ChunkKey] = []
+        for start in range(0, len(keys), FORGOTTEN_AT_ONCE):
+            gone += [key for key in keys[start : start + FORGOTTEN_AT_ONCE] if self.index.forget(key)]
+            await asyncio.sleep(0)
+        self._measure()
+        await self.removals.add(gone)
+        return gone
+
+    def found(self, entries: list[tuple[ChunkKey, int]]) -> None:
+        """A start found these on the disk (key, bytes)."""
+        now_s = self._clock_s()
+        for key, nbytes in entries:
+            self.index.found(key, nbytes, now_s)
+        self._measure()
+
+    async def shrink(self) -> tuple[ChunkKey, ...]:
+        """Keep within the quota what a start found."""
+        victims = self.index.shrink()
+        measures.EVICTED.inc(len(victims))
+        await self.removals.add(victims)
+        self._measure()
+        return victims
+
+    async def _put(self, arrival: Arrival, blob: memoryview, victims: list[ChunkKey]) -> None:
+        try:
+            await self._put_once(arrival, blob)
+        except CapacityError as error:
+            # Somebody else fills the file system. Less is kept, once; if that is no help, nothing is kept for a while.
+            async with self._full_turn:
+                if not self._admission.may_try(self._clock_s()):
+                    raise
+                more = self.index.shrink(self.index.nbytes + self.index.reserved - arrival.nbytes)
+                victims += more
+                measures.EVICTED.inc(len(more))
+                await self.removals.add(more)
+                await self.removals.drained()
+                try:
+                    await self._put_once(arrival, blob)
+                except CapacityError:
+                    measures.DISK_FULL.inc()
+                    if self._admission.failed(self._clock_s()):
+                        _log.warning("disk_full", reason=error.message, used=self.index.nbytes, quota=self.index.quota)
+                    raise
+        self._worked()
+        if self._admission.worked():
+            _log.info("disk_has_room_again")
+
+    async def _put_once(self, arrival: Arrival, blob: memoryview) -> None:
+        started_s = self._clock_s()
+        await self._threads.run(
+            False, self.backend.put, arrival.key, blob, stripe=arrival.place, timeout_s=WRITE_TIMEOUT_S
+        )
+        measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
+
+    def _failed(self, reason: str) -> None:
+        measures.TIER_FAILURES.labels(self.name).inc()
+        if self._health.failed(self._clock_s()):
+            _log.warning("disk_failed", reason=reason)
+
+    def _worked(self) -> None:
+        if self._health.worked():
+            _log.info("disk_works_again")
+
+    def _measure(self) -> None:
+        measures.DISK_BYTES.set(self.index.nbytes + self.index.reserved)
+        measures.DISK_CHUNKS.set(len(self.index))
+        measures.REMOVALS.set(len(self.removals))

@@ -1,0 +1,99 @@
+"""One fetch: reads ahead, and puts what arrives into the host pool in order, until something is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from services.storage.chunk_gathering import scatter_chunk
+from services.storage.chunk_source import Brought, ChunkSource, Lost
+from services.storage.core.fetch_check import FetchChunk
+from services.storage.core.fetch_progress import FetchProgress
+from services.storage.io_threads import IoThreads
+from shared.memory import HostPoolView
+
+READ_AHEAD = 32
+"""Chunks of one fetch that are read at once, at the most; no more than there are threads."""
+
+Reading = asyncio.Task[Brought | Lost]
+
+
+class FetchRun:
+    """Brings ``chunks`` to ``host`` and counts them in ``progress``."""
+
+    def __init__(
+        self,
+        chunks: list[FetchChunk],
+        progress: FetchProgress,
+        source: ChunkSource,
+        threads: IoThreads,
+        host: HostPoolView,
+        *,
+        key_id: str,
+        left_s: Callable[[], float],
+    ) -> None:
+        """``left_s`` says how much time is left."""
+        self._chunks = chunks
+        self._progress = progress
+        self._source = source
+        self._threads = threads
+        self._host = host
+        self._key_id = key_id
+        self._left_s = left_s
+
+    async def bring(self, report: Callable[[], Awaitable[None]]) -> str:
+        """Bring what can be had; ``report`` is called on the way. Returns "", or why it ended early.
+
+        When it returns or is cancelled, nothing of it is under way.
+        """
+        ahead: deque[tuple[FetchChunk, Reading]] = deque()
+        waiting = deque(self._chunks)
+        try:
+            while waiting or ahead:
+                while waiting and len(ahead) < min(READ_AHEAD, self._threads.shares.depth):
+                    chunk = waiting.popleft()
+                    ahead.append((chunk, asyncio.create_task(self._read(chunk))))
+                chunk, reading = ahead[0]
+                # Shielded: what a cancelled fetch still reads is ended, and waited for, in one place below.
+                result = await asyncio.shield(reading)
+                ahead.popleft()
+                if isinstance(result, Lost):
+                    self._note(chunk, result)
+                    return result.error
+                await self._put(chunk, result)
+                if self._progress.arrived(result.source, result.header.nbytes):
+                    await report()
+        finally:
+            await self._end(ahead)
+        return ""
+
+    def _read(self, chunk: FetchChunk) -> Coroutine[Any, Any, Brought | Lost]:
+        return self._source.read(chunk.key, chunk.place, self._key_id, self._left_s)
+
+    async def _put(self, chunk: FetchChunk, brought: Brought) -> None:
+        is_put = False
+        try:
+            checksums = brought.header.checksums
+            await self._threads.run(True, scatter_chunk, chunk, brought.blob, checksums, self._host)
+            is_put = True
+        finally:
+            self._source.finish(brought, is_promoted=is_put and brought.source == "remote")
+
+    async def _end(self, ahead: deque[tuple[FetchChunk, Reading]]) -> None:
+        for _, reading in ahead:
+            reading.cancel()
+        for chunk, reading in ahead:
+            await asyncio.wait({reading})
+            if reading.cancelled() or reading.exception() is not None:
+                continue
+            result = reading.result()
+            if isinstance(result, Lost):
+                self._note(chunk, result)
+            else:
+                self._source.finish(result, is_promoted=False)
+
+    def _note(self, chunk: FetchChunk, lost: Lost) -> None:
+        if lost.is_missing:
+            self._progress.missing.append(chunk.key)

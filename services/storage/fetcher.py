@@ -1,0 +1,191 @@
+"""Runs fetches: chunks of one sequence from disk or object store into host pages, in order, reading ahead.
+
+Reads of one fetch overlap, its writes to the host pool do not: what has arrived is always a prefix. A fetch that is
+over, cancelled or late begins nothing more; reads that run are waited for, since a thread cannot be stopped, and
+their result is thrown away. So nothing of it is written after the event that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.storage import measures
+from services.storage.chunk_source import ChunkSource
+from services.storage.core.fetch_check import FetchChunk
+from services.storage.core.fetch_progress import FetchProgress
+from services.storage.fetch_run import FetchRun
+from services.storage.io_threads import IoThreads
+from services.storage.page_gate import PageGate
+from services.storage.pools import Pools
+from services.storage.tier_events import TierEvents
+from shared import logs
+from shared.errors import ThermoclineError
+from shared.messages.storage_plans import FetchChunks
+
+MAX_FETCHES = 1024
+"""Fetches that may wait or run; the scheduler bounds them by the host pages that it leases to them."""
+
+AT_ONCE = 8
+"""Fetches that run; more would only take turns at the same threads."""
+
+_log = logs.get_logger("storage")
+
+
+@dataclass(slots=True)
+class _Fetch:
+    order: FetchChunks
+    chunks: list[FetchChunk]
+    progress: FetchProgress
+    after: tuple[int, ...]  # Reads of its host pages that were ordered before it.
+    started_s: float
+    deadline_s: float
+    bringing: asyncio.Task[str] | None = None
+    ending: str = ""  # Why it was cut off.
+
+
+@dataclass(slots=True)
+class FetchTotals:
+    """Since this process started."""
+
+    fetches: int = 0
+    failed: int = 0
+    disk_chunks: int = 0
+    remote_chunks: int = 0
+    nbytes: int = 0
+
+
+class Fetcher:
+    """A few fetches run at once, in order of arrival. Owned by the event loop."""
+
+    def __init__(
+        self,
+        *,
+        pools: Pools,
+        gate: PageGate,
+        source: ChunkSource,
+        threads: IoThreads,
+        events: TierEvents,
+        max_fetches: int = MAX_FETCHES,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.totals = FetchTotals()
+        self._pools = pools
+        self._gate = gate
+        self._source = source
+        self._threads = threads
+        self._events = events
+        self._max_fetches = max_fetches
+        self._clock_s = clock_s
+        self._fetches: dict[int, _Fetch] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(min(AT_ONCE, threads.shares.depth))
+        self._stop_reason = ""
+
+    def __len__(self) -> int:
+        """Fetches that wait or run."""
+        return len(self._fetches)
+
+    async def add(self, order: FetchChunks) -> None:
+        """Queue a fetch. One that cannot be carried out is answered at once; one that is under way answers for both."""
+        if order.fetch_id in self._fetches:
+            return
+        try:
+            chunks = self._pools.check_fetch(order)
+        except ThermoclineError as error:
+            await self._refuse(order, error.message)
+            return
+        if len(self._fetches) >= self._max_fetches or self._stop_reason:
+            await self._refuse(order, self._stop_reason or f"{self._max_fetches} fetches wait or run already")
+            return
+        pages = [page for chunk in chunks for page in chunk.host_pages.tolist()]
+        now_s = self._clock_s()
+        fetch = _Fetch(
+            order,
+            chunks,
+            FetchProgress(len(chunks)),
+            self._gate.write_ordered(pages),
+            now_s,
+            now_s + order.deadline_ms / 1000,
+        )
+        self._fetches[order.fetch_id] = fetch
+        measures.FETCHES.set(len(self._fetches))
+        self._source.touch(chunks)
+        self._tasks[order.fetch_id] = asyncio.create_task(self._run(fetch), name=f"fetch-{order.fetch_id}")
+
+    def cancel(self, fetch_id: int, reason: str = "cancelled") -> None:
+        """Begin no further chunk of a fetch; its last event says how far it came. Fine for one that is over."""
+        fetch = self._fetches.get(fetch_id)
+        if fetch is None or fetch.ending:
+            return
+        fetch.ending = reason
+        if fetch.bringing is not None:
+            fetch.bringing.cancel()
+
+    async def stop(self, reason: str) -> None:
+        """Cut every fetch off, and wait until each has been answered."""
+        self._stop_reason = reason
+        for fetch_id in list(self._fetches):
+            self.cancel(fetch_id, reason)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, fetch: _Fetch) -> None:
+        error = ""
+        if not fetch.ending:
+            fetch.bringing = asyncio.create_task(self._bring(fetch))
+            left_s = fetch.deadline_s - self._clock_s()
+            done, _ = await asyncio.wait({fetch.bringing}, timeout=max(0.0, left_s))
+            if not done:
+                self.cancel(fetch.order.fetch_id, "its deadline passed")
+                await asyncio.wait({fetch.bringing})
+            if not fetch.bringing.cancelled():
+                caught = fetch.bringing.exception()
+                if caught is not None:
+                    _log.error("fetch_raised", fetch=fetch.order.fetch_id, exc_info=caught)
+                error = fetch.bringing.result() if caught is None else f"{type(caught).__name__}: {caught}"
+        if fetch.progress.chunks < fetch.progress.total:
+            error = error or fetch.ending
+        await self._answer(fetch, error)
+
+    async def _bring(self, fetch: _Fetch) -> str:
+        async with self._turns:
+            await self._gate.passed(fetch.after)
+            run = FetchRun(
+                fetch.chunks,
+                fetch.progress,
+                self._source,
+                self._threads,
+                self._pools.host,
+                key_id=fetch.order.key_id,
+                left_s=lambda: fetch.deadline_s - self._clock_s(),
+            )
+            return await run.bring(lambda: self._report(fetch))
+
+    async def _report(self, fetch: _Fetch) -> None:
+        seconds = self._clock_s() - fetch.started_s
+        await self._events.fetched(fetch.order.fetch_id, fetch.progress, is_over=False, seconds=seconds)
+
+    async def _answer(self, fetch: _Fetch, error: str) -> None:
+        fetch_id, progress = fetch.order.fetch_id, fetch.progress
+        del self._fetches[fetch_id]
+        measures.FETCHES.set(len(self._fetches))
+        seconds = self._clock_s() - fetch.started_s
+        self.totals.fetches += 1
+        self.totals.failed += bool(error)
+        self.totals.disk_chunks += progress.disk_chunks
+        self.totals.remote_chunks += progress.remote_chunks
+        self.totals.nbytes += progress.nbytes
+        # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
+        progress.missing += self._source.take_lost()
+        measures.FETCH_SECONDS.observe(seconds)
+        await self._events.fetched(fetch_id, progress, is_over=True, error=error, seconds=seconds)
+        del self._tasks[fetch_id]
+
+    async def _refuse(self, order: FetchChunks, reason: str) -> None:
+        self.totals.fetches += 1
+        self.totals.failed += 1
+        measures.FAILURES.labels("FetchChunks").inc()
+        _log.warning("fetch_refused", fetch=order.fetch_id, reason=reason)
+        await self._events.fetched(order.fetch_id, FetchProgress(0), is_over=True, error=reason)

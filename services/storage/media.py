@@ -1,0 +1,62 @@
+"""Opens the tiers that the settings name. One that cannot be opened is left out: the storage serves without it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from services.storage import measures
+from services.storage.backends import ChunkBackend
+from services.storage.backends.disk import DiskBackend
+from services.storage.backends.object_store import open_remote
+from services.storage.chunk_sealing import Cipher
+from services.storage.cipher import open_cipher
+from services.storage.config import StorageConfig
+from shared import logs
+from shared.errors import ThermoclineError
+
+_log = logs.get_logger("storage")
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What chunks are written to, and what encrypts them; None is none."""
+
+    disk: ChunkBackend | None = None
+    remote: ChunkBackend | None = None
+    cipher: Cipher | None = None
+
+    def close(self) -> None:
+        """Let go of them. Blocking: writes under way are finished."""
+        for backend in (self.disk, self.remote):
+            if backend is not None:
+                backend.close()
+
+
+def open_media(config: StorageConfig) -> Media:
+    """Blocking. Raises ConfigError when there are no keys where some are named: nothing is to be in the clear then."""
+    cipher = open_cipher(config)
+    return Media(_open_disk(config), _open_remote(config), cipher)
+
+
+def _open_disk(config: StorageConfig) -> ChunkBackend | None:
+    if not config.disk_dir:
+        return None
+    started_s = time.perf_counter()
+    try:
+        disk = DiskBackend(config.disk_dir, is_direct_wanted=config.disk_direct)
+    except (ThermoclineError, OSError) as error:
+        measures.TIER_FAILURES.labels("disk").inc()
+        _log.error("disk_left_out", directories=config.disk_dir, reason=str(error))
+        return None
+    _log.info("disk_opened", directories=config.disk_dir, seconds=round(time.perf_counter() - started_s, 3))
+    return disk
+
+
+def _open_remote(config: StorageConfig) -> ChunkBackend | None:
+    try:
+        return open_remote(config)
+    except (ThermoclineError, OSError) as error:
+        measures.TIER_FAILURES.labels("remote").inc()
+        _log.error("remote_left_out", reason=str(error))
+        return None

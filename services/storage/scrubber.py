@@ -1,0 +1,118 @@
+"""Reads chunks of the disk to see whether they are still what was written; a bad one is quarantined and reported.
+
+One call reads for about a second, at a bounded rate, in threads that yield to fetches; it says where the next one goes
+on. So an operator can walk a large disk under load, and a call is always answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.buffers import Buffers
+from services.storage.chunk_format import read_header
+from services.storage.chunk_reading import VerifiedRead
+from services.storage.chunk_sealing import Cipher
+from services.storage.disk_tier import DiskTier
+from services.storage.io_threads import IoThreads
+from services.storage.tier_events import TierEvents
+from shared import logs
+from shared.errors import IntegrityError, ThermoclineError
+from shared.messages.pools import KvGeometry
+from shared.messages.status import ChunksVerified, VerifyChunks
+
+MAX_CHUNKS = 4096
+CALL_S = 1.0
+"""A call is waited for by ``Bus.call``, two seconds by default."""
+RATE_BYTES_PER_S = 256 * 2**20
+READ_TIMEOUT_S = 10.0
+
+_log = logs.get_logger("storage")
+
+
+class Scrubber:
+    """Chunks of the cell's geometry, in order of their paths. Owned by the event loop."""
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        buffers: Buffers,
+        threads: IoThreads,
+        events: TierEvents,
+        geometry: KvGeometry,
+        cipher: Cipher,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._disk = disk
+        self._buffers = buffers
+        self._threads = threads
+        self._events = events
+        self._geometry = geometry
+        self._cipher = cipher
+        self._clock_s = clock_s
+        self._turn = asyncio.Lock()  # The rate is that of all calls together.
+
+    async def verify(self, call: VerifyChunks) -> ChunksVerified:
+        """Check chunks behind ``call.after``, ``call.max_chunks`` at the most."""
+        async with self._turn:
+            started_s = self._clock_s()
+            most = max(1, min(call.max_chunks, MAX_CHUNKS))
+            keys = self._disk.index.keys(geometry=self._events.geometry)
+            # Sorting a large index is not for the event loop.
+            todo = await asyncio.to_thread(_smallest, keys, call.after, most + 1)
+            checked = nbytes = 0
+            last = ""
+            bad: list[ChunkKey] = []
+            reasons: list[str] = []
+            for path, key in todo[:most]:
+                if checked and self._clock_s() - started_s > CALL_S:
+                    break
+                size, reason = await self._check(key)
+                checked += 1
+                nbytes += size
+                if reason:
+                    bad.append(key)
+                    reasons.append(f"{key.identity.hex()}: {reason}")
+                last = path
+                await asyncio.sleep(max(0.0, started_s + nbytes / RATE_BYTES_PER_S - self._clock_s()))
+            await self._events.dropped(bad)
+            return ChunksVerified(
+                checked=checked,
+                nbytes=nbytes,
+                bad=tuple(reasons),
+                next_after=last if checked < len(todo) else "",
+            )
+
+    async def _check(self, key: ChunkKey) -> tuple[int, str]:
+        """(bytes read, what is wrong with it)."""
+        if not self._disk.index.hold(key):
+            return 0, ""
+        try:
+            async with self._buffers.buffer(is_urgent=False) as buffer:
+                return await self._threads.run(False, self._read, self._disk.backend, key, buffer), ""
+        except IntegrityError as error:
+            self._disk.quarantine(key, error)
+            return 0, error.message
+        except (ThermoclineError, OSError) as error:
+            # Without its key, or with a disk that does not answer, nothing can be said about it.
+            _log.info("chunk_not_verified", chunk=key.path, reason=str(error))
+            return 0, ""
+        finally:
+            self._disk.index.release(key)
+
+    def _read(self, backend: ChunkBackend, key: ChunkKey, buffer: memoryview) -> int:
+        nbytes = backend.get(key, buffer, timeout_s=READ_TIMEOUT_S)
+        if not nbytes:
+            raise IntegrityError("its file is gone", code="vanished")
+        key_id = read_header(buffer[:nbytes]).key_id
+        VerifiedRead(self._geometry, self._cipher, key_id).verify(buffer[:nbytes], key)
+        return nbytes
+
+
+def _smallest(keys: list[ChunkKey], after: str, most: int) -> list[tuple[str, ChunkKey]]:
+    """The first ``most`` (path, key) behind ``after``, in order of their paths."""
+    return heapq.nsmallest(most, ((path, key) for key in keys if (path := key.path) > after))

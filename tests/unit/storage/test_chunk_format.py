@@ -1,0 +1,259 @@
+"""The blob of a chunk: its layout, what it says of itself, and what it refuses."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.storage.backends import BLOCK_BYTES, ChunkKey
+from services.storage.chunk_format import (
+    FIXED_BYTES,
+    MAGIC,
+    blob_nbytes,
+    check,
+    header_nbytes,
+    payload_view,
+    read_fixed,
+    read_header,
+    table_nbytes,
+    write_header,
+)
+from services.storage.chunk_payload import hash_payload, verify_payload
+from shared.chunks import chunk_bytes, chunk_pages, chunk_tokens, geometry_id
+from shared.errors import IntegrityError, InvalidRequest
+from shared.ids import DIGEST_BYTES, chain_root, namespace_digest
+from shared.memory.host_pool import layer_checksum
+from shared.messages.pools import KvGeometry
+from tests.chunk_makers import SMALL, make_chain
+
+GEOMETRIES = st.builds(
+    KvGeometry,
+    layers=st.integers(1, 5),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([1, 2, 8]),
+    page_size=st.sampled_from([1, 3, 16, 32, 64, 128]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+
+
+def with_fixed(blob: memoryview, offset: int, data: bytes) -> memoryview:
+    """A copy whose fixed header was changed by somebody who knows how to make its checksum."""
+    changed = bytearray(blob)
+    changed[offset : offset + len(data)] = data
+    changed[FIXED_BYTES - 8 : FIXED_BYTES] = struct.pack("<Q", xxhash.xxh3_64_intdigest(changed[: FIXED_BYTES - 8]))
+    return memoryview(changed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometry=GEOMETRIES, seed=st.integers(0, 2**32))
+def test_what_is_written_is_read(geometry: KvGeometry, seed: int) -> None:
+    """A chunk of any geometry is read as it was written, and verifies."""
+    for chunk in make_chain(2, seed=seed, geometry=geometry):
+        header = read_header(chunk.blob)
+
+        assert header == chunk.header
+        assert np.array_equal(verify_payload(chunk.blob, header), chunk.header.checksums)
+        assert header.identities[-DIGEST_BYTES:] == header.identity
+        assert read_fixed(chunk.blob[:BLOCK_BYTES], chunk.blob.nbytes).key == header.key
+        check(header, chunk.key, geometry)
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometry=GEOMETRIES)
+def test_sizes_are_whole_blocks_and_follow_from_the_geometry(geometry: KvGeometry) -> None:
+    """Header and blob end on blocks, and there is room for tables, payload and sealing."""
+    header, blob = header_nbytes(geometry), blob_nbytes(geometry)
+
+    assert header % BLOCK_BYTES == blob % BLOCK_BYTES == 0
+    assert header >= FIXED_BYTES + 28 + table_nbytes(geometry)
+    assert header + chunk_bytes(geometry) <= blob < header + chunk_bytes(geometry) + BLOCK_BYTES
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    """Every field of the fixed header and the tables are where the reference says."""
+    parent, chunk = make_chain(2, seed=3)
+    blob, header = bytes(chunk.blob), chunk.header
+    pages, layers = chunk_pages(SMALL.page_size), SMALL.layers
+
+    assert blob[:8] == MAGIC == b"TCKVCHNK"
+    assert struct.unpack_from("<IIQIIQII", blob, 8) == (1, 4096, chunk_bytes(SMALL), 0, pages, 64, 0, layers)
+    assert struct.unpack_from("<IIII", blob, 48) == (layers, SMALL.kv_heads, SMALL.head_dim, SMALL.page_size)
+    assert blob[64:96] == b"float16".ljust(16, b"\0") + b"page_first".ljust(16, b"\0")
+    assert blob[96:112] == bytes.fromhex(header.namespace)
+    assert blob[112:144] == header.identity + parent.header.identity
+    assert blob[144:192] == bytes(32) + b"xxh3_64".ljust(16, b"\0")
+    assert blob[192:240] == bytes(48)
+    assert struct.unpack_from("<Q", blob, 240) == (xxhash.xxh3_64_intdigest(blob[256:4096]),)
+    assert struct.unpack_from("<Q", blob, 248) == (xxhash.xxh3_64_intdigest(blob[:248]),)
+    tables = header.tokens + header.checksums.tobytes()
+    assert blob[256:4096] == bytes(4096 - 256 - len(tables)) + tables
+    assert blob[4096 + chunk_bytes(SMALL) :] == bytes(len(blob) - 4096 - chunk_bytes(SMALL))
+
+
+def test_equal_kv_makes_equal_blobs() -> None:
+    """Nothing in a blob is of the time or the buffer it was written in."""
+    chunk = make_chain(1, seed=4)[0]
+    again = memoryview(bytearray(b"\xee" * chunk.blob.nbytes))
+    payload_view(again, SMALL)[:] = payload_view(chunk.blob, SMALL)
+
+    write_header(
+        again,
+        namespace=chunk.header.namespace,
+        geometry=SMALL,
+        depth=0,
+        parent=chunk.header.parent,
+        tokens=chunk.header.tokens,
+        checksums=chunk.header.checksums,
+    )
+
+    assert again == chunk.blob
+
+
+def test_checksums_are_those_of_host_pools() -> None:
+    """Page i, layer j has the checksum that a host pool keeps for the same bytes and identity."""
+    chunk = make_chain(1, seed=5)[0]
+    payload = payload_view(chunk.blob, SMALL)
+    layer_bytes = 2 * SMALL.half_bytes
+
+    found = hash_payload(payload, SMALL, chunk.header.identities)
+
+    for page in range(chunk.header.pages):
+        identity = chunk.header.identities[page * DIGEST_BYTES : (page + 1) * DIGEST_BYTES]
+        for layer in range(SMALL.layers):
+            start = page * SMALL.page_bytes + layer * layer_bytes
+            assert found[page, layer] == layer_checksum(payload[start : start + layer_bytes], identity)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "code"),
+    [
+        (0, b"X", "not_a_chunk"),
+        (8, b"\x02", "unknown_version"),
+        (12, struct.pack("<I", 8192), "wrong_layout"),
+        (16, struct.pack("<Q", 1), "wrong_layout"),
+        (24, b"\x01", "wrong_layout"),
+        (24, b"\x02", "wrong_layout"),
+        (28, struct.pack("<I", 3), "wrong_layout"),
+        (40, struct.pack("<II", 1, 2), "wrong_layout"),
+        (48, bytes(4), "wrong_layout"),
+        (64, b"int8\0\0\0\0", "wrong_layout"),
+        (64, b"\xff", "wrong_layout"),
+        (144, b"key", "wrong_layout"),
+        (176, b"md5\0\0\0\0", "wrong_layout"),
+        (200, b"\x01", "wrong_layout"),
+        (240, bytes(8), "header_checksum"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(offset: int, data: bytes, code: str) -> None:
+    """Fields that do not go together are told from damage, although the checksum is right."""
+    blob = with_fixed(make_chain(1, seed=6)[0].blob, offset, data)
+
+    with pytest.raises(IntegrityError) as caught:
+        read_header(blob)
+
+    assert caught.value.code == code
+
+
+def test_another_layout_than_ours_is_refused_by_the_check() -> None:
+    """A layout of which this release knows nothing is a chunk, but not one that it can use."""
+    chunk = make_chain(1, seed=6)[0]
+    header = read_header(with_fixed(chunk.blob, 80, b"layer_last"))
+
+    with pytest.raises(IntegrityError) as caught:
+        check(header, chunk.key, SMALL)
+
+    assert caught.value.code == "wrong_layout"
+
+
+def test_the_check_tells_what_is_wrong() -> None:
+    """Each way of being another chunk than the one that was asked for has its code."""
+    first, second = make_chain(2, seed=7)
+    header = read_header(second.blob)
+    other = KvGeometry(layers=3, kv_heads=1, head_dim=2, page_size=16, dtype="float16")
+    floats = KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="bfloat16")
+    namespace = namespace_digest("another model")
+    cases = {
+        "wrong_namespace": (ChunkKey(namespace, second.key.geometry, second.key.identity), SMALL),
+        "wrong_identity": (first.key, SMALL),
+        "wrong_geometry": (ChunkKey(second.key.namespace, geometry_id(other), second.key.identity), other),
+        "wrong_dtype": (ChunkKey(second.key.namespace, geometry_id(floats), second.key.identity), floats),
+    }
+
+    for code, (key, geometry) in cases.items():
+        with pytest.raises(IntegrityError) as caught:
+            check(header, key, geometry)
+        assert caught.value.code == code
+
+
+def test_tokens_must_lead_to_the_identity() -> None:
+    """A header whose tokens or parent are not those of its name is refused, whoever wrote it."""
+    chunk = make_chain(2, seed=8)[1]
+    for parent in (bytes(16), chain_root(chunk.header.namespace)):
+        header = read_header(with_fixed(chunk.blob, 128, parent))
+
+        with pytest.raises(IntegrityError) as caught:
+            check(header, chunk.key, SMALL)
+
+        assert caught.value.code == "wrong_tokens"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": bytes(4)},
+        {"checksums": np.zeros((1, 1), np.uint64)},
+        {"parent": bytes(3)},
+        {"depth": 65},
+        {"depth": -64},
+        {"depth": 64},
+        {"parent": bytes(16)},
+    ],
+)
+def test_what_makes_no_chunk_is_not_written(wrong: dict[str, object]) -> None:
+    """Arguments that do not go together are the caller's fault, and the blob stays as it was."""
+    namespace = namespace_digest("model")
+    blob = memoryview(bytearray(blob_nbytes(SMALL)))
+    arguments: dict[str, object] = {
+        "namespace": namespace,
+        "geometry": SMALL,
+        "depth": 0,
+        "parent": chain_root(namespace),
+        "tokens": bytes(4 * chunk_tokens(SMALL.page_size)),
+        "checksums": np.zeros((4, 2), np.uint64),
+    }
+
+    with pytest.raises(InvalidRequest):
+        write_header(blob, **(arguments | wrong))  # type: ignore[arg-type]
+
+    assert blob == bytes(blob.nbytes)
+
+
+def test_a_blob_of_another_size_is_not_written() -> None:
+    """The buffer must be exactly one blob."""
+    chunk = make_chain(1, seed=9)[0]
+
+    with pytest.raises(InvalidRequest):
+        write_header(
+            memoryview(bytearray(chunk.blob.nbytes + BLOCK_BYTES)),
+            namespace=chunk.header.namespace,
+            geometry=SMALL,
+            depth=0,
+            parent=chunk.header.parent,
+            tokens=chunk.header.tokens,
+            checksums=chunk.header.checksums,
+        )
+
+
+def test_a_blob_with_something_behind_it_is_refused() -> None:
+    """More bytes than the chunk has are as wrong as fewer."""
+    chunk = make_chain(1, seed=9)[0]
+
+    with pytest.raises(IntegrityError) as caught:
+        read_header(memoryview(bytes(chunk.blob) + bytes(BLOCK_BYTES)))
+
+    assert caught.value.code == "wrong_layout"

@@ -1,0 +1,278 @@
+"""Calls to a store under virtual time: retries, deadlines, the breaker, slots."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
+
+from services.storage import measures
+from services.storage.backends.guarded_calls import Answer, GuardedCalls
+from services.storage.core.circuit_breaker import CircuitBreaker
+from services.storage.core.retrying import RetryPolicy
+from shared.errors import CapacityError, TransportError
+
+BUSY = "status code: 503 Service Unavailable"
+FOREVER_S = 60.0
+
+
+class VirtualTime:
+    """A clock that moves when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.pauses: list[float] = []
+
+    def pause(self, delay_s: float) -> None:
+        self.pauses.append(delay_s)
+        self.now_s += delay_s
+
+
+class Store:
+    """Answers with what is scripted, an exception or a value, and counts."""
+
+    def __init__(self, time: VirtualTime, *script: object, seconds: float = 0.0) -> None:
+        self._time = time
+        self._script = list(script)
+        self._seconds = seconds
+        self.asked = 0
+
+    async def __call__(self) -> Answer[object]:
+        self.asked += 1
+        self._time.now_s += self._seconds
+        said = self._script.pop(0) if len(self._script) > 1 else self._script[0]
+        if isinstance(said, Exception):
+            raise said
+        return Answer("ok", said)
+
+
+@pytest.fixture
+def virtual() -> VirtualTime:
+    return VirtualTime()
+
+
+@pytest.fixture
+def make(virtual: VirtualTime) -> Iterator[Callable[..., GuardedCalls]]:
+    """Make calls that fail twice before the breaker opens for ten seconds; chance is always a half."""
+    made = []
+
+    def make(**settings: Any) -> GuardedCalls:
+        breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
+        calls = GuardedCalls(
+            "test://",
+            breaker=breaker,
+            clock=lambda: virtual.now_s,
+            chance=lambda: 0.5,
+            pause=virtual.pause,
+            **({"timeout_s": FOREVER_S, "slots": 1, "policy": RetryPolicy(attempts=3, base_s=1, cap_s=8)} | settings),
+        )
+        made.append(calls)
+        return calls
+
+    yield make
+    for calls in made:
+        calls.close()
+
+
+def count(verb: str, outcome: str) -> float:
+    return measures.REMOTE_REQUESTS.labels(verb, outcome)._value.get()
+
+
+def test_a_transient_failure_is_repeated_after_a_drawn_delay(
+    make: Callable[..., GuardedCalls], virtual: VirtualTime
+) -> None:
+    """Two 503 are waited out, each delay half its ceiling, and the answer of the third attempt counts."""
+    store = Store(virtual, GenericError(BUSY), GenericError(BUSY), "answer")
+    before = count("get", "ok")
+
+    answer = make().call("get", store, timeout_s=FOREVER_S)
+
+    assert (answer, store.asked, virtual.pauses) == ("answer", 3, [0.5, 1.0])
+    assert count("get", "ok") == before + 1
+
+
+def test_attempts_end(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """After the policy's attempts the call fails, with the library's error as its cause."""
+    store = Store(virtual, GenericError(BUSY))
+
+    with pytest.raises(TransportError, match="after 3 attempts") as raised:
+        make().call("get", store, timeout_s=FOREVER_S)
+
+    assert store.asked == 3
+    assert isinstance(raised.value.__cause__, GenericError)
+
+
+def test_what_will_not_go_away_is_not_repeated(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """A refusal of our credentials is told at once."""
+    store = Store(virtual, PermissionDeniedError("status code: 403 Forbidden"))
+
+    with pytest.raises(TransportError, match="403"):
+        make().call("put", store, timeout_s=FOREVER_S)
+
+    assert store.asked == 1
+
+
+def test_no_attempt_begins_past_the_deadline(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """Attempts of two seconds and a deadline of three: the second attempt would begin in time, the third not."""
+    store = Store(virtual, GenericError(BUSY), seconds=2.0)
+
+    with pytest.raises(TransportError):
+        make().call("get", store, timeout_s=3.0)
+
+    assert store.asked == 2
+
+
+def test_the_stores_own_bound_holds_too(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """A caller who has more time than the store is given gets the store's."""
+    store = Store(virtual, GenericError(BUSY), seconds=2.0)
+
+    with pytest.raises(TransportError):
+        make(timeout_s=1.0).call("get", store, timeout_s=FOREVER_S)
+
+    assert store.asked == 1
+
+
+def test_a_full_store_is_a_capacity_error_and_not_an_outage(
+    make: Callable[..., GuardedCalls], virtual: VirtualTime
+) -> None:
+    """Being full is an answer: however often, the store can still be read."""
+    calls = make()
+    for _ in range(5):
+        with pytest.raises(CapacityError, match="507"):
+            calls.call("put", Store(virtual, GenericError("status code: 507 Insufficient Storage")), timeout_s=1)
+
+    assert calls.call("get", Store(virtual, "answer"), timeout_s=1) == "answer"
+
+
+def test_after_failures_in_a_row_calls_fail_without_asking(
+    make: Callable[..., GuardedCalls], virtual: VirtualTime
+) -> None:
+    """The third call is refused at once and told when to come back; after the cool-down one attempt goes out."""
+    store = Store(virtual, GenericError(BUSY))
+    calls = make(policy=RetryPolicy(attempts=1))
+    for _ in range(2):
+        with pytest.raises(TransportError):
+            calls.call("get", store, timeout_s=FOREVER_S)
+
+    with pytest.raises(TransportError, match="not asked now") as refused:
+        calls.call("get", store, timeout_s=FOREVER_S)
+    assert (store.asked, refused.value.retry_after_ms) == (2, 10_000)
+    assert measures.REMOTE_BREAKER._value.get() == 2
+
+    virtual.now_s += 10.0
+    assert calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S) == "answer"
+    assert measures.REMOTE_BREAKER._value.get() == 0
+
+
+def test_a_probe_is_one_attempt(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """What answers a probe with a failure is not asked again, whatever the policy allows."""
+    calls = make()
+    for _ in range(2):
+        with pytest.raises(TransportError):
+            calls.call("get", Store(virtual, GenericError(BUSY)), timeout_s=FOREVER_S)
+    virtual.now_s += 10.0
+    store = Store(virtual, GenericError(BUSY))
+
+    with pytest.raises(TransportError, match="after 1 attempts"):
+        calls.call("get", store, timeout_s=FOREVER_S)
+
+    assert store.asked == 1
+
+
+def hanging(started: threading.Event, ended: threading.Event) -> Callable[[], Coroutine[Any, Any, Answer[str]]]:
+    """An attempt that never answers, and says when it began and when it was cancelled."""
+
+    async def attempt() -> Answer[str]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return Answer("ok", "never")
+
+    return attempt
+
+
+def test_a_store_that_hangs_is_turned_away_from(make: Callable[..., GuardedCalls]) -> None:
+    """The caller comes back although the attempt never would, and the attempt is cancelled."""
+    ended = threading.Event()
+
+    with pytest.raises(TransportError, match="no answer in time"):
+        make().call("get", hanging(threading.Event(), ended), timeout_s=0.05)
+
+    assert ended.wait(10.0)
+
+
+def test_a_caller_with_too_little_time_does_not_blame_the_store(
+    make: Callable[..., GuardedCalls], virtual: VirtualTime
+) -> None:
+    """Time-outs of calls that had next to no time do not open the breaker."""
+    calls = make()
+    for _ in range(5):
+        with pytest.raises(TransportError, match="no answer in time"):
+            calls.call("get", hanging(threading.Event(), threading.Event()), timeout_s=0.01)
+
+    assert calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S) == "answer"
+
+
+def test_slots_are_bounded(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+    """While the only slot is taken, another call ends within its time and asks nothing."""
+    calls, started, ended = make(), threading.Event(), threading.Event()
+    release = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def slow() -> Answer[str]:
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await release.wait()
+        return Answer("ok", "late")
+
+    answers: list[str] = []
+    first = threading.Thread(target=lambda: answers.append(calls.call("get", slow, timeout_s=FOREVER_S)))
+    first.start()
+    assert started.wait(10.0)
+    store = Store(virtual, "answer")
+
+    with pytest.raises(TransportError, match="all 1 connections"):
+        calls.call("get", store, timeout_s=0.01)
+
+    assert store.asked == 0
+    loops[0].call_soon_threadsafe(release.set)
+    first.join(10.0)
+    assert answers == ["late"]
+    assert not ended.is_set()
+
+
+def test_close_waits_for_calls_under_way_and_refuses_others(
+    make: Callable[..., GuardedCalls], virtual: VirtualTime
+) -> None:
+    """What began before the end is finished, what comes after is refused, and closing twice is closing once."""
+    calls = make(slots=2)
+    started, answers = threading.Event(), []
+    release = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def slow() -> Answer[str]:
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await release.wait()
+        return Answer("ok", "finished")
+
+    call = threading.Thread(target=lambda: answers.append(calls.call("put", slow, timeout_s=FOREVER_S)))
+    call.start()
+    assert started.wait(10.0)
+    closing = threading.Thread(target=calls.close)
+    closing.start()
+    loops[0].call_soon_threadsafe(release.set)
+    closing.join(10.0)
+    call.join(10.0)
+
+    calls.close()
+
+    assert answers == ["finished"]
+    with pytest.raises(TransportError, match="is closed"):
+        calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S)

@@ -1,0 +1,170 @@
+"""The remote tier over stores in this process; over a server it is in ``tests/conformance``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+
+from services.storage.backends import ChunkKey
+from services.storage.backends.guarded_calls import GuardedCalls
+from services.storage.backends.object_store import ObjectStoreBackend, open_remote
+from services.storage.backends.remote_location import RemoteLocation
+from services.storage.backends.store_calls import LIST_PAGE, StoreCalls
+from services.storage.config import StorageConfig
+from shared.errors import ConfigError, TransportError
+
+BLOB = memoryview(bytes(4096))
+TIMEOUT_S = 5.0
+
+
+def key(number: int) -> ChunkKey:
+    return ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big"))
+
+
+class BrokenListing(StoreCalls):
+    """Each listing breaks off once, at its second page."""
+
+    def __init__(self, location: RemoteLocation) -> None:
+        super().__init__(location, MemoryStore())
+        self.starts: list[str | None] = []
+        self._pages = 0
+
+    def list(self, prefix: str | None, after: str | None) -> Any:
+        self.starts.append(after)
+        return super().list(prefix, after)
+
+    async def page(self, stream: Any) -> Sequence[Any]:
+        self._pages += 1
+        if self._pages == 2:
+            raise GenericError("status code: 503 Service Unavailable")
+        return await super().page(stream)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend]]:
+    """Make a backend that does not wait between attempts."""
+    made: list[ObjectStoreBackend] = []
+
+    def make(store: StoreCalls, location: RemoteLocation) -> ObjectStoreBackend:
+        calls = GuardedCalls("test://", timeout_s=TIMEOUT_S, slots=2, pause=lambda delay_s: None)
+        made.append(ObjectStoreBackend(location, store, calls))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def test_no_url_is_no_tier() -> None:
+    """Without a setting there is nothing, and a faulty one is told."""
+    assert open_remote(StorageConfig()) is None
+    with pytest.raises(ConfigError):
+        open_remote(StorageConfig(remote="ftp://host"))
+
+
+def test_an_inventory_of_many_pages_is_whole(
+    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
+) -> None:
+    """A listing longer than a page comes in order, without a gap or a repeat."""
+    location = RemoteLocation("memory")
+    backend = make(StoreCalls(location, MemoryStore()), location)
+    numbers = range(LIST_PAGE + 1)
+    for number in numbers:
+        backend.put(key(number), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+
+    entries = list(backend.entries())
+
+    assert sorted(entry.key for entry in entries) == [key(number) for number in numbers]
+
+
+def test_a_listing_that_broke_off_goes_on_behind_the_last_name(
+    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
+) -> None:
+    """Where the store lists in order, the second attempt begins where the first page ended."""
+    location = RemoteLocation("s3", "bucket")
+    store = BrokenListing(location)
+    backend = make(store, location)
+    numbers = range(LIST_PAGE + 1)
+    for number in numbers:
+        backend.put(key(number), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+
+    entries = list(backend.entries())
+
+    assert [entry.key for entry in entries] == [key(number) for number in numbers]
+    assert store.starts == [None, key(LIST_PAGE - 1).path]
+
+
+def test_a_listing_without_order_that_broke_off_is_an_error(
+    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
+) -> None:
+    """Half an inventory must not pass for a whole one."""
+    location = RemoteLocation("memory")
+    backend = make(BrokenListing(location), location)
+    backend.put(key(0), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+
+    with pytest.raises(TransportError, match="broke off"):
+        list(backend.entries())
+
+
+def test_the_callers_buffer_is_free_after_a_put(
+    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
+) -> None:
+    """What the caller writes into its buffer afterwards does not change the chunk."""
+    location = RemoteLocation("memory")
+    backend = make(StoreCalls(location, MemoryStore()), location)
+    buffer = bytearray(b"a" * 4096)
+
+    backend.put(key(1), memoryview(buffer), stripe=0, timeout_s=TIMEOUT_S)
+    buffer[:] = b"b" * 4096
+
+    into = memoryview(bytearray(4096))
+    assert backend.get(key(1), into, timeout_s=TIMEOUT_S) == 4096
+    assert bytes(into) == b"a" * 4096
+
+
+def test_what_a_killed_writer_left_is_no_chunk(tmp_path: Path) -> None:
+    """A file that was never given its name is not listed, not read, and in nobody's way."""
+    backend = open_remote(StorageConfig(remote=tmp_path.as_uri()))
+    assert backend is not None
+    leftover = tmp_path / f"{key(1).path}#1"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"half")
+    into = memoryview(bytearray(4096))
+
+    found = (list(backend.entries()), backend.get(key(1), into, timeout_s=TIMEOUT_S))
+    is_new = backend.put(key(1), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+
+    assert found == ([], 0)
+    assert is_new
+    assert [entry.key for entry in backend.entries()] == [key(1)]
+    backend.close()
+
+
+LAST_ANSWER = """
+import sys
+from services.storage.backends import ChunkKey
+from services.storage.backends.object_store import open_remote
+from services.storage.config import StorageConfig
+backend = open_remote(StorageConfig(remote=sys.argv[1]))
+for number in range(20):
+    key = ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big"))
+    backend.put(key, memoryview(bytes(4096)), stripe=0, timeout_s=5.0)
+print(len(list(backend.entries())))
+"""
+
+
+def test_a_process_that_ends_right_after_an_answer_ends_well(tmp_path: Path) -> None:
+    """The library's threads do not abort a process that forgot to close the tier."""
+    command = [sys.executable, "-c", LAST_ANSWER, (tmp_path / "store").as_uri()]
+    root = Path(__file__).parents[3]
+
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr

@@ -1,0 +1,122 @@
+"""Deleting behind everybody's back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from services.storage.backends import ChunkKey
+from services.storage.io_threads import IoThreads
+from services.storage.removals import Removals
+from shared.errors import TransportError
+
+
+def _key(number: int) -> ChunkKey:
+    return ChunkKey("aa" * 16, b"g" * 8, number.to_bytes(16, "big"))
+
+
+class _Files:
+    """Notes what is deleted; waits for a gate."""
+
+    def __init__(self) -> None:
+        self.deleted: list[ChunkKey] = []
+        self.quarantined: list[ChunkKey] = []
+        self.entered, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def delete(self, key: ChunkKey) -> None:
+        self.entered.set()
+        assert self.gate.wait(20.0)
+        if key == _key(13):
+            raise TransportError("broken")
+        self.deleted.append(key)
+
+
+async def test_what_stands_in_line_is_deleted_before_the_end() -> None:
+    """Stopping empties the line first; a file that cannot be deleted does not stop the others."""
+    files = _Files()
+    removals = Removals(IoThreads(2), files.delete, files.quarantined.append)
+    await removals.add([_key(1), _key(13), _key(2)])
+    removals.add_bad(_key(3))
+    removals.stop()
+    await removals.run()
+
+    assert files.deleted == [_key(1), _key(2)]
+    assert files.quarantined == [_key(3)]
+    assert len(removals) == 0
+
+
+async def test_who_writes_waits_when_the_line_is_full() -> None:
+    """The line is bounded; it goes on when there is room."""
+    files = _Files()
+    files.gate.clear()
+    removals = Removals(IoThreads(2), files.delete, files.delete, most=2)
+    running = asyncio.create_task(removals.run())
+    adding = asyncio.create_task(removals.add([_key(number) for number in range(5)]))
+    await asyncio.to_thread(files.entered.wait, 20.0)
+    await asyncio.sleep(0)
+    was_waiting = not adding.done() and len(removals) <= 2
+    files.gate.set()
+    await adding
+    await removals.drained()
+    removals.stop()
+    await running
+
+    assert was_waiting
+    assert files.deleted == [_key(number) for number in range(5)]
+
+
+async def test_a_chunk_that_is_wanted_again_is_taken_out_of_the_line() -> None:
+    """Its file stays if deleting it had not begun; else, or if it is bad, whoever wants it waits until it is gone."""
+    files = _Files()
+    removals = Removals(IoThreads(2), files.delete, files.quarantined.append)
+    await removals.add([_key(1)])
+    await removals.settle(_key(1))
+    removals.add_bad(_key(2))
+    settling = asyncio.create_task(removals.settle(_key(2)))
+    await asyncio.sleep(0)
+    was_waiting = not settling.done()
+    running = asyncio.create_task(removals.run())
+    await settling
+    removals.stop()
+    await running
+
+    assert was_waiting
+    assert files.deleted == []
+    assert files.quarantined == [_key(2)]
+
+
+async def test_a_deletion_that_runs_is_waited_for() -> None:
+    """A chunk is not written while its old file is being deleted."""
+    files = _Files()
+    files.gate.clear()
+    removals = Removals(IoThreads(2), files.delete, files.delete)
+    running = asyncio.create_task(removals.run())
+    await removals.add([_key(1)])
+    await asyncio.to_thread(files.entered.wait, 20.0)
+    settling = asyncio.create_task(removals.settle(_key(1)))
+    await asyncio.sleep(0)
+    was_waiting = not settling.done()
+    files.gate.set()
+    await settling
+    removals.stop()
+    await running
+
+    assert was_waiting
+    assert files.deleted == [_key(1)]
+
+
+@pytest.mark.parametrize("count", [0, 100])
+async def test_drained_waits_for_all(count: int) -> None:
+    """Nothing is in line and nothing runs when it returns."""
+    files = _Files()
+    removals = Removals(IoThreads(2), files.delete, files.delete)
+    running = asyncio.create_task(removals.run())
+    await removals.add([_key(number + 100) for number in range(count)])
+    await removals.drained()
+
+    assert len(files.deleted) == count
+    removals.stop()
+    await running

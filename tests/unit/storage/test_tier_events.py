@@ -1,0 +1,79 @@
+"""What the scheduler is told of the disk is what the disk holds at that moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.storage.backends import ChunkKey
+from services.storage.core.fetch_progress import FetchProgress
+from services.storage.tier_events import TierEvents
+from shared.messages.base import Message
+from shared.messages.storage_events import LISTED_AT_ONCE, ChunksDropped, ChunksFetched, ChunksListed, ChunksSaved
+
+GEOMETRY = b"g" * 8
+
+
+def _key(number: int, geometry: bytes = GEOMETRY) -> ChunkKey:
+    return ChunkKey("aa" * 16, geometry, number.to_bytes(16, "big"))
+
+
+class _Outbox:
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    async def put_when_room(self, event: Message) -> None:
+        self.sent.append(event)
+
+
+@pytest.fixture
+def outbox() -> _Outbox:
+    return _Outbox()
+
+
+@pytest.fixture
+def events(outbox: _Outbox) -> TierEvents:
+    """Even numbers are on the disk."""
+    made = TierEvents(
+        outbox,  # type: ignore[arg-type]
+        lambda key: key.identity[-1] % 2 == 0,
+        storage_id="s0",
+        incarnation="i0",
+    )
+    made.geometry = GEOMETRY
+    return made
+
+
+async def test_an_answer_claims_only_what_is_there(events: TierEvents, outbox: _Outbox) -> None:
+    """Chunks that went again are not claimed, victims that came back are not dropped."""
+    await events.saved(7, chunks=[_key(1), _key(2), _key(2)], dropped=[_key(3), _key(4)], error="x" * 2000)
+
+    (saved,) = outbox.sent
+    assert isinstance(saved, ChunksSaved)
+    assert (saved.save_id, saved.chunks, saved.dropped) == (7, _key(2).identity, _key(3).identity)
+    assert len(saved.error) == 500
+
+
+async def test_what_came_back_is_not_missing(events: TierEvents, outbox: _Outbox) -> None:
+    """A chunk that failed and was written since is there."""
+    await events.fetched(8, FetchProgress(3, missing=[_key(1), _key(2)]), is_over=True)
+
+    (fetched,) = outbox.sent
+    assert isinstance(fetched, ChunksFetched)
+    assert fetched.missing == _key(1).identity
+
+
+async def test_lists_come_in_pieces_and_without_strangers(events: TierEvents, outbox: _Outbox) -> None:
+    """Pieces are bounded, chunks of another geometry are left out, and what is empty is not sent."""
+    keys = [_key(2 * number) for number in range(LISTED_AT_ONCE + 5)]
+    await events.listed([*keys, _key(2, b"h" * 8), _key(1)])
+    await events.listed([_key(1)])
+    await events.dropped([_key(2)])
+    await events.dropped([_key(5)])
+
+    first, second, third = outbox.sent
+    assert isinstance(first, ChunksListed)
+    assert isinstance(second, ChunksListed)
+    assert isinstance(third, ChunksDropped)
+    assert len(first.chunks) == 16 * LISTED_AT_ONCE
+    assert first.chunks + second.chunks == b"".join(key.identity for key in keys)
+    assert third.chunks == _key(5).identity
