@@ -134,7 +134,8 @@ async def running_cell(
         for name, (serve, settings) in parts.items():
             cell.lives[name] = Lifecycle()
             cell.tasks[name] = asyncio.create_task(serve(settings, cell.lives[name]), name=name)
-        await _ready(cell, workers)
+        host_pools = 1 if (scheduler_settings or {}).get("host_tier", True) else 0
+        await _ready(cell, workers, workers + host_pools)
         yield cell
         await cell.settle()
     finally:
@@ -149,8 +150,8 @@ async def running_cell(
         task.result()
 
 
-async def _ready(cell: Cell, workers: int) -> None:
-    """Wait for the gateway's readiness and all workers; a service that ends meanwhile raises its reason."""
+async def _ready(cell: Cell, workers: int, pools: int) -> None:
+    """Wait for the gateway's readiness, all workers and all pools; a service that ends meanwhile raises its reason."""
     async with asyncio.timeout(READY_S):
         while True:
             for task in cell.tasks.values():
@@ -161,6 +162,6 @@ async def _ready(cell: Cell, workers: int) -> None:
                 status = await cell.status() if response.status_code == httpx.codes.OK else None
             except httpx.HTTPError:
                 status = None
-            if status is not None and len(status.workers) == workers and len(status.pools) == workers + 1:
+            if status is not None and len(status.workers) == workers and len(status.pools) == pools:
                 return
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ from services.gateway.config import GatewayConfig
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import lifecycle as request_lifecycle
 from services.storage.config import StorageConfig
-from services.storage.core import transfer_states
+from services.storage.core import circuit_breaker, transfer_states
 from services.worker import requests as worker_requests
 from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
@@ -39,6 +39,11 @@ LIFECYCLES: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
     ),
     ("A request, as its worker sees it", "services/worker/requests.py", worker_requests.TRANSITIONS),
     ("A transfer in storage", "services/storage/core/transfer_states.py", transfer_states.TRANSITIONS),
+    (
+        "The circuit breaker of an object store",
+        "services/storage/core/circuit_breaker.py",
+        circuit_breaker.TRANSITIONS,
+    ),
     ("A supervised process", "thermocline/supervisor/lifecycle.py", child_lifecycle.TRANSITIONS),
 )
 

@@ -53,6 +53,7 @@ class Up:
         """Serve until a signal or a failure; returns the exit code."""
         cell = self._cell
         cell.logs.mkdir(parents=True, exist_ok=True)
+        _make_disk_directories(cell)
         lock = _lock(cell.data_dir)
         loop = asyncio.get_running_loop()
         # SIGHUP: the terminal was closed, and nobody is left to read what we say.
@@ -182,6 +183,15 @@ class Up:
     def _write_record(self) -> None:
         paths = (self._cell.data_dir / RECORD_NAME, self._runs / f"{self._cell.shm_prefix}.json")
         write_record(self._record(), paths)
+
+
+def _make_disk_directories(cell: Cell) -> None:
+    """What --disk-dir names, for this user only. Raises ConfigError."""
+    for path in cell.config.disk_dir:
+        try:
+            Path(path).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make --disk-dir {path}: {error.strerror}") from error
 
 
 def _lock(data_dir: Path) -> TextIO:

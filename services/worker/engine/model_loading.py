@@ -7,6 +7,7 @@ model can show is in :mod:`services.worker.engine.probe`.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from shared.errors import ConfigError, UnsupportedModel
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """RoPE variants whose angle at a position depends on that position alone. "dynamic" and "longrope" look at the
 longest position of the batch, so a token's KV would depend on who else is in it."""
+
+# The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
+_LOADING = threading.Lock()
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -49,14 +53,15 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str) -> Any:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     transformers_logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            config=config,
-            dtype=TORCH_DTYPES.get(dtype, "auto"),
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _LOADING:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                model_dir,
+                config=config,
+                dtype=TORCH_DTYPES.get(dtype, "auto"),
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UnsupportedModel(f"{model_dir} cannot be loaded: {error}") from error
     missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))

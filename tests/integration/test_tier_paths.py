@@ -1,0 +1,208 @@
+"""Greedy answers are the same whichever way a prefix came back: device, host, disk, object store or a neighbour.
+
+Each case is a whole cell behind its HTTP API. Usage says where the prefix was found, the worker says how many
+tokens it computed, and where the way is a copy the KV itself is compared, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shared.memory import SharedSegment
+from tests.cell import Cell, running_cell
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+
+DEVICE_TOKENS = 512
+DOCUMENT_TOKENS = 200
+CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("qwen2", 64)]
+"""Grouped-query attention in llama and qwen2, as many KV heads as query heads in opt."""
+
+
+def segment(cell: Cell, kind: str) -> SharedSegment:
+    """A mapping of one of this cell's pools, found as any process of this user could."""
+    (file,) = [p for p in Path("/dev/shm").iterdir() if p.name.startswith(cell.shm_prefix) and f".{kind}." in p.name]
+    return SharedSegment.attach(file.name, file.stat().st_size, writable=False)
+
+
+class Document:
+    """A document, questions about it, and where each answer's prefix was found."""
+
+    def __init__(self, cell: Cell, reference: Reference, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.cell, self.reference = cell, reference
+        self.tokens = [self._rng.randrange(8, VOCAB_SIZE) for _ in range(DOCUMENT_TOKENS)]
+
+    def question(self) -> list[int]:
+        return self.tokens + [self._rng.randrange(8, VOCAB_SIZE) for _ in range(9)]
+
+    async def ask(self) -> dict[str, Any]:
+        """Ask a new question, compare the answer with the reference, and let everything come to rest.
+
+        Returns the usage details that are not 0, and ``computed``: the prefill tokens of the workers.
+        """
+        prompt = self.question()
+        before = await self._computed()
+        answer = await self.cell.complete(prompt, 8)
+        assert answer["choices"][0]["token_ids"] == self.reference.greedy(prompt, 8)
+        await self.cell.settle()
+        details = {name: count for name, count in answer["usage"]["prompt_tokens_details"].items() if count}
+        return details | {"computed": await self._computed() - before}
+
+    async def _computed(self) -> int:
+        workers = [worker.worker_id for worker in (await self.cell.status()).workers]
+        inventories = [await self.cell.inventory(worker_id) for worker_id in workers]
+        return sum(inventory.counters.get("prefill_tokens_computed", 0) for inventory in inventories)
+
+
+def pages_of(cell: Cell, layers: int, pages: int) -> dict[bytes, npt.NDArray[np.uint8]]:
+    """What the host pool holds now, by identity."""
+    mapped = segment(cell, "host")
+    tables = mapped.nbytes - pages * (16 + 8 * layers)
+    identities = mapped.array[tables : tables + pages * 16].reshape(pages, 16).copy()
+    page_bytes = tables // pages  # They begin on the first multiple of 64 after the pages.
+    kv = mapped.array[: pages * page_bytes].reshape(pages, page_bytes).copy()
+    mapped.close()
+    return {row.tobytes(): kv[index] for index, row in enumerate(identities) if row.any()}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
+    """One checkpoint and its reference for each family of the cases."""
+    folder = tmp_path_factory.mktemp("families")
+    families = dict.fromkeys(family for family, _ in CASES)
+    return {family: (made := make_checkpoint(family, folder / family), Reference(made)) for family in families}
+
+
+@pytest.fixture
+def second_broker(tmp_path: Path) -> Iterator[NatsServer]:
+    """A broker that knows nothing of the first one's streams."""
+    server = NatsServer(tmp_path / "second-broker")
+    server.start()
+    yield server
+    server.stop()
+
+
+def storage_settings(folder: Path) -> dict[str, Any]:
+    """A disk of two directories and an object store in a third."""
+    for name in ("disk-a", "disk-b", "remote"):
+        (folder / name).mkdir(exist_ok=True)
+    return {
+        "disk_dir": (str(folder / "disk-a"), str(folder / "disk-b")),
+        "disk_kv_bytes": 64 * 2**20,
+        "remote": f"file://{folder / 'remote'}",
+    }
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), CASES)
+async def test_every_way_back_gives_the_same_answer(
+    family: str,
+    page_size: int,
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Computed, then found on the device, in host memory, on the disk and in the object store."""
+    model, reference = checkpoints[family]
+    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
+    scheduler = {"host_writes": "through", "prefetch_wait": "full"}
+    async with running_cell(
+        nats_server.url,
+        model,
+        worker_settings=worker,
+        scheduler_settings=scheduler,
+        storage_settings=storage_settings(tmp_path),
+    ) as cell:
+        document = Document(cell, reference, page_size)
+        cached = DOCUMENT_TOKENS // page_size * page_size
+        chunked = DOCUMENT_TOKENS // 64 * 64
+        rest = DOCUMENT_TOKENS + 9 - cached
+
+        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
+        assert await document.ask() == {"cached_tokens": cached, "device_tokens": cached, "computed": rest}
+        await cell.flush("device")
+        assert await document.ask() == {"cached_tokens": cached, "host_tokens": cached, "computed": rest}
+        await cell.flush("device", "host")
+        found = {"cached_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
+        assert await document.ask() == found | {"disk_tokens": chunked}
+        await cell.flush("device", "host", "disk")
+        assert await document.ask() == found | {"remote_tokens": chunked}
+        # What came from the object store is on the disk again.
+        await cell.flush("device", "host")
+        assert await document.ask() == found | {"disk_tokens": chunked}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 16)])
+async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
+    family: str,
+    page_size: int,
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    second_broker: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Every process and the broker are new; the first request is a disk hit, and its KV is the old one to the bit."""
+    model, reference = checkpoints[family]
+    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
+    settings: dict[str, Any] = {
+        "worker_settings": worker,
+        "scheduler_settings": {"host_writes": "through", "prefetch_wait": "full"},
+        "storage_settings": storage_settings(tmp_path) | {"remote": ""},
+    }
+    kept: list[dict[bytes, npt.NDArray[np.uint8]]] = []
+    usage = []
+    for server in (nats_server, second_broker):
+        async with running_cell(server.url, model, **settings) as cell:
+            document = Document(cell, reference, 7)
+            usage.append(await document.ask())
+            status = await cell.settle()
+            pages = next(pool.total for pool in status.pools if pool.tier == "host")
+            kept.append(pages_of(cell, 3, pages))
+
+    chunked = DOCUMENT_TOKENS // 64 * 64
+    assert usage[0] == {"computed": DOCUMENT_TOKENS + 9}
+    assert usage[1] == {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
+    shared = [identity for identity in kept[1] if identity in kept[0]]
+    assert len(shared) >= chunked // page_size
+    assert all(np.array_equal(kept[0][identity], kept[1][identity]) for identity in shared)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 1)])
+async def test_a_prefix_is_copied_from_a_neighbours_device(
+    family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
+) -> None:
+    """A burst on one document spreads over two workers; the second copies the document instead of computing it."""
+    model, reference = checkpoints[family]
+    worker = {"page_size": page_size, "device_pages": 2 * DEVICE_TOKENS // page_size}
+    async with running_cell(
+        nats_server.url,
+        model,
+        workers=2,
+        worker_settings=worker,
+        scheduler_settings={"host_tier": False, "max_running": 2},
+    ) as cell:
+        document = Document(cell, reference, 5)
+        await document.ask()
+        prompts = [document.question() for _ in range(12)]
+
+        answers = await asyncio.gather(*(cell.complete(prompt, 24) for prompt in prompts))
+        await cell.settle()
+
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, 24)
+        details = [answer["usage"]["prompt_tokens_details"] for answer in answers]
+        cached = DOCUMENT_TOKENS // page_size * page_size
+        assert all(detail["cached_tokens"] == cached for detail in details)
+        assert [detail["neighbour_tokens"] for detail in details if detail["neighbour_tokens"]] == [cached]
