@@ -12,6 +12,7 @@ from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_body
 from services.gateway.openapi import install_openapi
+from services.gateway.routes.cache import cache_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
 from services.gateway.routes.models import models_router
@@ -32,14 +33,22 @@ def build_app(gateway: Gateway) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for router in (chat_router, completions_router, models_router, tokenization_router, operations_router):
+    routers = (
+        chat_router,
+        completions_router,
+        models_router,
+        tokenization_router,
+        operations_router,
+        cache_router,
+    )
+    for router in routers:
         app.include_router(router(gateway))
     app.add_exception_handler(ThermoclineError, _on_typed_error)
     app.add_exception_handler(HTTPException, _on_framework_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
-    return Boundary(app, gateway.config.api_keys)
+    return Boundary(app, gateway.config.api_keys, gateway.config.admin_key)
 
 
 def error_response(error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:

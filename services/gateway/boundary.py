@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
+from services.gateway.admin_key import check_admin, is_admin_path
 from services.gateway.failures import retry_after_s
 from services.gateway.openai_schema.errors import error_body
 from shared import logs
@@ -46,9 +47,10 @@ def tenant_of(headers: Headers, api_keys: Sequence[str]) -> str:
 class Boundary:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str] = (), admin_key: str = "") -> None:
         self._app = app
         self._api_keys = tuple(api_keys)
+        self._admin_key = admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +68,9 @@ class Boundary:
 
         metrics.CONNECTIONS_OPEN.inc()
         try:
-            if scope["path"].startswith(GUARDED_PREFIXES):
+            if is_admin_path(scope["path"]):
+                check_admin(Headers(scope=scope), self._admin_key)
+            elif scope["path"].startswith(GUARDED_PREFIXES):
                 scope.setdefault("state", {})["tenant"] = tenant_of(Headers(scope=scope), self._api_keys)
             await self._app(scope, receive, send_marked)
         except ThermoclineError as error:

@@ -11,6 +11,8 @@ from msgspec import Meta
 from shared.config import NATS_URL
 from shared.ids import is_valid_name
 
+MIN_ADMIN_KEY = 16
+
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
@@ -22,6 +24,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
+    admin_key: Annotated[
+        str, Meta(description="key that opens /v1/cache, the cache's administration; empty leaves it closed")
+    ] = ""
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
@@ -46,6 +51,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"--id {self.id!r} must be 1 to 48 letters, digits, - or _")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
             raise ValueError(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
+        is_weak = len(self.admin_key) < MIN_ADMIN_KEY or not self.admin_key.isascii() or self.admin_key in self.api_keys
+        if self.admin_key and is_weak:
+            # The message must not hold the key: it goes to a terminal or a log.
+            raise ValueError(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
 
     @property
     def model_dir(self) -> Path:

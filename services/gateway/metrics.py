@@ -43,6 +43,9 @@ def observe_end(generation: Generation, now_s: float) -> None:
             REQUEST_PROMPT_TOKENS.observe(choice.request.prompt_tokens)
             CACHED_TOKENS.labels("device").inc(usage.device_tokens)
             CACHED_TOKENS.labels("host").inc(usage.host_tokens)
+            CACHED_TOKENS.labels("disk").inc(usage.disk_tokens)
+            CACHED_TOKENS.labels("remote").inc(usage.remote_tokens)
+            CACHED_TOKENS.labels("neighbour").inc(usage.neighbour_tokens)
         if choice.failure is not None:
             REQUEST_FAILURE.labels(choice.failure.code).inc()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,9 +17,16 @@ _described: dict[str, type[msgspec.Struct]] = {}
 
 
 def describes(
-    request: type[msgspec.Struct] | None, response: type[msgspec.Struct], *, streams: bool = False
+    request: type[msgspec.Struct] | None,
+    response: type[msgspec.Struct],
+    *,
+    streams: bool = False,
+    query: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events."""
+    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events.
+
+    ``query`` says what each parameter of its query string means; all may be left out.
+    """
     content: dict[str, Any] = {"application/json": {"schema": _reference(response)}}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -31,6 +39,11 @@ def describes(
             },
         }
     }
+    if query:
+        extra["parameters"] = [
+            {"name": name, "in": "query", "required": False, "description": meaning, "schema": {"type": "string"}}
+            for name, meaning in query.items()
+        ]
     if request is not None:
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
     return extra

@@ -35,8 +35,8 @@ class Ticket:
         self._gateway.slots.take(choices - self._slots)
         self._slots = choices
 
-    def hold(self, generation: Generation, watch: DisconnectWatch) -> None:
-        """Own a generation until closed."""
+    def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
+        """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from shared import logs, subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.event_outbox import EventOutbox
-from shared.lifecycle import Lifecycle, beat
+from shared.lifecycle import EXIT_FAILED, Lifecycle, beat
+from shared.membership import Membership, lists_storage
 from shared.messages.status import GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
@@ -89,6 +90,7 @@ class StorageShell:
         try:
             # Listen first: plans for this incarnation may follow the join at once.
             await self._plans.start()
+            status = await self._bus.subscribe(subjects.STATUS, self._membership(life).see)
             calls = [
                 await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory),
                 await self._bus.serve(subjects.rpc("storage", "verify", self._config.id), self._verify),
@@ -98,14 +100,24 @@ class StorageShell:
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             await life.watch(*tasks)
             await self._plans.stop()
-            for call in calls:
-                await call.close()
+            for subscription in (status, *calls):
+                await subscription.close()
             await self._leave(copying, moving)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._pools.close()
+
+    def _membership(self, life: Lifecycle) -> Membership:
+        """Ends this process when the cell has given it up: nobody would send it an order any more."""
+
+        def given_up() -> None:
+            if not life.stopping.is_set():
+                _log.error("given_up", reason="the cell has given this incarnation up; another must be started")
+                life.stop(EXIT_FAILED)
+
+        return Membership(lambda status: lists_storage(status, self._config.id, self.incarnation), given_up)
 
     async def _join(self) -> None:
         config = self._config

@@ -23,7 +23,6 @@ from services.worker.detokenizer import Vocabulary
 from services.worker.executor import Executor
 from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
-from services.worker.membership import Membership
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
 from services.worker.retained import RetainedOutputs
@@ -35,6 +34,7 @@ from shared.codec import decode, encode
 from shared.errors import InternalError, OperatorError, TransportError
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, beat
+from shared.membership import Membership, lists_worker
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
@@ -97,8 +97,7 @@ class WorkerShell:
             delays=metrics.PLAN_SECONDS, fetched=metrics.PLANS_FETCHED,
         )  # fmt: skip
         self._membership = Membership(
-            identity.worker_id,
-            identity.incarnation,
+            lambda status: lists_worker(status, identity.worker_id, identity.incarnation),
             lambda: self._end(TransportError("the cell has given this incarnation up")),
         )
         self._stopping = False

@@ -52,6 +52,7 @@ class CellStatus(Message, frozen=True):
     max_context: int
     workers: tuple[WorkerStatus, ...] = ()
     storages: tuple[str, ...] = ()
+    storage_incarnations: dict[str, str] = {}  # By storage.
     pools: tuple[PoolStatus, ...] = ()
     counters: dict[str, int] = {}  # Monotonic counters of the core, by name (hits, evictions, ...).
     nodes: int = 0

@@ -98,7 +98,8 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
 
     assert set(description["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health/live", "/health/ready", "/metrics", "/version",
+        "/health/live", "/health/ready", "/metrics", "/version", "/v1/cache", "/v1/cache/stats", "/v1/cache/pins",
+        "/v1/cache/pins/{name}", "/v1/cache/prewarm", "/v1/cache/flush", "/v1/cache/verify",
     }  # fmt: skip
     references = set(re.findall(r"#/components/schemas/(\w+)", str(description)))
     assert references <= set(description["components"]["schemas"])

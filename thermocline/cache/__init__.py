@@ -1,1 +1,1 @@
-"""``thermocline cache``: look at the prefix cache of a running cell, and empty it."""
+"""``thermocline cache``: what operators see of the prefix cache of a running cell, and what they can do to it."""

@@ -6,11 +6,18 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """``cached_tokens`` is OpenAI's; the other two say on which tier they were found."""
+    """``cached_tokens`` is OpenAI's; the others say on which tier they were found.
+
+    ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
+    ``neighbour_tokens`` were copied from another device of the node.
+    """
 
     cached_tokens: int
     device_tokens: int
     host_tokens: int
+    disk_tokens: int = 0
+    remote_tokens: int = 0
+    neighbour_tokens: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):

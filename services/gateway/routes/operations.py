@@ -83,6 +83,7 @@ _ENDPOINTS = (
     ("GET", "/v1/models", "the model of this cell"),
     ("POST", "/tokenize", "token ids of a text or a conversation"),
     ("POST", "/detokenize", "text of token ids"),
+    ("GET", "/v1/cache", "what is cached where; for operators, under the admin key"),
     ("GET", "/health/live", "whether this process runs"),
     ("GET", "/health/ready", "whether requests would be answered now"),
     ("GET", "/metrics", "Prometheus metrics"),

@@ -7,6 +7,8 @@ from services.gateway.pending import Generation
 from services.gateway.views.answer import first_choices
 from shared.messages.tokens import Timing, Usage
 
+_TIERS = ("device_tokens", "host_tokens", "disk_tokens", "remote_tokens", "neighbour_tokens")
+
 
 def usage_report(generation: Generation, *, count_output: bool = True) -> UsageReport:
     """Tokens so far. Cached tokens are those of each prompt's first choice, since a prompt counts once."""
@@ -14,13 +16,12 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
     prompt_tokens = sum(choice.request.prompt_tokens for choice in firsts)
     output = sum(len(choice.assembly.tokens) for choice in generation.choices) if count_output else 0
     usages = [choice.assembly.usage or Usage() for choice in firsts]
-    device = sum(usage.device_tokens for usage in usages)
-    host = sum(usage.host_tokens for usage in usages)
+    found = {name: sum(getattr(usage, name) for usage in usages) for name in _TIERS}
     return UsageReport(
         prompt_tokens=prompt_tokens,
         completion_tokens=output,
         total_tokens=prompt_tokens + output,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=device + host, device_tokens=device, host_tokens=host),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(found.values()), **found),
     )
 
 

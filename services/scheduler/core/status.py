@@ -38,6 +38,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
             for worker in state.workers.values()
         ),
         storages=tuple(state.storages),
+        storage_incarnations={storage.storage_id: storage.incarnation for storage in state.storages.values()},
         pools=tuple(pools),
         counters=dict(state.counters),
         nodes=len(state.tree.nodes) - len(state.tree.roots),

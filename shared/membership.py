@@ -17,9 +17,8 @@ from shared.messages.status import CellStatus
 class Membership:
     """Reads every ``CellStatus``; ``on_lost`` is called when an incarnation that was listed is not any more."""
 
-    def __init__(self, worker_id: str, incarnation: str, on_lost: Callable[[], None]) -> None:
-        self._worker_id = worker_id
-        self._incarnation = incarnation
+    def __init__(self, is_listed: Callable[[CellStatus], bool], on_lost: Callable[[], None]) -> None:
+        self._is_listed = is_listed
         self._on_lost = on_lost
         self._was_listed = False
 
@@ -29,9 +28,17 @@ class Membership:
             status = decode(delivery.data, CellStatus)
         except CodecError:
             return  # A newer scheduler may say more than we understand.
-        if any(
-            worker.worker_id == self._worker_id and worker.incarnation == self._incarnation for worker in status.workers
-        ):
+        if self._is_listed(status):
             self._was_listed = True
         elif self._was_listed:
             self._on_lost()
+
+
+def lists_worker(status: CellStatus, worker_id: str, incarnation: str) -> bool:
+    """Whether the cell has this incarnation of a worker."""
+    return any(worker.worker_id == worker_id and worker.incarnation == incarnation for worker in status.workers)
+
+
+def lists_storage(status: CellStatus, storage_id: str, incarnation: str) -> bool:
+    """Whether the cell has this incarnation of a storage."""
+    return status.storage_incarnations.get(storage_id) == incarnation

@@ -1,0 +1,178 @@
+"""The administration of the cache, below /v1/cache.
+
+Unknown fields are refused here: a flush that overlooks a misspelt ``namespace`` would drop everything.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from services.gateway.openai_schema.chat import ChatMessage
+from services.gateway.openai_schema.errors import ErrorDetail
+from services.gateway.openai_schema.usage import PromptTokensDetails
+
+MAX_PREWARMED = 64
+MAX_TTL_S = 366 * 86_400
+MAX_LISTED = 1024
+
+Tier = Literal["device", "host", "disk", "remote"]
+Namespace = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Salt = Annotated[str, Meta(min_length=1, max_length=256)]
+PinName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+class PromptSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt as text, as a conversation or as token ids: exactly one of the three."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tokens: list[int] | None = None
+    tools: list[dict[str, Any]] | None = None  # Rendered with ``messages``.
+    cache_salt: Salt | None = None
+
+
+class PinRequest(PromptSource, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to keep, and for how long."""
+
+    ttl_s: Annotated[float, Meta(ge=0.001, le=MAX_TTL_S)] = 3600.0
+    name: PinName | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """``held_tokens`` of its ``tokens`` are held in host memory now; more follows as copies are made."""
+
+    object: str = "cache.pin"
+    name: str
+    namespace: str
+    tokens: int
+    held_tokens: int
+    pages: int
+    expires_at: float  # Unix seconds.
+    refusal: str = ""  # Why it holds nothing.
+
+
+class PinList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[Pin]
+
+
+class PinDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "cache.pin"
+    name: str
+    deleted: bool = True
+
+
+class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
+
+    ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage.
+    """
+
+    id: int
+    parent: int | None
+    namespace: str
+    depth: int
+    tokens: int
+    hits: int
+    head: list[int]  # Its first tokens, 16 at the most.
+    head_text: str | None = None
+    device: dict[str, int]
+    host: dict[str, int]
+    disk: dict[str, int]
+    pins: list[str]
+
+
+class CacheNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """``next_after`` goes on where this ends; it is null at the end."""
+
+    object: str = "list"
+    data: list[CacheNode]
+    has_more: bool
+    next_after: int | None
+
+
+class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages of one pool; free + cached + leased = total."""
+
+    owner: str
+    tier: str
+    total: int
+    cached: int
+    leased: int
+    free: int
+
+
+class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
+    """``storages`` has each storage's own counters, or null where it did not answer."""
+
+    object: str = "cache.stats"
+    page_size: int
+    nodes: int
+    pins: int
+    pinned_pages: int
+    chunks: int  # On the disks, as far as the scheduler knows.
+    pools: list[PoolReport]
+    hit_tokens: dict[str, int]  # By tier.
+    counters: dict[str, int]
+    storages: dict[str, dict[str, int] | None]
+
+
+class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt``."""
+
+    tiers: Annotated[tuple[Tier, ...], Meta(min_length=1)] = ("device", "host")
+    namespace: Namespace | None = None
+    cache_salt: Salt | None = None
+
+
+class FlushReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was dropped; an object store is emptied behind, and not counted."""
+
+    object: str = "cache.flush"
+    tiers: list[str]
+    device_pages: int
+    host_pages: int
+    disk_chunks: int
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``cursor`` is the ``next_cursor`` of the answer before; without ``storage`` all are gone through."""
+
+    storage: str | None = None
+    cursor: str = ""
+    max_chunks: Annotated[int, Meta(ge=1, le=1024)] = 256
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Chunks of ``storage`` that were read; ``next_cursor`` is null when everything was."""
+
+    object: str = "cache.verification"
+    storage: str | None
+    checked: int
+    nbytes: int
+    bad: list[str]
+    next_cursor: str | None
+
+
+class PrewarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A string stands for ``{"prompt": string}``."""
+
+    prompts: Annotated[list[str | PromptSource], Meta(min_length=1, max_length=MAX_PREWARMED)]
+
+
+class PrewarmedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the prompt had been cached before; all of its whole pages are cached now, unless there is an ``error``."""
+
+    index: int
+    prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    error: ErrorDetail | UnsetType = UNSET
+
+
+class PrewarmReport(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "cache.prewarm"
+    data: list[PrewarmedPrompt]
+    failed: int

@@ -1,0 +1,97 @@
+"""Bring prompts into the cache: each is a request of one token behind all others, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive
+
+from services.gateway.admission import sampling_params
+from services.gateway.disconnect import DisconnectWatch
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.cache import PrewarmedPrompt
+from services.gateway.openai_schema.completions import CompletionRequest
+from services.gateway.openai_schema.errors import error_detail
+from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from services.gateway.pending import Generation
+from services.gateway.serving import make_generation
+from services.gateway.ticket import Ticket
+from services.gateway.views.usage import usage_report
+from shared.errors import RequestCancelled, ThermoclineError
+from shared.ids import new_id
+
+AT_ONCE = 4
+TENANT = "operator"
+"""A tenant of its own, so that it takes no turn of any caller's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """A prompt to warm."""
+
+    tokens: list[int]
+    cache_salt: str | None = None
+
+
+async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]) -> list[PrewarmedPrompt]:
+    """What became of each prompt, in order; one that fails stops no other. All end when the client goes away."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    running: dict[str, Generation] = {}
+    gone: list[ThermoclineError] = []
+
+    def leave() -> None:
+        gone.append(RequestCancelled("the client went away", code="client_disconnected"))
+        for generation in running.values():
+            generation.abandon(gone[0])
+
+    async def warm(index: int, prompt: Warming) -> PrewarmedPrompt:
+        async with gate:
+            try:
+                if gone:
+                    raise gone[0]
+                with Ticket(gateway) as ticket:
+                    generation = _generation(gateway, prompt)
+                    running[generation.choices[0].request_id] = generation
+                    ticket.hold(generation)
+                    return await _warm(gateway, index, generation, ticket)
+            except ThermoclineError as error:
+                return PrewarmedPrompt(index=index, prompt_tokens=len(prompt.tokens), error=error_detail(error))
+
+    watch = DisconnectWatch(receive, leave)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(warm(index, prompt)) for index, prompt in enumerate(prompts)]
+    finally:
+        watch.close()
+    return [task.result() for task in tasks]
+
+
+def _generation(gateway: Gateway, prompt: Warming) -> Generation:
+    fields = CompletionRequest(
+        prompt=list(prompt.tokens), max_tokens=1, temperature=0.0, priority=-MAX_PRIORITY, cache_salt=prompt.cache_salt
+    )
+    params = sampling_params(fields, gateway.facts, max_tokens=1, logprobs=None, prompt_logprobs=None)
+    return make_generation(
+        gateway,
+        fields,
+        answer_id=new_id("prewarm"),
+        tenant=TENANT,
+        received_ns=gateway.wall_ns(),
+        seed=0,
+        prompts=[(prompt.tokens, params)],
+    )
+
+
+async def _warm(gateway: Gateway, index: int, generation: Generation, ticket: Ticket) -> PrewarmedPrompt:
+    await gateway.dispatcher.start(generation)
+    await generation.finished(gateway.config.request_timeout_ms / 1000 + 5)
+    failure = generation.first_failure()
+    if failure is not None:
+        raise failure
+    usage = usage_report(generation)
+    ticket.close()
+    return PrewarmedPrompt(
+        index=index, prompt_tokens=usage.prompt_tokens, prompt_tokens_details=usage.prompt_tokens_details
+    )

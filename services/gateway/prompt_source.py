@@ -1,0 +1,56 @@
+"""From a prompt in any of its three forms to tokens. For the administration of the cache."""
+
+from __future__ import annotations
+
+from services.gateway import admission
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.cache import PromptSource
+from services.gateway.openai_schema.chat import ChatRequest
+from services.gateway.routes.chat import tokenize_chat
+from shared.errors import CallerError, ContextTooLong, InvalidRequest
+
+
+async def tokenize_source(gateway: Gateway, source: PromptSource, *, path: str = "") -> list[int]:
+    """Token ids, just as the API's own endpoints would make them of the same prompt.
+
+    Raises InvalidRequest or ContextTooLong; ``path`` goes before the name of the field at fault.
+    """
+    try:
+        tokens = await _tokenize(gateway, source)
+        if len(tokens) >= gateway.max_context:
+            raise ContextTooLong(
+                f"This model's maximum context length is {gateway.max_context} tokens; the prompt has {len(tokens)}.",
+                param=_given(source),
+            )
+    except CallerError as error:
+        error.param = f"{path}{error.param or _given(source)}"
+        raise
+    return tokens
+
+
+async def _tokenize(gateway: Gateway, source: PromptSource) -> list[int]:
+    given = [name for name in ("prompt", "messages", "tokens") if getattr(source, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("give exactly one of prompt, messages and tokens", param=given[1] if given else "prompt")
+    if source.tools is not None and source.messages is None:
+        raise InvalidRequest("tools need messages", param="tools")
+    if source.messages is not None:
+        chat = ChatRequest(messages=source.messages, tools=source.tools)
+        admission.check_chat(chat)
+        return await tokenize_chat(gateway, chat)
+    if source.prompt is not None:
+        longest = gateway.tokenizer.longest_token_characters
+        admission.check_prompt_characters(len(source.prompt), longest, gateway.max_context)
+        tokens = (await gateway.tokenizer.encode([source.prompt], add_special_tokens=True))[0]
+    else:
+        tokens = list(source.tokens or ())
+    try:
+        admission.check_prompt_tokens(tokens, gateway.facts.vocab_size)
+    except CallerError as error:
+        error.param = _given(source)
+        raise
+    return tokens
+
+
+def _given(source: PromptSource) -> str:
+    return next((name for name in ("prompt", "messages", "tokens") if getattr(source, name) is not None), "prompt")

@@ -1,0 +1,207 @@
+"""The administration of the cache, below /v1/cache. The boundary has checked the admin key before any of it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.body import decode_body, read_body
+from services.gateway.cache_calls import CacheCalls
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.cache import (
+    MAX_LISTED,
+    CacheNodes,
+    CacheStats,
+    FlushReport,
+    FlushRequest,
+    Pin,
+    PinDeleted,
+    PinList,
+    PinRequest,
+    PrewarmReport,
+    PrewarmRequest,
+    PromptSource,
+    VerifyReport,
+    VerifyRequest,
+)
+from services.gateway.openapi import describes
+from services.gateway.pending import Slots
+from services.gateway.prewarming import Warming, prewarm
+from services.gateway.prompt_source import tokenize_source
+from services.gateway.scrub_walk import scrub_next
+from services.gateway.views.cache_view import node_view, pin_view, stats_view
+from shared.errors import InvalidRequest, NotFound
+from shared.ids import is_valid_name, namespace_digest, new_id
+from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.cell_events import PinPrefix
+
+AT_ONCE = 8
+"""Calls of operators that run at the same time; they take no place of the API's own."""
+
+LISTED = 256
+
+T = TypeVar("T")
+
+
+def cache_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["cache"])
+    calls = CacheCalls(gateway.bus)
+    slots = Slots(AT_ONCE)
+
+    @router.get(
+        "/v1/cache",
+        response_model=None,
+        openapi_extra=describes(
+            None,
+            CacheNodes,
+            query={
+                "namespace": "only this namespace (32 hex digits)",
+                "cache_salt": "only the namespace of this salt",
+                "limit": f"nodes to list, 1 to {MAX_LISTED}, {LISTED} without it",
+                "after": "next_after of the page before",
+            },
+        ),
+        summary="Nodes of the radix tree, and where their pages are",
+    )
+    async def list_nodes(http: Request) -> Response:
+        with slots.taken():
+            namespace = _namespace(gateway, http.query_params.get("namespace"), http.query_params.get("cache_salt"))
+            limit = _number(http, "limit", LISTED, 1, MAX_LISTED)
+            after = _number(http, "after", 0, 0, 2**53)
+            page = await calls.page(namespace, after=after, limit=limit)
+        nodes = [node_view(node, gateway.tokenizer.decode(unpack_int32(node.head))) for node in page.nodes]
+        more = page.next_after or None
+        return _json(CacheNodes(data=nodes, has_more=more is not None, next_after=more))
+
+    @router.get(
+        "/v1/cache/stats",
+        response_model=None,
+        openapi_extra=describes(None, CacheStats),
+        summary="Pools, hits by tier, and what the storages count",
+    )
+    async def stats() -> Response:
+        with slots.taken():
+            status = await calls.status()
+            return _json(stats_view(status, await calls.inventories(status.storages)))
+
+    @router.post(
+        "/v1/cache/pins",
+        response_model=None,
+        openapi_extra=describes(PinRequest, Pin),
+        summary="Keep a prefix for a time",
+    )
+    async def pin(http: Request) -> Response:
+        with slots.taken():
+            request = await _body(gateway, http, PinRequest)
+            tokens = await tokenize_source(gateway, request)
+            order = PinPrefix(
+                pin_id=request.name or new_id("pin"),
+                namespace=namespace_digest(gateway.facts.fingerprint, salt=request.cache_salt or ""),
+                tokens=pack_int32(tokens),
+                ttl_ms=max(1, round(request.ttl_s * 1000)),
+            )
+            return _json(pin_view(await calls.pin(order)))
+
+    @router.get(
+        "/v1/cache/pins", response_model=None, openapi_extra=describes(None, PinList), summary="All pins of the cell"
+    )
+    async def list_pins() -> Response:
+        with slots.taken():
+            return _json(PinList(data=[pin_view(pin) for pin in await calls.pins()]))
+
+    @router.delete(
+        "/v1/cache/pins/{name}",
+        response_model=None,
+        openapi_extra=describes(None, PinDeleted),
+        summary="Let go of a pin",
+    )
+    async def unpin(name: str) -> Response:
+        if not is_valid_name(name):
+            raise NotFound(f"there is no pin {name[:64]!r}", code="pin_not_found")
+        with slots.taken():
+            await calls.unpin(name)
+        return _json(PinDeleted(name=name))
+
+    @router.post(
+        "/v1/cache/prewarm",
+        response_model=None,
+        openapi_extra=describes(PrewarmRequest, PrewarmReport),
+        summary="Bring prompts into the cache",
+    )
+    async def warm(http: Request) -> Response:
+        with slots.taken():
+            request = await _body(gateway, http, PrewarmRequest)
+            prompts = []
+            for place, given in enumerate(request.prompts):
+                source = PromptSource(prompt=given) if isinstance(given, str) else given
+                tokens = await tokenize_source(gateway, source, path=f"prompts[{place}].")
+                prompts.append(Warming(tokens, source.cache_salt))
+            # A request that no scheduler sees would only wait for its time to run out.
+            await calls.status()
+            data = await prewarm(gateway, http.receive, prompts)
+        failed = sum(warmed.prompt_tokens_details is None for warmed in data)
+        return _json(PrewarmReport(data=data, failed=failed))
+
+    @router.post(
+        "/v1/cache/flush",
+        response_model=None,
+        openapi_extra=describes(FlushRequest, FlushReport),
+        summary="Drop what nothing uses",
+    )
+    async def flush(http: Request) -> Response:
+        with slots.taken():
+            request = await _body(gateway, http, FlushRequest, is_optional=True)
+            namespace = _namespace(gateway, request.namespace, request.cache_salt)
+            flushed = await calls.flush(request.tiers, namespace)
+        return _json(
+            FlushReport(
+                tiers=list(request.tiers),
+                device_pages=flushed.device_pages,
+                host_pages=flushed.host_pages,
+                disk_chunks=flushed.disk_chunks,
+            )
+        )
+
+    @router.post(
+        "/v1/cache/verify",
+        response_model=None,
+        openapi_extra=describes(VerifyRequest, VerifyReport),
+        summary="Read chunks of the disks and check them",
+    )
+    async def verify(http: Request) -> Response:
+        with slots.taken():
+            return _json(await scrub_next(calls, await _body(gateway, http, VerifyRequest, is_optional=True)))
+
+    return router
+
+
+async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional: bool = False) -> T:
+    body = await read_body(http, gateway.config.max_body_bytes, gateway.config.body_timeout_ms / 1000)
+    return decode_body(body or (b"{}" if is_optional else b""), schema)
+
+
+def _namespace(gateway: Gateway, namespace: str | None, salt: str | None) -> str:
+    """The namespace that is meant, "" for all. Raises InvalidRequest."""
+    if namespace and salt:
+        raise InvalidRequest("give either namespace or cache_salt", param="cache_salt")
+    if salt:
+        return namespace_digest(gateway.facts.fingerprint, salt=salt)
+    if namespace and (len(namespace) != 32 or set(namespace) - set("0123456789abcdef")):
+        raise InvalidRequest("a namespace is 32 hex digits", param="namespace")
+    return namespace or ""
+
+
+def _number(http: Request, name: str, default: int, least: int, most: int) -> int:
+    """A whole number of the query string. Raises InvalidRequest."""
+    text = http.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and least <= int(text) <= most):
+        raise InvalidRequest(f"{name} must be a number from {least} to {most}", param=name)
+    return int(text)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

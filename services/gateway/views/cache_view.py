@@ -1,0 +1,67 @@
+"""The cache as operators read it, over HTTP and on the command line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.gateway.openai_schema.cache import CacheNode, CacheStats, Pin, PoolReport
+from shared.messages.base import unpack_int32
+from shared.messages.status import CachedNode, CellStatus, Inventory, PinStatus
+
+HIT_TIERS = ("device", "neighbour", "host", "disk", "remote")
+
+
+def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
+    """A node; ``text`` is that of its first tokens."""
+    return CacheNode(
+        id=node.id,
+        parent=node.parent or None,
+        namespace=node.namespace,
+        depth=node.depth,
+        tokens=node.tokens,
+        hits=node.hits,
+        head=unpack_int32(node.head),
+        head_text=text,
+        device=node.device,
+        host=node.host,
+        disk=node.disk,
+        pins=list(node.pins),
+    )
+
+
+def pin_view(pin: PinStatus) -> Pin:
+    """A pin."""
+    return Pin(
+        name=pin.pin_id,
+        namespace=pin.namespace,
+        tokens=pin.tokens,
+        held_tokens=pin.held_tokens,
+        pages=pin.pages,
+        expires_at=pin.expires_ns / 1e9,
+        refusal=pin.refusal,
+    )
+
+
+def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) -> CacheStats:
+    """The scheduler's view of the pools beside the storages' own counters."""
+    return CacheStats(
+        page_size=status.page_size,
+        nodes=status.nodes,
+        pins=status.pins,
+        pinned_pages=status.pinned_pages,
+        chunks=status.chunks,
+        pools=[
+            PoolReport(
+                owner=pool.owner,
+                tier=pool.tier,
+                total=pool.total,
+                cached=pool.cached,
+                leased=pool.leased,
+                free=pool.free,
+            )
+            for pool in status.pools
+        ],
+        hit_tokens={tier: status.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS},
+        counters=dict(sorted(status.counters.items())),
+        storages={name: None if found is None else dict(found.counters) for name, found in inventories.items()},
+    )

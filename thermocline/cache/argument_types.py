@@ -1,0 +1,47 @@
+"""What may stand on the command line, checked before anything is sent."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+
+from shared.ids import is_valid_name
+
+MAX_TTL_S = 366 * 86_400
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration_ms(text: str) -> int:
+    """``1h``, ``30m``, ``3600s``, ``250ms`` or ``2d`` in milliseconds; a bare number is seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    if not 0.001 <= seconds <= MAX_TTL_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 1h, 30m or 3600s, of a year at the most")
+    return math.ceil(seconds * 1000)
+
+
+def namespace(text: str) -> str:
+    """32 hex digits."""
+    if not re.fullmatch(r"[0-9a-f]{32}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a namespace, which is 32 hex digits")
+    return text
+
+
+def name(text: str) -> str:
+    """What may name a pin or a storage."""
+    if not is_valid_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 64 letters, digits, - or _")
+    return text
+
+
+def whole_number(most: int) -> Callable[[str], int]:
+    """A reader of whole numbers from 1 to ``most``."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {most}")
+        return int(text)
+
+    return read

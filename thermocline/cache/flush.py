@@ -1,0 +1,65 @@
+"""Drop what nothing uses from some tiers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+
+from services.gateway.cache_calls import TIERS, Flushed
+from services.gateway.views.cache_view import stats_view
+from shared.config import add_nats_flag
+from shared.errors import OperatorError, Unavailable
+from shared.ids import namespace_digest
+from thermocline.cache import argument_types
+from thermocline.cache.connection import cell
+
+SUMMARY = "drop what nothing uses from some tiers"
+BY_DEFAULT = ("device", "host")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this verb."""
+    add_nats_flag(parser)
+    parser.add_argument(
+        "--tier", choices=TIERS, action="append", help="only this tier; may be repeated (default: device and host)"
+    )
+    parser.add_argument("--namespace", type=argument_types.namespace, help="only this one (32 hex digits)")
+    parser.add_argument("--salt", default="", help="only the namespace of this cache_salt")
+
+
+async def run(arguments: argparse.Namespace) -> bool:
+    """Flush, and print what went."""
+    if arguments.namespace and arguments.salt:
+        raise OperatorError("give either --namespace or --salt")
+    tiers = tuple(dict.fromkeys(arguments.tier or BY_DEFAULT))
+    async with cell(arguments.nats) as calls:
+        namespace = arguments.namespace or ""
+        if arguments.salt:
+            model = (await calls.status()).model
+            if not model:
+                raise Unavailable("no worker has joined, so that the model's namespace is not known")
+            namespace = namespace_digest(model, salt=arguments.salt)
+        flushed = await calls.flush(tiers, namespace)
+    if arguments.json:
+        report = msgspec.to_builtins(stats_view(flushed.status, {}))
+        dropped = {name: getattr(flushed, name) for name in ("device_pages", "host_pages", "disk_chunks")}
+        print(json.dumps({"tiers": tiers, "dropped": dropped, "pools": report["pools"], "chunks": report["chunks"]}))
+    else:
+        print("\n".join(flush_lines(flushed, tiers)))
+    return True
+
+
+def flush_lines(flushed: Flushed, tiers: tuple[str, ...]) -> list[str]:
+    """One line a tier: what was dropped, and what stays because something uses it."""
+    lines = []
+    for tier, dropped in (("device", flushed.device_pages), ("host", flushed.host_pages)):
+        if tier in tiers:
+            stays = sum(pool.cached for pool in flushed.status.pools if pool.tier == tier)
+            lines.append(f"{tier}: dropped {dropped:,} pages, {stays:,} cached pages stay")
+    if "disk" in tiers:
+        lines.append(f"disk: dropped {flushed.disk_chunks:,} chunks, {flushed.status.chunks:,} stay")
+    if "remote" in tiers:
+        lines.append("remote: object stores are emptied behind; the storages' logs say when they are through")
+    return lines

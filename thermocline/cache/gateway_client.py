@@ -1,0 +1,67 @@
+"""Requests to a gateway, with its errors translated to one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import httpx
+
+from shared.config import ENVIRONMENT_PREFIX
+from shared.errors import OperatorError, ThermoclineError, TransportError
+
+TIMEOUT_S = 60.0
+
+
+class GatewayRefused(ThermoclineError):
+    """The gateway answered with an error. ``retry_after_ms`` is set where it asked to try again."""
+
+    code = "gateway_refused"
+
+
+def add_key(parser: argparse.ArgumentParser, flag: str, variable: str, what: str) -> None:
+    """Add a flag for a key; its value may come from the environment, where other users do not see it."""
+    name = ENVIRONMENT_PREFIX + variable
+    parser.add_argument(flag, metavar="KEY", help=f"{what}; better set {name}, which no process list shows")
+    parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): os.environ.get(name, "")})
+
+
+def client(base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
+    """A client of one gateway. Raises OperatorError for an address or a key without sense."""
+    try:
+        url = httpx.URL(base_url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError("it must begin with http:// or https://")
+        return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s)
+    except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
+        raise OperatorError(f"--base-url {base_url!r} or its key cannot be used: {error}") from error
+
+
+async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON answer. Raises GatewayRefused, or TransportError when the gateway cannot be reached."""
+    return await _answer(http, "POST", path, body)
+
+
+async def delete(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The same for DELETE."""
+    return await _answer(http, "DELETE", path, None)
+
+
+async def _answer(http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        response = await http.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise TransportError(f"the gateway at {http.base_url} cannot be reached: {reason}") from error
+    try:
+        answer = response.json()
+        if not isinstance(answer, dict):
+            raise ValueError("no JSON object")
+        if response.is_success:
+            return answer
+        message = str(answer["error"]["message"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransportError(f"{http.base_url} answers {response.status_code} and is no gateway") from error
+    wait = response.headers.get("retry-after", "")
+    raise GatewayRefused(message, retry_after_ms=int(wait) * 1000 if wait.isdigit() else 0)

@@ -1,0 +1,109 @@
+"""Keep a prefix in host memory and on disk for a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai_schema.cache import Pin
+from services.gateway.views.cache_view import pin_view
+from shared.config import add_nats_flag
+from shared.errors import OperatorError, Unavailable
+from shared.ids import namespace_digest, new_id
+from shared.messages.base import pack_int32
+from shared.messages.cell_events import PinPrefix
+from thermocline.cache import argument_types, gateway_client
+from thermocline.cache.connection import cell
+
+SUMMARY = "keep a prefix in host memory and on disk for a time"
+TTL = "1h"
+MAX_BYTES = 64 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this verb."""
+    add_nats_flag(parser)
+    prefix = parser.add_mutually_exclusive_group(required=True)
+    prefix.add_argument("--tokens-file", metavar="FILE", help="JSON array of token ids")
+    prefix.add_argument("--prompt", metavar="TEXT", help="text; the gateway at --base-url tokenises it")
+    prefix.add_argument("--prompt-file", metavar="FILE", help="the same, from a file")
+    parser.add_argument("--base-url", metavar="URL", help="pin through this gateway, under its admin key")
+    gateway_client.add_key(parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key")
+    parser.add_argument(
+        "--ttl", type=argument_types.duration_ms, default=TTL, help="such as 1h, 30m or 3600s (default %(default)s)"
+    )
+    parser.add_argument("--salt", default="", help="cache_salt of the requests that use the prefix")
+    parser.add_argument("--name", type=argument_types.name, help="name of the pin; a known one is renewed")
+
+
+async def run(arguments: argparse.Namespace) -> bool:
+    """Set the pin and print what it holds."""
+    name = arguments.name or new_id("pin")
+    pin = await (_over_http(arguments, name) if arguments.base_url else _over_nats(arguments, name))
+    print(json.dumps(msgspec.to_builtins(pin)) if arguments.json else pin_text(pin))
+    return True
+
+
+def pin_text(pin: Pin) -> str:
+    """One line, and a second where not all of it is held."""
+    text = f"pin {pin.name}: holds {pin.held_tokens:,} of {pin.tokens:,} tokens in {pin.pages:,} host pages"
+    if pin.held_tokens < pin.tokens:
+        text += "\nThe rest is held as copies of it come to host memory, in whole pages and within the pins' budget."
+    return text
+
+
+async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
+    if not arguments.tokens_file:
+        raise OperatorError("a text is tokenised by a gateway: give --base-url, or token ids in --tokens-file")
+    tokens = read_tokens(Path(arguments.tokens_file))
+    async with cell(arguments.nats) as calls:
+        model = (await calls.status()).model
+        if not model:
+            raise Unavailable("no worker has joined, so that the model's namespace is not known")
+        order = PinPrefix(
+            pin_id=name,
+            namespace=namespace_digest(model, salt=arguments.salt),
+            tokens=pack_int32(tokens),
+            ttl_ms=arguments.ttl,
+        )
+        return pin_view(await calls.pin(order))
+
+
+async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
+    body: dict[str, Any] = {"name": name, "ttl_s": arguments.ttl / 1000}
+    if arguments.salt:
+        body["cache_salt"] = arguments.salt
+    if arguments.tokens_file:
+        body["tokens"] = read_tokens(Path(arguments.tokens_file))
+    elif arguments.prompt is not None:
+        body["prompt"] = arguments.prompt
+    else:
+        body["prompt"] = read_text(Path(arguments.prompt_file))
+    async with gateway_client.client(arguments.base_url, {"x-admin-key": arguments.admin_key}) as http:
+        answer = await gateway_client.post(http, "/v1/cache/pins", body)
+    return msgspec.convert(answer, Pin)
+
+
+def read_text(path: Path) -> str:
+    """A whole file. Raises OperatorError, also for one that is longer than any context."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise OperatorError(f"{path} is larger than {MAX_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"cannot read {path}: {error}") from error
+
+
+def read_tokens(path: Path) -> list[int]:
+    """The token ids of a file that holds one JSON array of them. Raises OperatorError."""
+    try:
+        tokens = msgspec.json.decode(read_text(path), type=list[int])
+    except msgspec.DecodeError as error:
+        raise OperatorError(f"{path} is no JSON array of token ids: {error}") from error
+    if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:
+        raise OperatorError(f"{path} must hold at least one token id, from 0 to {2**31 - 1}")
+    return tokens

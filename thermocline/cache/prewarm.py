@@ -1,0 +1,123 @@
+"""Bring prompts into the cache: each is sent to a gateway as a request of one token, behind all others."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from shared.errors import ThermoclineError
+from thermocline.cache import argument_types, gateway_client
+from thermocline.cache.gateway_client import GatewayRefused
+from thermocline.cache.prompt_file import Prompt, read_prompts
+from thermocline.cache.tables import shortened, table
+from thermocline.client.stream import SOURCES
+
+SUMMARY = "bring prompts into the cache"
+BASE_URL = "http://127.0.0.1:8000"
+AT_ONCE, MOST_AT_ONCE = 4, 64
+TRIES = 5
+LONGEST_PAUSE_S = 30.0
+REQUEST_S = 600.0
+
+
+class Warmed(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one prompt: its tokens, and how many of them had been cached where before."""
+
+    line: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tiers: dict[str, int] = {}
+    error: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this verb."""
+    parser.add_argument("file", metavar="FILE", help="JSON lines; with .txt plain text, a prompt a line")
+    parser.add_argument("--base-url", metavar="URL", default=BASE_URL, help="gateway (default %(default)s)")
+    gateway_client.add_key(parser, "--api-key", "API_KEY", "one of the gateway's --api-keys")
+    parser.add_argument(
+        "--concurrency",
+        type=argument_types.whole_number(MOST_AT_ONCE),
+        metavar="N",
+        default=AT_ONCE,
+        help=f"requests at the same time, {MOST_AT_ONCE} at the most (default %(default)s)",
+    )
+
+
+async def run(arguments: argparse.Namespace) -> bool:
+    """Warm all prompts and print what became of them; False when one failed."""
+    prompts = read_prompts(Path(arguments.file))
+    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    async with gateway_client.client(arguments.base_url, headers, timeout_s=REQUEST_S) as http:
+        warmed = await warm_all(http, prompts, arguments.concurrency)
+    failed = sum(bool(prompt.error) for prompt in warmed)
+    if arguments.json:
+        print(json.dumps({"prompts": msgspec.to_builtins(warmed), "failed": failed}))
+    else:
+        print("\n".join(warmed_lines(warmed)))
+    return not failed
+
+
+async def warm_all(http: httpx.AsyncClient, prompts: Sequence[Prompt], at_once: int) -> list[Warmed]:
+    """What became of each, in order of the file; ``at_once`` are under way at the same time."""
+    waiting = iter(prompts)
+    found: dict[int, Warmed] = {}
+
+    async def work() -> None:
+        for prompt in waiting:
+            found[prompt.line] = await _warm(http, prompt)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return [found[prompt.line] for prompt in prompts]
+
+
+def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
+    """A row a prompt, then the sums, then what failed."""
+    good = [prompt for prompt in warmed if not prompt.error]
+    heads = ("line", "tokens", *SOURCES, "computed")
+    rows = [(str(prompt.line), *_figures([prompt])) for prompt in good]
+    lines = table(heads, [*rows, ("all", *_figures(good))])
+    failures = [prompt for prompt in warmed if prompt.error]
+    lines += [shortened(f"line {prompt.line} failed: {prompt.error}", 300) for prompt in failures]
+    return [*lines, f"{len(good):,} of {len(warmed):,} prompts are cached"]
+
+
+def _figures(warmed: Sequence[Warmed]) -> list[str]:
+    tokens = sum(prompt.prompt_tokens for prompt in warmed)
+    tiers = [sum(prompt.tiers.get(source, 0) for prompt in warmed) for source in SOURCES]
+    return [f"{count:,}" for count in (tokens, *tiers, tokens - sum(tiers))]
+
+
+async def _warm(http: httpx.AsyncClient, prompt: Prompt) -> Warmed:
+    body: dict[str, Any] = {**prompt.body, "max_tokens": 1, "temperature": 0, "priority": -MAX_PRIORITY}
+    for attempt in range(TRIES):
+        try:
+            usage = (await gateway_client.post(http, prompt.path, body))["usage"]
+            details = usage["prompt_tokens_details"]
+            tiers = {source: details.get(f"{source}_tokens", 0) for source in SOURCES}
+            return Warmed(
+                line=prompt.line,
+                prompt_tokens=usage["prompt_tokens"],
+                cached_tokens=details["cached_tokens"],
+                tiers=tiers,
+            )
+        except GatewayRefused as error:
+            # A full queue is no fault of the prompt's: the gateway says when to come again.
+            if not error.retry_after_ms or attempt == TRIES - 1:
+                return Warmed(line=prompt.line, error=error.message)
+            await asyncio.sleep(min(error.retry_after_ms / 1000, LONGEST_PAUSE_S))
+        except ThermoclineError as error:
+            return Warmed(line=prompt.line, error=error.message)
+        except (KeyError, TypeError) as error:
+            return Warmed(line=prompt.line, error=f"the answer has no usage: {error!r}")
+    raise AssertionError("the last try returns")

@@ -1,0 +1,36 @@
+"""Text for a terminal of 100 columns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WIDTH = 100
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(nbytes: int) -> str:
+    """``1.5 GiB``."""
+    amount = float(nbytes)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def shortened(text: str, width: int) -> str:
+    """At most ``width`` characters of one line, with what was cut marked; control characters are spelt out."""
+    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return plain if len(plain) <= width else plain[: max(0, width - 1)] + "…"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the first is text, the others are numbers."""
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]

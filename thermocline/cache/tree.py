@@ -1,0 +1,57 @@
+"""The radix tree as an indented listing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from services.gateway.openai_schema.cache import CacheNode
+from thermocline.cache.tables import WIDTH, shortened
+
+DEEPEST = 10
+"""Levels that are indented; what is deeper stands as far right, and its depth in tokens tells."""
+HEAD = f"{'node':<24}{'depth':>8}{'tokens':>8}{'hits':>7}{'device':>8}{'host':>7}{'disk':>6}  first tokens"
+
+
+def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
+    """A heading per namespace, then its nodes, each below its parent and those that were made first above others."""
+    listed = {node.id for node in nodes}
+    below: dict[int, list[CacheNode]] = {}
+    tops: dict[str, list[CacheNode]] = {}
+    for node in nodes:
+        # The parent of a node may be on a page that was not asked for.
+        if node.parent in listed and node.parent is not None:
+            below.setdefault(node.parent, []).append(node)
+        else:
+            tops.setdefault(node.namespace, []).append(node)
+    lines = []
+    for namespace, roots in tops.items():
+        own = [node for node in nodes if node.namespace == namespace]
+        tokens = sum(node.tokens for node in own)
+        lines += [f"namespace {namespace}: {len(own):,} nodes, {tokens:,} tokens", HEAD]
+        lines += _rows(roots, below)
+    return lines
+
+
+def _rows(roots: Iterable[CacheNode], below: dict[int, list[CacheNode]]) -> list[str]:
+    # By hand, since a conversation may be deeper than Python's stack.
+    waiting = [(node, 0) for node in reversed(list(roots))]
+    lines = []
+    while waiting:
+        node, level = waiting.pop()
+        lines.append(_row(node, level))
+        waiting += [(child, level + 1) for child in reversed(below.get(node.id, []))]
+    return lines
+
+
+def _row(node: CacheNode, level: int) -> str:
+    place = f"{'  ' * min(level, DEEPEST)}{'' if level <= DEEPEST else '…'}{node.id}"
+    counts = "".join(f"{_count(held):>{width}}" for held, width in ((node.device, 8), (node.host, 7), (node.disk, 6)))
+    pins = f"[pins: {', '.join(node.pins)}] " if node.pins else ""
+    head = node.head_text if node.head_text is not None else " ".join(map(str, node.head))
+    row = f"{shortened(place, 23):<24}{node.depth:>8}{node.tokens:>8}{node.hits:>7}{counts}  "
+    return row + shortened(pins + head, WIDTH - len(row))
+
+
+def _count(held: dict[str, int]) -> str:
+    """Pages or chunks in all pools of a tier; a node may be in several."""
+    return str(sum(held.values())) if held else "-"

@@ -1,0 +1,84 @@
+"""Read every chunk of the disks and check it. A bad one is quarantined: it is never served, and is computed again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+
+from services.gateway.cache_calls import CacheCalls
+from shared.config import add_nats_flag
+from shared.errors import NotFound
+from thermocline.cache import argument_types
+from thermocline.cache.connection import cell
+from thermocline.cache.tables import size
+
+SUMMARY = "read every chunk of the disks and check it"
+CHUNKS_A_CALL = 256
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found on one storage's disk."""
+
+    storage: str
+    checked: int = 0
+    nbytes: int = 0
+    bad: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.storage}: {self.checked:,} chunks checked, {size(self.nbytes)}, {len(self.bad):,} bad"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this verb."""
+    add_nats_flag(parser)
+    parser.add_argument("--storage", metavar="ID", type=argument_types.name, help="only this storage's disk")
+
+
+async def run(arguments: argparse.Namespace) -> bool:
+    """Check and report; False when something was bad."""
+    async with cell(arguments.nats) as calls:
+        storages = sorted((await calls.status()).storages)
+        if arguments.storage is not None:
+            if arguments.storage not in storages:
+                raise NotFound(f"there is no storage {arguments.storage!r}; there are: {', '.join(storages) or 'none'}")
+            storages = [arguments.storage]
+        reports = [await scrubbed(calls, storage) for storage in storages]
+    is_good = not any(report.bad for report in reports)
+    if arguments.json:
+        fields = [
+            {"storage": report.storage, "checked": report.checked, "bytes": report.nbytes, "bad": report.bad}
+            for report in reports
+        ]
+        print(json.dumps({"storages": fields, "ok": is_good}))
+    else:
+        print("\n".join(report_lines(reports)))
+    return is_good
+
+
+async def scrubbed(calls: CacheCalls, storage: str) -> Report:
+    """Go through the whole disk of one storage, with progress on stderr."""
+    report, after = Report(storage), ""
+    # On a terminal a line is written over by the next one.
+    end = "\r" if sys.stderr.isatty() else "\n"
+    while True:
+        found = await calls.scrub(storage, after=after, max_chunks=CHUNKS_A_CALL)
+        report.checked += found.checked
+        report.nbytes += found.nbytes
+        report.bad += found.bad
+        print(str(report), end=end, file=sys.stderr, flush=True)
+        after = found.next_after
+        if not after:
+            return report
+
+
+def report_lines(reports: list[Report]) -> list[str]:
+    """A line a storage, and one for each bad chunk."""
+    if not reports:
+        return ["the cell has no storage"]
+    lines = []
+    for report in reports:
+        lines += [str(report), *(f"  bad: {what}" for what in report.bad)]
+    return lines
