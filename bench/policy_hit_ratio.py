@@ -2,14 +2,17 @@
 
 Leaves only, room before insertion, nobody's own path evicted: see ``thermocline/simulate/blocks.py``. Nothing is
 tuned here; the last fifth of the requests is counted apart as well. All policies together write the committed
-results and the chart; a choice of them is printed, and written only where ``--out`` says.
+results and the chart; a choice of them is printed, and written only where ``--out`` says. With ``--renew`` a choice
+takes its place among the committed results, whose other rows stay as they are.
 
-``python -m bench.policy_hit_ratio --trace FILE [--policies a,b] [--blocks 600,2000] [--generators] [--out FILE]``
+``python -m bench.policy_hit_ratio --trace FILE [--policies a,b] [--blocks 600,2000] [--generators] [--renew]
+[--out FILE]``
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +34,20 @@ from thermocline.trace.format import BLOCK_TOKENS
 OPTIMUM = "optimum"
 EXACT = "hotprefix, exact"
 OURS = "thermocline"
-LOOK_NOTHING_UP = ("fifo", "lru", "lfu", "2q", "slru", "s3-fifo", "sieve", "arc", "gdsf", "w-tinylfu", OPTIMUM)
+LOOK_NOTHING_UP = (
+    "fifo",
+    "lru",
+    "lfu",
+    "2q",
+    "slru",
+    "s3-fifo",
+    "sieve",
+    "arc",
+    "gdsf",
+    "w-tinylfu",
+    "thermocline",
+    OPTIMUM,
+)
 CHART = Path(__file__).parents[1] / "docs" / "results" / "policies.svg"
 
 Row = dict[str, Any]
@@ -133,6 +149,20 @@ def measure_generators(names: Sequence[str], seed: int) -> dict[str, Any]:
     return results
 
 
+def renewed(results: dict[str, Any]) -> dict[str, Any]:
+    """The committed results with these rows in place of their own. Refuses results of other requests or capacities."""
+    path = results_file.RESULTS / "policy_hit_ratio.json"
+    committed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    parts = [(committed, results)]
+    parts += [(committed["generators"][name], part) for name, part in results.get("generators", {}).items()]
+    for old, new in parts:
+        if old["requests"] != new["requests"] or not new["by_blocks"].keys() <= old["by_blocks"].keys():
+            _refuse("--renew: the committed results are of other requests or capacities")
+        for capacity, rows in new["by_blocks"].items():
+            old["by_blocks"][capacity] = with_gaps(old["by_blocks"][capacity] | rows)
+    return committed
+
+
 def write_chart(table: Table) -> None:
     """``docs/results/policies.svg``, of the whole trace."""
     names = [name for name in next(iter(table.values())) if name != EXACT]
@@ -176,6 +206,7 @@ def main() -> None:
     parser.add_argument("--policies", default="")
     parser.add_argument("--blocks", default="600,2000,6000,20000,60000")
     parser.add_argument("--generators", action="store_true")
+    parser.add_argument("--renew", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -195,6 +226,9 @@ def main() -> None:
     if options.generators:
         results["generators"] = measure_generators(names, options.seed)
     is_whole = not options.policies and options.generators
+    if options.renew:
+        results, is_whole = renewed(results), True
+        table = results["by_blocks"]
     if options.out or is_whole:
         print(results_file.write("policy_hit_ratio", results, seed=options.seed, out=options.out))
     if is_whole and len(capacities) > 1:

@@ -59,6 +59,9 @@ def admit(
         answer=answer,
         device_tokens=order.device_tokens,
         host_tokens=order.host_tokens,
+        disk_tokens=order.disk_tokens,
+        remote_tokens=order.remote_tokens,
+        neighbour_tokens=order.neighbour_tokens,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
     )

@@ -32,7 +32,9 @@ from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
     AttachHostPool,
+    AttachNeighbour,
     DetachHostPool,
+    DetachNeighbour,
     ExtendLease,
     PreemptRequest,
     PromotePages,
@@ -141,6 +143,10 @@ class Executor:
                 self._loads.attach(order.storage_id, order.handle)
             case DetachHostPool():
                 self._loads.detach(order.storage_id)
+            case AttachNeighbour():
+                self._loads.neighbours.attach(order.worker_id, order.worker_incarnation, order.handle)
+            case DetachNeighbour():
+                self._loads.neighbours.detach(order.worker_id, order.worker_incarnation)
             case _:
                 # Dismiss is the shell's business; a RunBatch never comes here.
                 raise InternalError(f"the executor cannot carry out {type(order).__name__}")
@@ -247,7 +253,7 @@ class Executor:
         if transfer is not None:
             outcome.loads = transfer.finish()
             work, outcome.lost, gone = split_lost(work, loads, outcome.failed, outcome.loads.lost_pages)
-            self._lose(gone, from_host=True)
+            self._lose(gone, is_load=True)
             outcome.keep(work)
             if outcome.loads.failures or transfer.gate.rejected is not None:
                 outcome.done, error = [], None
@@ -300,13 +306,13 @@ class Executor:
                 request.extend_coverage(loaded)
         return loaded
 
-    def _lose(self, bad: frozenset[int], *, but: Collection[str] = (), from_host: bool = False) -> None:
-        """Nobody counts on these pages any more, and usage says no longer that they came ``from_host``."""
+    def _lose(self, bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False) -> None:
+        """Nobody counts on these pages any more, and usage says no longer that they were loaded (``is_load``)."""
         for request in self._roster.requests.values() if bad else ():
             if not request.is_decoding and request.request_id not in but:
                 lost = request.lose_pages(bad)
-                if from_host:
-                    request.host_tokens = max(0, request.host_tokens - lost)
+                if is_load:
+                    request.lose_loaded(lost)
 
     def _note_loaded(self, order: RunBatch, outcome: Outcome) -> None:
         for load in order.loads:

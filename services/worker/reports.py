@@ -173,7 +173,12 @@ class Reporter:
 
 def usage_of(request: RunningRequest) -> Usage:
     return Usage(
-        device_tokens=request.device_tokens, host_tokens=request.host_tokens, computed_tokens=request.computed_tokens
+        device_tokens=request.device_tokens,
+        host_tokens=request.host_tokens,
+        disk_tokens=request.disk_tokens,
+        remote_tokens=request.remote_tokens,
+        neighbour_tokens=request.neighbour_tokens,
+        computed_tokens=request.computed_tokens,
     )
 
 

@@ -70,6 +70,9 @@ class RunningRequest:
     answer: Answer
     device_tokens: int = 0
     host_tokens: int = 0
+    disk_tokens: int = 0
+    remote_tokens: int = 0
+    neighbour_tokens: int = 0
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt.
     milestones: Milestones = field(default_factory=Milestones)
     state: State = "waiting"
@@ -129,6 +132,13 @@ class RunningRequest:
             return 0
         before, self.computed = self.computed, hits[0] * self.page_size
         return before - self.computed
+
+    def lose_loaded(self, lost: int) -> None:
+        """So many tokens were not loaded after all. What came from furthest away lies deepest, and goes first."""
+        for name in ("remote_tokens", "disk_tokens", "neighbour_tokens", "host_tokens"):
+            gone = min(lost, getattr(self, name))
+            setattr(self, name, getattr(self, name) - gone)
+            lost -= gone
 
     def needs_lease(self, low_tokens: int) -> bool:
         """Whether to ask for pages now: room is short, the answer may need more, and nobody has asked yet."""

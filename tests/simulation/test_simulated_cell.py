@@ -40,6 +40,14 @@ CELLS = {
         *("--workload", "few-shot", "--requests", "150", "--device-tokens", "6000", "--host-tokens", "20000"),
         *("--io", "per-page", "--page-size", "1"),
     ),
+    "most of it on disk": (
+        *("--workload", "chat", "--requests", "200", "--in-flight", "12", "--device-tokens", "8000"),
+        *("--host-tokens", "12000", "--disk-tokens", "400000", "--set", "think_s=20", "--set", "turns=8"),
+    ),
+    "a disk that forgets, and nobody waits for it": (
+        *("--workload", "documents", "--requests", "120", "--device-tokens", "100000", "--host-tokens", "150000"),
+        *("--disk-tokens", "300000", "--set", "prefetch_wait=best_effort", "--set", "disk_writes=on_evict"),
+    ),
     "hotness everywhere": (
         *("--workload", "few-shot", "--requests", "200", "--device-tokens", "8000", "--host-tokens", "30000"),
         *("--set", "admission=selective", "--set", "promotion=hotness", "--set", "answer_tokens=20"),

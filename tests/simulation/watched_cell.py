@@ -31,6 +31,8 @@ class Watch:
         self.batches: set[tuple[str, int]] = set()
         self.promotions: set[tuple[str, int]] = set()
         self.transfers: set[int] = set()
+        self.saves: set[int] = set()
+        self.fetches: set[int] = set()
         self.admitted: dict[str, int] = {}
         self.finished: set[str] = set()
         self.last_ns = 0
@@ -62,6 +64,12 @@ class Watch:
                 self.promotions.remove((message.worker_id, message.promotion_id))
             case storage_events.BackupDone():
                 self.transfers.remove(message.transfer_id)
+            case storage_events.ChunksSaved():
+                self.saves.remove(message.save_id)
+            case storage_events.ChunksFetched():
+                assert message.fetch_id in self.fetches, "a fetch that nobody ordered"
+                if message.is_over:
+                    self.fetches.remove(message.fetch_id)
             case worker_events.RequestFinished():
                 assert message.request_id not in self.finished, "finished twice"
                 self.finished.add(message.request_id)
@@ -85,6 +93,10 @@ class Watch:
                 self.promotions.add((target, plan.order.promotion_id))
             case storage_plans.BackupPages():
                 self.transfers.add(plan.order.transfer_id)
+            case storage_plans.SaveChunks():
+                self.saves.add(plan.order.save_id)
+            case storage_plans.FetchChunks():
+                self.fetches.add(plan.order.fetch_id)
 
     def check_end(self) -> None:
         """Everything was answered, and at rest every page is free or cached."""
@@ -92,6 +104,8 @@ class Watch:
         assert not self.batches
         assert not self.promotions
         assert not self.transfers
+        assert not self.saves
+        assert not self.fetches
         assert not self.state.requests
         assert not pending_timers(self.state)
         figures = self.watched.cell.figures

@@ -23,8 +23,22 @@ TROUBLES = (
     "every_page_rots",
     "every_page_rots",
     "gateway_dies",
+    "chunk_rots",
+    "chunk_is_gone",
+    "disk_is_gone",
+    "neighbours_fail",
 )
-NOISES = ("cancel", "timer", "submit_again", "old_message", "old_message", "restart", "resume")
+NOISES = (
+    "cancel",
+    "timer",
+    "fetch_timer",
+    "fetch_timer",
+    "submit_again",
+    "old_message",
+    "old_message",
+    "restart",
+    "resume",
+)
 GATEWAYS = ("gateway-a", "gateway-b")
 
 VARIANTS: dict[str, tuple[object, ...]] = {
@@ -40,6 +54,13 @@ VARIANTS: dict[str, tuple[object, ...]] = {
     "max_queued_per_tenant": (0, 0, 2),
     "aging_requests": (1, 8),
     "bubble_filling": (True, False),
+    "prefetch_wait": ("best_effort", "deadline", "deadline", "deadline", "full"),
+    "prefetch_fraction": (0.5, 0.5, 1.0, 0.1),
+    "prefetch_deadline_ms": (2_000, 1),
+    "min_prefetch_tokens": (1, 1, 100),
+    "neighbour_loads": (True, True, False),
+    "host_writes": ("on_evict", "on_evict", "through", "selective"),
+    "disk_writes": ("through", "through", "selective", "on_evict", "off"),
 }
 """Settings by which decisions differ, and what a random cell may have; what stands here twice is twice as likely."""
 
@@ -68,11 +89,22 @@ def replay(log: list[Stamped], cut: int) -> tuple[list[list[bytes]], bytes]:
 class CellDriver:
     """A model cell, with one storage or none."""
 
-    def __init__(self, config: CellConfig, *, page_size: int, workers: int, pages: int, host_pages: int) -> None:
+    def __init__(
+        self,
+        config: CellConfig,
+        *,
+        page_size: int,
+        workers: int,
+        pages: int,
+        host_pages: int,
+        disk_chunks: int = 0,
+        has_remote: bool = False,
+    ) -> None:
         self.cell = CellModel(config, page_size=page_size)
         self.pages, self.host_pages = pages, host_pages
+        self.disk_chunks, self.has_remote = disk_chunks, has_remote
         if host_pages:
-            self.cell.add_storage("storage", pages=host_pages)
+            self._add_storage()
         for number in range(workers):
             self.cell.add_worker(f"worker-{number}", pages=pages)
 
@@ -80,6 +112,7 @@ class CellDriver:
         """A prompt of whole pages of few kinds, so that prefixes are shared often, and a few tokens more."""
         size = self.cell.page_size
         tokens = [kind * 100 + place for kind in shape for place in range(size)] + [7] * min(tail, size)
+        options["key_id"] = "5a" * 16 if options.get("salt") else ""
         self.cell.submit(
             tokens,
             max_tokens=max_tokens * (size // 4 + 1),
@@ -113,7 +146,14 @@ class CellDriver:
     def storage_steps(self, is_heard: bool, backups_succeed: bool) -> None:
         storage = self.cell.storages.get("storage")
         if storage is not None:
-            storage.step(backups_succeed=backups_succeed)
+            storage.step(backups_succeed=backups_succeed, saves_succeed=backups_succeed)
+            if is_heard:
+                self.cell.deliver(storage)
+
+    def storage_fetches(self, index: int, chunks: int, is_heard: bool, is_ok: bool) -> None:
+        storage = self.cell.storages.get("storage")
+        if storage is not None:
+            storage.fetch(index=index, chunks=chunks, error="" if is_ok else "made to fail")
             if is_heard:
                 self.cell.deliver(storage)
 
@@ -136,13 +176,23 @@ class CellDriver:
             cell.lose_storage("storage")
         elif kind == "storage_starts" and self.host_pages:
             cell.storages.pop("storage", None)
-            cell.add_storage("storage", pages=self.host_pages)
+            self._add_storage()
         elif kind == "page_rots" and storage is not None and storage.pool is not None and storage.pool.memory:
             memory = storage.pool.memory
             memory[list(memory)[index % len(memory)]].is_corrupt = True
         elif kind == "every_page_rots" and storage is not None and storage.pool is not None:
             for page in storage.pool.memory.values():
                 page.is_corrupt = True
+        elif kind == "neighbours_fail" and cell.workers:
+            worker = self._worker(index)
+            worker.fails_neighbour_loads = not worker.fails_neighbour_loads
+        elif kind == "chunk_rots" and storage is not None and storage.disk.chunks:
+            chunks = list(storage.disk.chunks.values())
+            chunks[index % len(chunks)][0].is_corrupt = True
+        elif kind == "chunk_is_gone" and storage is not None and storage.disk.chunks:
+            del storage.disk.chunks[list(storage.disk.chunks)[index % len(storage.disk.chunks)]]
+        elif kind == "disk_is_gone" and storage is not None:
+            storage.disk.chunks.clear()
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
 
@@ -153,6 +203,11 @@ class CellDriver:
             cell.cancel(known[index % len(known)])
         elif kind == "timer" and cell.timers:
             cell.fire(list(cell.timers)[index % len(cell.timers)])
+        elif kind == "fetch_timer":
+            kinds = ("prefetch.",) if index % 2 else ("prefetch.", "fetch.")
+            waits = [name for name in cell.timers if name.startswith(kinds)]
+            if waits:
+                cell.fire(waits[index % len(waits)])
         elif kind == "submit_again" and known:
             cell.submit([1], request_id=known[index % len(known)], gateway_id=GATEWAYS[index % 2])
         elif kind == "old_message":
@@ -183,6 +238,11 @@ class CellDriver:
         )
         self.cell.feed(cell_events.CellConfigured(config=config))
 
+    def _add_storage(self) -> None:
+        self.cell.add_storage(
+            "storage", pages=self.host_pages, disk_chunks=self.disk_chunks, has_remote=self.has_remote
+        )
+
     def _worker(self, index: int) -> ModelWorker:
         return list(self.cell.workers.values())[index % len(self.cell.workers)]
 
@@ -197,6 +257,8 @@ class CellDriver:
         cell.check_answers()
         assert not cell.state.requests
         assert not cell.state.transfers
+        assert not cell.state.fetches
+        assert not cell.state.saves
 
         cell.feed(cell_events.FlushCache(call_id="last"))
         for pool in status(cell.state, "model").pools:

@@ -17,11 +17,13 @@ from services.scheduler.core import (
     step,
 )
 from shared import codec
+from shared.chunks import chunk_bytes
 from shared.messages import cell_events, gateway_notices, requests, storage_events, storage_plans, worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import PoolHandle
+from tests.stateful.model_disk import ModelDisk
 from tests.stateful.model_gateway import ModelGateway
 from tests.stateful.model_pages import MODEL, HostPool, expected_output, geometry, namespace
 from tests.stateful.model_storage import ModelStorage
@@ -49,6 +51,8 @@ class CellModel:
         self.known_workers: dict[tuple[str, str], ModelWorker] = {}
         self.storages: dict[str, ModelStorage] = {}
         self.host_pools: dict[str, HostPool] = {}  # By name; a mapped pool outlives its storage.
+        self.disks: dict[str, ModelDisk] = {}  # By storage id; a disk outlives its storage.
+        self.remote = ModelDisk(room=1_000)  # One object store for all.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
         self.timers: dict[str, int] = {}
@@ -132,14 +136,29 @@ class CellModel:
         worker = self.workers.pop(worker_id)
         self.feed(cell_events.WorkerLost(worker_id=worker_id, incarnation=worker.incarnation))
 
-    def add_storage(self, storage_id: str, *, node: str = "node", pages: int = 32) -> ModelStorage:
-        """Start a storage (a new incarnation if there was one)."""
+    def add_storage(
+        self,
+        storage_id: str,
+        *,
+        node: str = "node",
+        pages: int = 32,
+        disk_chunks: int = 0,
+        has_remote: bool = False,
+    ) -> ModelStorage:
+        """Start a storage (a new incarnation if there was one), with a disk for so many chunks."""
         self.incarnations += 1
         storage = ModelStorage(self, storage_id, f"{storage_id}-{self.incarnations}", node, pages)
         self.storages[storage_id] = storage
+        self.disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
+        storage.has_remote = has_remote
         self.feed(
             storage_events.StorageJoined(
-                storage_id=storage_id, incarnation=storage.incarnation, node=node, host_bytes=pages
+                storage_id=storage_id,
+                incarnation=storage.incarnation,
+                node=node,
+                host_bytes=pages,
+                disk_bytes=disk_chunks * chunk_bytes(geometry(self.page_size)),
+                has_remote=has_remote,
             )
         )
         return storage
@@ -166,6 +185,7 @@ class CellModel:
         priority: int = 0,
         tenant: str = "",
         deadline_ms: int = 0,
+        key_id: str = "",
         read: bool = True,
         write: bool = True,
         prompt_logprobs: int | None = None,
@@ -186,6 +206,7 @@ class CellModel:
             tenant=tenant,
             deadline_ms=deadline_ms,
             cache=requests.CacheHints(read=read, write=write),
+            key_id=key_id,
         )
         gateway = self.gateway(gateway_id)
         if request_id not in self.submitted:
@@ -240,6 +261,7 @@ class CellModel:
         moved = False
         for storage in list(self.storages.values()):
             moved |= storage.step()
+            moved |= storage.fetch()
             moved |= self.deliver(storage)
         for worker in list(self.workers.values()):
             moved |= worker.step()

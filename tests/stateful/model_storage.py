@@ -1,4 +1,4 @@
-"""A model storage: makes its host pool and copies device pages into it."""
+"""A model storage: makes its host pool, copies device pages into it, and keeps chunks on a model disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shared import codec
+from shared.chunks import chunk_pages
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.stateful.model_disk import ModelDisk, ModelFetch
 from tests.stateful.model_pages import HostPool, Page, WrongKv
+from tests.stateful.model_saves import check_save
 
 if TYPE_CHECKING:
     from tests.stateful.cell_model import CellModel
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModelStorage:
-    """Makes its host pool and copies device pages into it."""
+    """Carries out plans in order; fetches go on beside them, a chunk at a time."""
 
     def __init__(self, cell: CellModel, storage_id: str, incarnation: str, node: str, pages: int) -> None:
         self.cell = cell
@@ -27,12 +30,19 @@ class ModelStorage:
         self.inbox: deque[storage_plans.StoragePlan] = deque()
         self.outbox: deque[codec.Input] = deque()
         self.last_plan = 0
+        self.has_remote = False
+        self.fetches: dict[int, ModelFetch] = {}
+        self.pinned: dict[bytes, None] = {}
+
+    @property
+    def disk(self) -> ModelDisk:
+        return self.cell.disks[self.storage_id]
 
     def receive(self, plan: storage_plans.StoragePlan) -> None:
         assert plan.number == self.last_plan + len(self.inbox) + 1, "a plan is missing"
         self.inbox.append(plan)
 
-    def step(self, *, backups_succeed: bool = True) -> bool:
+    def step(self, *, backups_succeed: bool = True, saves_succeed: bool = True) -> bool:
         """Execute the next plan; returns whether there was one."""
         if not self.inbox:
             return False
@@ -49,7 +59,100 @@ class ModelStorage:
                 self.devices.pop((plan.order.worker_id, plan.order.worker_incarnation), None)
             case storage_plans.BackupPages():
                 self._backup(plan.order, backups_succeed)
+            case storage_plans.SaveChunks():
+                self._save(plan.order, saves_succeed)
+            case storage_plans.FetchChunks():
+                assert self.pool is not None
+                self.fetches[plan.order.fetch_id] = ModelFetch(plan.order, self.pool, self._pages_each)
+            case storage_plans.CancelFetch():
+                fetch = self.fetches.get(plan.order.fetch_id)
+                if fetch is not None:
+                    fetch.is_cancelled = True
+            case storage_plans.DropChunks():
+                self._drop(plan.order)
+            case storage_plans.PinChunks():
+                for start in range(0, len(plan.order.chunks), 16):
+                    self.pinned[plan.order.chunks[start : start + 16]] = None
+            case _:
+                raise AssertionError(f"unknown order {plan.order}")
         return True
+
+    @property
+    def _pages_each(self) -> int:
+        return chunk_pages(self.cell.page_size)
+
+    def fetch(self, *, index: int = 0, chunks: int = 1, error: str = "") -> bool:
+        """Go on with one of the fetches under way, or let it fail; returns whether there was one."""
+        if not self.fetches:
+            return False
+        fetch_id = list(self.fetches)[index % len(self.fetches)]
+        fetch = self.fetches[fetch_id]
+        goes_on = not error
+        while goes_on and chunks:
+            goes_on, chunks = fetch.step(self.disk, self.cell.remote), chunks - 1
+        if not goes_on:
+            del self.fetches[fetch_id]
+        self._say(
+            storage_events.ChunksFetched,
+            fetch_id=fetch_id,
+            chunks=fetch.done,
+            is_over=not goes_on,
+            disk_chunks=fetch.disk_chunks,
+            remote_chunks=fetch.remote_chunks,
+            missing=b"".join(fetch.missing),
+            error=error,
+            nbytes=fetch.done * 512,
+            seconds=fetch.done * 1e-5,
+        )
+        return True
+
+    def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
+        assert self.pool is not None
+        check_save(order, self.cell.page_size, self.cell.submitted.values())
+        worker = self.devices.get((order.worker_id, order.worker_incarnation))
+        device_pages = unpack_int32(order.device_pages)
+        pages: list[Page | None] = []
+        for index, number in enumerate(unpack_int32(order.host_pages)):
+            identity = order.identities[index * 16 : (index + 1) * 16]
+            if number >= 0:
+                page = self.pool.memory.get(number)
+            else:
+                page = worker.memory.get(device_pages[index]) if worker is not None else None
+                if worker is not None and (page is None or page.identity() != identity):
+                    raise WrongKv(f"{order.worker_id} page {device_pages[index]} was reused under a save")
+            is_good = page is not None and not page.is_corrupt and page.identity() == identity
+            if number >= 0 and not is_good and not (page is not None and page.is_corrupt):
+                raise WrongKv(f"host page {number} does not hold what is to be saved")
+            pages.append(page if is_good else None)
+        saved, dropped = [], []
+        each = self._pages_each
+        for start in range(0, len(pages), each):
+            chunk = [page for page in pages[start : start + each] if page is not None]
+            if succeeds and len(chunk) == each:
+                name = chunk[-1].identity()
+                saved.append(name)
+                dropped += self.disk.put(name, chunk) if self.disk.room else []
+                if self.has_remote:
+                    self.cell.remote.put(name, chunk)
+        self._say(
+            storage_events.ChunksSaved,
+            save_id=order.save_id,
+            chunks=b"".join(name for name in saved if name in self.disk.chunks),
+            dropped=b"".join(dropped),
+            error="" if succeeds else "made to fail",
+        )
+
+    def _drop(self, order: storage_plans.DropChunks) -> None:
+        """Whatever the namespace: a model chunk does not say whose it is, and to drop more is harmless."""
+        if "remote" in order.tiers:
+            self.cell.remote.chunks.clear()
+        if "disk" in order.tiers:
+            names = b"".join(self.disk.chunks)
+            self.disk.chunks.clear()
+            self._say(storage_events.ChunksDropped, chunks=names)
+
+    def _say(self, kind: type, **fields: object) -> None:
+        self.outbox.append(kind(storage_id=self.storage_id, incarnation=self.incarnation, **fields))
 
     def _create(self, wanted: KvGeometry) -> None:
         self.pool = HostPool(self.storage_id, self.incarnation, self.pages)
@@ -60,6 +163,8 @@ class ModelStorage:
         self.outbox.append(
             storage_events.HostPoolCreated(storage_id=self.storage_id, incarnation=self.incarnation, handle=handle)
         )
+        if self.disk.chunks:
+            self._say(storage_events.ChunksListed, chunks=b"".join(self.disk.chunks))
 
     def _backup(self, order: storage_plans.BackupPages, succeeds: bool) -> None:
         assert self.pool is not None

@@ -46,6 +46,8 @@ class ModelWorker:
         self.outbox: deque[codec.Input] = deque()
         self.requests: dict[str, RunningRequest] = {}
         self.hosts: dict[str, HostPool] = {}
+        self.neighbours: dict[str, ModelWorker] = {}
+        self.fails_neighbour_loads = False
         self.promotions: deque[tuple[plans.PromotePages, HostPool | None]] = deque()
         self.last_plan = 0
         self.is_dismissed = False
@@ -110,6 +112,11 @@ class ModelWorker:
                 self.hosts[order.storage_id] = self.cell.host_pools[order.handle.name]
             case plans.DetachHostPool():
                 del self.hosts[order.storage_id]
+            case plans.AttachNeighbour():
+                assert order.worker_id not in self.neighbours, "a neighbour is attached twice"
+                self.neighbours[order.worker_id] = self.cell.known_workers[order.worker_id, order.worker_incarnation]
+            case plans.DetachNeighbour():
+                assert self.neighbours.pop(order.worker_id).incarnation == order.worker_incarnation
             case plans.Dismiss():
                 self.is_dismissed = True
             case _:
@@ -127,8 +134,9 @@ class ModelWorker:
         assert len(set(pages)) == len(pages), "a page is in one table twice"
         assert order.cached_tokens % size == 0
         assert order.cached_tokens < len(tokens), "nothing is left to compute"
-        assert order.device_tokens + order.host_tokens <= order.prompt_tokens
-        assert order.device_tokens + order.host_tokens == min(order.cached_tokens, order.prompt_tokens)
+        found = (order.device_tokens, order.host_tokens, order.disk_tokens, order.remote_tokens, order.neighbour_tokens)
+        assert min(found) >= 0
+        assert sum(found) == min(order.cached_tokens, order.prompt_tokens)
         if not submit.cache.read or submit.sampling.prompt_logprobs is not None:
             assert order.cached_tokens == 0
         request = RunningRequest(
@@ -180,6 +188,8 @@ class ModelWorker:
 
         It takes place even if its request is gone: others of the batch may stand on these pages.
         """
+        if load.neighbour_id:
+            return self._load_from_neighbour(load, unloaded)
         pool = self.hosts.get(load.storage_id)
         self._forbid_promoting(unpack_int32(load.device_pages))
         bad = dict.fromkeys(self._copy_up(pool, load))
@@ -193,6 +203,32 @@ class ModelWorker:
         return worker_events.LoadFailure(
             storage_id=load.storage_id, host_pages=pack_int32(bad), reason="checksum mismatch"
         )
+
+    def _load_from_neighbour(self, load: plans.PageLoad, unloaded: dict[int, None]) -> worker_events.LoadFailure | None:
+        """Copy pages of another device; nothing but the scheduler vouches for what they hold."""
+        neighbour = self.neighbours.get(load.neighbour_id)
+        assert neighbour is not None, "a load from a neighbour that was not attached"
+        assert neighbour.incarnation == load.neighbour_incarnation
+        assert not load.storage_id
+        device_pages = unpack_int32(load.device_pages)
+        self._forbid_promoting(device_pages)
+        is_there = self.cell.workers.get(load.neighbour_id) is neighbour
+        if self.fails_neighbour_loads or not is_there:
+            unloaded.update(dict.fromkeys(device_pages))
+            for page in device_pages:
+                self.memory[page] = Page(b"garbage", [])
+            request = self._known(load.request_id, load.attempt)
+            if request is not None:
+                request.has_failed = True
+            return worker_events.LoadFailure(
+                storage_id="", host_pages=load.host_pages, reason="not mapped", neighbour_id=load.neighbour_id
+            )
+        for index, (theirs, mine) in enumerate(zip(unpack_int32(load.host_pages), device_pages, strict=True)):
+            page = neighbour.memory.get(theirs)
+            if page is None or page.identity() != load.identities[index * 16 : (index + 1) * 16]:
+                raise WrongKv(f"{load.neighbour_id} page {theirs} holds {page}, which is not what was to be copied")
+            self.memory[mine] = Page(page.before, list(page.tokens))
+        return None
 
     def _copy_up(self, pool: HostPool | None, order: plans.PageLoad | plans.PromotePages) -> list[int]:
         """Copy host pages to device pages; returns the host pages that did not verify, which must have rotted."""

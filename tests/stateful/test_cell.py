@@ -18,10 +18,12 @@ class Cell(RuleBasedStateMachine):
     driver: CellDriver | None = None
 
     @initialize(
-        page_size=st.sampled_from([1, 16]),
+        page_size=st.sampled_from([1, 16, 32]),
         workers=st.integers(1, 2),
         pages=st.integers(6, 16),
         host_pages=st.sampled_from([0, 3, 30]),
+        disk_chunks=st.sampled_from([0, 2, 40]),
+        has_remote=st.booleans(),
         config=st.builds(
             CellConfig,
             max_batch_tokens=st.sampled_from([3, 24, 200]),
@@ -35,8 +37,8 @@ class Cell(RuleBasedStateMachine):
             **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
         ),
     )
-    def start(self, page_size, workers, pages, host_pages, config):
-        self.driver = CellDriver(config, page_size=page_size, workers=workers, pages=pages, host_pages=host_pages)
+    def start(self, config, **shape):
+        self.driver = CellDriver(config, **shape)
 
     @rule(
         shape=st.lists(st.integers(0, 1), min_size=1, max_size=4),
@@ -74,6 +76,12 @@ class Cell(RuleBasedStateMachine):
     def storage_steps(self, **choice):
         self.driver.storage_steps(**choice)
 
+    @rule(
+        index=index, chunks=st.integers(1, 3), is_heard=st.booleans(), is_ok=st.sampled_from([True, True, True, False])
+    )
+    def storage_fetches(self, **choice):
+        self.driver.storage_fetches(**choice)
+
     @rule(kind=st.sampled_from(TROUBLES), index=index)
     def trouble(self, **choice):
         self.driver.trouble(**choice)
@@ -83,7 +91,8 @@ class Cell(RuleBasedStateMachine):
         self.driver.noise(**choice)
 
     @rule(
-        tiers=st.sampled_from([("device",), ("host",), ("device", "host")]), salt=st.sampled_from([None, "", "other"])
+        tiers=st.sampled_from([("device",), ("host",), ("device", "host"), ("disk",), ("remote", "host")]),
+        salt=st.sampled_from([None, "", "other"]),
     )
     def flush(self, **choice):
         self.driver.flush(**choice)

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page")
     known.add_argument("--device-tokens", type=int, metavar="N", help="KV of each worker; what fits if not given")
     known.add_argument("--host-tokens", type=int, metavar="N", help="host KV of each node; what fits if not given")
+    known.add_argument("--disk-tokens", type=int, default=0, metavar="N", help="KV on the disk of each node; none")
     known.add_argument("--io", choices=("assisted", "per-page"), default="assisted", help="how pages are copied")
     known.add_argument("--requests", type=int, metavar="N", help="stop after so many")
     known.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals, requests (or sessions) a second")
@@ -102,6 +103,7 @@ def prepare(options: argparse.Namespace) -> Simulation:
         page_size=options.page_size,
         device_tokens=options.device_tokens,
         host_tokens=options.host_tokens,
+        disk_tokens=options.disk_tokens,
         io=options.io,
         rate=options.rate,
         in_flight=in_flight,
@@ -121,6 +123,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
             ("page-size", 1),
             ("device-tokens", 1),
             ("host-tokens", 0),
+            ("disk-tokens", 0),
             ("requests", 1),
             ("in-flight", 1),
         )
@@ -204,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "page_size": setup.page_size,
         "device_tokens": simulation.shape.device_tokens,
         "host_tokens": simulation.shape.host_tokens,
+        "disk_tokens": simulation.shape.disk_tokens,
         "io": setup.io,
         "seed": setup.seed,
     }

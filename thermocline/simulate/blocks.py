@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.scheduler.core.eviction.policy import Moment, Policy
+from services.scheduler.core.hotness.mixing import mix
 from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
 from shared.errors import InvariantViolated
 from thermocline.simulate.blocks_hotness import BlockHotness
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
-_MASK = 2**64 - 1
 _NO_BLOCK = -1
 
 
@@ -54,14 +54,6 @@ def read_blocks(path: Path) -> list[BlockRequest]:
     for request in read_trace(path):
         found.append(request.hash_ids, time_ns=request.timestamp * 1_000_000, prompt_tokens=request.input_length)
     return found.requests
-
-
-def digest_of(block: int) -> int:
-    """A 64-bit digest of a block number (the finaliser of SplitMix64)."""
-    value = (block + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 class BlockCache:
@@ -131,8 +123,8 @@ class BlockCache:
             tokens=self._tokens,
             last_use=self._requests,
             depth=0 if parent is None else parent.depth + self._block_tokens,
-            digest=digest_of(block),
-            end_digest=digest_of(block),
+            digest=mix(block),
+            end_digest=mix(block),
         )
         self._resident[block] = node
         self._nodes[node.id] = node

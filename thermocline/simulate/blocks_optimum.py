@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from services.scheduler.core.eviction.policy import Moment
 from services.scheduler.core.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.hotness.mixing import mix
 from services.scheduler.core.prefix_tree import Node
-from thermocline.simulate.blocks import BlockRequest, digest_of
+from thermocline.simulate.blocks import BlockRequest
 
 _NEVER = 2**62
 
@@ -54,5 +55,5 @@ def furthest_use(requests: Sequence[BlockRequest]) -> FurthestUsePolicy:
     coming: dict[int, list[int]] = {}
     for number in range(len(requests), 0, -1):
         for block in requests[number - 1].blocks:
-            coming.setdefault(digest_of(block), []).append(number)
+            coming.setdefault(mix(block), []).append(number)
     return FurthestUsePolicy(coming=coming)

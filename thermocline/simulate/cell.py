@@ -19,6 +19,7 @@ from shared.messages import worker_plans as plans
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import PoolHandle
 from thermocline.simulate.cost import Costs
+from thermocline.simulate.disk import VirtualDisk
 from thermocline.simulate.events import NS_PER_S, EventQueue, to_ns
 from thermocline.simulate.figures import RequestFigures
 from thermocline.simulate.link import Link
@@ -35,13 +36,14 @@ _START_NS = NS_PER_S  # 0 means "no time" in messages.
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """What a cell consists of. Device tokens are of each worker, host tokens of each node."""
+    """What a cell consists of. Device tokens are of each worker, host and disk tokens of each node."""
 
     workers: int = 1
     workers_per_node: int = 8
     page_size: int = 16
     device_tokens: int = 0
     host_tokens: int = 0
+    disk_tokens: int = 0
     max_context: int = 1 << 24
 
 
@@ -86,16 +88,18 @@ class SimulatedCell:
         if queue.now_ns < _START_NS:
             queue.now_ns = _START_NS
         self.fold(cell_events.CellConfigured(config=config))
-        self._start(shape, model, costs, full_duplex=hardware.link.full_duplex)
+        self._start(shape, hardware, model, costs)
 
-    def _start(self, shape: CellShape, model: ModelProfile, costs: Costs, *, full_duplex: bool) -> None:
+    def _start(self, shape: CellShape, hardware: HardwareProfile, model: ModelProfile, costs: Costs) -> None:
         """Let storages and workers join. A node without room for host KV has no storage."""
         geometry = model.geometry(shape.page_size)
-        links = [Link(self.queue, full_duplex=full_duplex) for _ in range(shape.workers)]
+        links = [Link(self.queue, full_duplex=hardware.link.full_duplex) for _ in range(shape.workers)]
         for node in range(-(-shape.workers // shape.workers_per_node)):
             members = range(node * shape.workers_per_node, min(shape.workers, (node + 1) * shape.workers_per_node))
             if shape.host_tokens >= shape.page_size:
-                self._add_storage(node, shape, costs, {f"worker-{number}": links[number] for number in members})
+                disk = VirtualDisk(shape.disk_tokens, geometry, hardware, self.queue)
+                near = {f"worker-{number}": links[number] for number in members}
+                self._add_storage(node, shape, costs, near, disk)
             for number in members:
                 name = f"worker-{number}"
                 self.workers[name] = VirtualWorker(name, f"{name}-1", costs, links[number], self.queue, self)
@@ -119,12 +123,18 @@ class SimulatedCell:
                     )
                 )
 
-    def _add_storage(self, node: int, shape: CellShape, costs: Costs, links: dict[str, Link]) -> None:
+    def _add_storage(
+        self, node: int, shape: CellShape, costs: Costs, links: dict[str, Link], disk: VirtualDisk
+    ) -> None:
         name, pages = f"storage-{node}", shape.host_tokens // shape.page_size
-        self.storages[name] = VirtualStorage(name, f"{name}-1", pages, costs, links, self.tell)
+        self.storages[name] = VirtualStorage(name, f"{name}-1", pages, costs, links, disk, self.tell)
         self.fold(
             storage_events.StorageJoined(
-                storage_id=name, incarnation=f"{name}-1", node=f"node-{node}", host_bytes=pages
+                storage_id=name,
+                incarnation=f"{name}-1",
+                node=f"node-{node}",
+                host_bytes=pages,
+                disk_bytes=disk.nbytes,
             )
         )
 
@@ -185,6 +195,8 @@ class SimulatedCell:
         self.figures.input_tokens += order.prompt_tokens
         self.figures.device_tokens += order.device_tokens
         self.figures.host_tokens += order.host_tokens
+        self.figures.disk_tokens += order.disk_tokens
+        self.figures.neighbour_tokens += order.neighbour_tokens
 
     # -- the fold ---------------------------------------------------------------------------------------------
 

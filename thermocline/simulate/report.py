@@ -48,6 +48,11 @@ def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("evicted tokens, device / host", f"{evicted['device']:,} / {evicted['host']:,}"),
         ("backups", f"{figures['backups']:,} of {figures['backed_up_tokens']:,} tokens"),
         ("promotions", f"{figures['promotions']:,} of {figures['promoted_tokens']:,} tokens"),
+        (
+            "disk",
+            f"{figures['saved_chunks']:,} chunks saved, {figures['fetched_tokens']:,} tokens fetched, "
+            f"{figures['disk_seconds']:,.2f} s busy",
+        ),
         ("deferrals", f"{figures['deferrals']:,}"),
         ("batches / steps", f"{figures['batches']:,} / {figures['steps']:,}"),
         (

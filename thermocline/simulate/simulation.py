@@ -34,6 +34,7 @@ class Setup:
     page_size: int = 16
     device_tokens: int | None = None
     host_tokens: int | None = None
+    disk_tokens: int = 0
     io: Io = "assisted"
     rate: float | None = None
     in_flight: int | None = None
@@ -107,6 +108,10 @@ class Simulation:
         stall_s = sum(worker.stall_s for worker in workers)
         busy_s = sum(worker.busy_s for worker in workers)
         hits = {"device": figures.device_tokens, "host": figures.host_tokens}
+        if self.shape.disk_tokens:
+            hits["disk"] = figures.disk_tokens
+        if figures.neighbour_tokens:
+            hits["neighbour"] = figures.neighbour_tokens
         counters, page_size = dict(sorted(state.counters.items())), self.setup.page_size
         scheduler_s = self.cell.inputs * self.setup.hardware.cell.scheduler_us / 1e6
         return {
@@ -142,6 +147,9 @@ class Simulation:
             "backed_up_tokens": sum(storage.backed_up_tokens for storage in self.cell.storages.values()),
             "promotions": sum(worker.promotions for worker in workers),
             "promoted_tokens": sum(worker.promoted_tokens for worker in workers),
+            "saved_chunks": counters.get("saved_chunks", 0),
+            "fetched_tokens": counters.get("fetched_tokens", 0),
+            "disk_seconds": sum(storage.disk.busy_ns for storage in self.cell.storages.values()) / NS_PER_S,
             "deferrals": counters.get("requests_deferred", 0),
             "scheduler": {"inputs": self.cell.inputs, "busy_fraction": scheduler_s / seconds},
             "nodes": len(state.tree.nodes) - len(state.tree.roots),
@@ -161,10 +169,13 @@ def shape_of(setup: Setup) -> CellShape:
             f"{setup.model.name} leaves no room for a page of KV on {setup.tensor_parallel} x {setup.hardware.name}; "
             "give --device-tokens or a larger --tensor-parallel"
         )
+    if setup.disk_tokens and host_tokens < setup.page_size:
+        raise ConfigError("a disk needs host memory above it: give --host-tokens")
     return CellShape(
         workers=setup.workers,
         workers_per_node=setup.workers_per_node,
         page_size=setup.page_size,
         device_tokens=device_tokens,
         host_tokens=host_tokens,
+        disk_tokens=setup.disk_tokens,
     )

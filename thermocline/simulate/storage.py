@@ -1,4 +1,4 @@
-"""A virtual storage: makes its host pool at once and copies backups over the link of the worker they come from."""
+"""A virtual storage: makes its host pool at once, copies over the links of its workers, and has a disk or none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 from shared.errors import InternalError
 from shared.messages import storage_events as events
 from shared.messages import storage_plans as plans
+from shared.messages.base import unpack_int32
 from shared.messages.pools import PoolHandle
 from thermocline.simulate.cost import Costs, backup_s
+from thermocline.simulate.disk import Fetched, VirtualDisk
 from thermocline.simulate.events import NS_PER_S, to_ns
 from thermocline.simulate.link import Link
 
 
 class VirtualStorage:
-    """One node's storage. ``links`` are those of the node's workers, by worker id."""
+    """One node's storage. ``links`` are those of the node's workers, by worker id. There is no object store."""
 
     def __init__(
         self,
@@ -24,6 +26,7 @@ class VirtualStorage:
         pages: int,
         costs: Costs,
         links: dict[str, Link],
+        disk: VirtualDisk,
         tell: Callable[[list[Any]], None],
     ) -> None:
         self.storage_id = storage_id
@@ -33,6 +36,7 @@ class VirtualStorage:
         self._pages = pages
         self._costs = costs
         self._links = links
+        self.disk = disk
         self._tell = tell
 
     def deliver(self, orders: list[tuple[int, plans.StorageOrder]]) -> None:
@@ -43,6 +47,16 @@ class VirtualStorage:
                     self._create(order)
                 case plans.BackupPages():
                     self._backup(order)
+                case plans.SaveChunks():
+                    self._save(order)
+                case plans.FetchChunks():
+                    self._fetch(order)
+                case plans.CancelFetch():
+                    self.disk.cancel(order.fetch_id)
+                case plans.PinChunks():
+                    self.disk.pin(order)
+                case plans.DropChunks():
+                    self._drop(order)
                 case plans.AttachDevicePool() | plans.DetachDevicePool():
                     pass  # Every link is there from the start.
                 case _:
@@ -78,3 +92,38 @@ class VirtualStorage:
             )
 
         self._links[order.worker_id].down.copy(to_ns(backup_s(self._costs, tokens)), done)
+
+    def _save(self, order: plans.SaveChunks) -> None:
+        """What is not in host memory comes over its worker's link first."""
+
+        def saved(chunks: bytes, dropped: bytes, nbytes: int) -> None:
+            self._say(events.ChunksSaved, save_id=order.save_id, chunks=chunks, dropped=dropped, nbytes=nbytes)
+
+        from_device = unpack_int32(order.host_pages).count(-1)
+        if not from_device:
+            self.disk.save(order, saved)
+            return
+        duration_ns = to_ns(backup_s(self._costs, from_device * self._costs.page_size))
+        self._links[order.worker_id].down.copy(duration_ns, lambda _: self.disk.save(order, saved))
+
+    def _fetch(self, order: plans.FetchChunks) -> None:
+        def fetched(so_far: Fetched) -> None:
+            self._say(
+                events.ChunksFetched,
+                fetch_id=order.fetch_id,
+                chunks=so_far.chunks,
+                is_over=so_far.is_over,
+                disk_chunks=so_far.chunks,
+                missing=so_far.missing,
+                nbytes=so_far.nbytes,
+                seconds=so_far.seconds,
+            )
+
+        self.disk.fetch(order, fetched)
+
+    def _drop(self, order: plans.DropChunks) -> None:
+        if "disk" in order.tiers:
+            self._say(events.ChunksDropped, chunks=self.disk.drop(order.namespace))
+
+    def _say(self, kind: type[Any], **fields: Any) -> None:
+        self._tell([kind(storage_id=self.storage_id, incarnation=self.incarnation, **fields)])

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.scheduler.core.hotness.mixing import mix
+
 TOKEN_BYTES = 4
-_MASK_64 = 2**64 - 1
 _MASK_31 = 2**31 - 1
 # Shorter spans are mostly some request's own and quickly made; longer ones would push all others out.
 _LEAST_CACHED_TOKENS, _MOST_CACHED_TOKENS = 256, 65_536
@@ -26,17 +27,9 @@ class Span(NamedTuple):
     tokens: int
 
 
-def _mixed(value: int) -> int:
-    """A 64-bit hash of an integer (the finaliser of SplitMix64)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
-
-
 def span_tokens(span: Span) -> bytes:
     """The span's token ids in [0, 2**31), packed little-endian int32."""
-    mixed = _mixed(span.name)
+    mixed = mix(span.name)
     start, stride = mixed & _MASK_31, (mixed >> 33) | 1
     ids = (np.arange(span.tokens, dtype=np.int64) * stride + start) & _MASK_31
     return ids.astype("<i4").tobytes()

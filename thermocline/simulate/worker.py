@@ -125,7 +125,7 @@ class VirtualWorker:
                     self._finish(request, order.reason)
             case plans.PromotePages():
                 self._promote(order)
-            case plans.AttachHostPool() | plans.DetachHostPool():
+            case plans.AttachHostPool() | plans.DetachHostPool() | plans.AttachNeighbour() | plans.DetachNeighbour():
                 pass  # Every link is there from the start.
             case _:
                 raise InternalError(f"{self.worker_id} cannot carry out {type(order).__name__}")
@@ -157,7 +157,8 @@ class VirtualWorker:
         pages = 0
         for load in order.loads:
             request = self._known(load.request_id, load.attempt)
-            # A load of a request that has left fills pages that nobody reads; the real worker copies them too.
+            # A load of a request that has left fills pages that nobody reads; the real worker copies them too. What
+            # comes from a neighbour's device comes over the same link as what comes from host memory.
             pages += len(load.device_pages) // 4
             if request is not None:
                 request.computed = max(request.computed, request.admit.cached_tokens)

@@ -9,7 +9,8 @@ leases, loads, backups, evictions. It does no I/O, reads no clock, draws no chan
 that a recording replays to the byte. Read it in this order: ``machine`` (which input goes where), ``state``,
 ``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``queueing``, ``placement`` and ``deferral`` (who
 waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who runs next), ``completion`` and
-``insertion`` (what comes back), ``tiers``, ``backups`` and ``loads`` (what moves).
+``insertion`` (what comes back), ``tiers``, ``backups``, ``loads`` and ``neighbours`` (what moves between memories),
+``writes`` and ``saves`` (what goes below them).
 """
 
 from services.scheduler.core.inputs import Stamped

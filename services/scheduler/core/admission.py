@@ -8,6 +8,7 @@ from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
+from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, page_count
 from services.scheduler.core.queueing import admitted_from_queue
 from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
 from services.scheduler.core.residency import (
@@ -23,7 +24,6 @@ from services.scheduler.core.state import (
     CellState,
     Load,
     Request,
-    Storage,
     Worker,
     count,
     storage_of,
@@ -47,17 +47,16 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
     if not can_make_room(worker, fresh + locked_anew):
         return False
     upper = cut_to_fit(state, path, found)
-    if upper is not None and found.joined and not found.host:
-        draft.loading[upper.id] = None
-    storage = storage_of(state, worker)
-    _hold(state, found, worker, storage)
+    if upper is not None and found.joined and not found.loaded:
+        draft.loading[upper.id] = found.sources[-1]
+    _hold(state, found, worker)
     pages = allocate(worker.pool, fresh) if make_room(turn, worker, fresh) else None
     if pages is None:
-        _let_go(state, found, worker, storage)
+        _let_go(state, found, worker)
         return False
     _take_over(turn, request, worker, found, pages)
-    if storage is not None and found.host:
-        _begin_load(turn, request, worker, storage, found, pages, draft)
+    if found.loaded:
+        _begin_loads(turn, request, worker, found, pages, draft)
     _send(turn, request, worker, found)
     draft.stage += 1
     draft.places -= 1
@@ -74,23 +73,31 @@ def lease_room(state: CellState, request: Request) -> int:
     return min(state.config.lease_tokens, request.max_tokens_total - request.token_count)
 
 
-def _hold(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
+def _hold(state: CellState, found: Reach, worker: Worker) -> None:
     """Keep what was matched from being evicted to make room for the rest."""
     held = found.deepest_held
     if held is not None:
         lock_path(state, held, worker)
-    if storage is not None:
-        for node in found.host:
-            lock_host(node, storage.storage_id)
+    storage_id = worker_storage_id(state, worker)
+    for source, nodes in found.loads:
+        if source:
+            lock_path(state, nodes[-1], state.workers[source])
+        else:
+            for node in nodes:
+                lock_host(node, storage_id)
 
 
-def _let_go(state: CellState, found: Reach, worker: Worker, storage: Storage | None) -> None:
+def _let_go(state: CellState, found: Reach, worker: Worker) -> None:
     held = found.deepest_held
     if held is not None:
         unlock_path(state, held, worker)
-    if storage is not None:
-        for node in reversed(found.host):
-            unlock_host(state, node, storage)
+    storage = storage_of(state, worker)
+    for source, nodes in reversed(found.loads):
+        if source:
+            unlock_path(state, nodes[-1], state.workers[source])
+        elif storage is not None:
+            for node in reversed(nodes):
+                unlock_host(state, node, storage)
 
 
 def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes) -> None:
@@ -121,53 +128,76 @@ def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh
     visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
 
 
-def _begin_load(
-    turn: Turn, request: Request, worker: Worker, storage: Storage, found: Reach, fresh: bytes, draft: Draft
-) -> None:
-    """Give the matched host nodes the first of the fresh pages, and say what is to be copied where."""
+def _begin_loads(turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes, draft: Draft) -> None:
+    """Give the matched nodes the first of the fresh pages, and say what is to be copied there and from where.
+
+    The locks of :func:`_hold` stay on what is read until the load is settled.
+    """
     state = turn.state
+    storage_id = worker_storage_id(state, worker)
     offset = 0
-    for node in found.host:
-        size = len(node.host[storage.storage_id])
-        begin_loading(state, node, worker, fresh[offset : offset + size])
-        draft.loading[node.id] = None
-        offset += size
-    deepest = found.host[-1]
+    for source, nodes in found.loads:
+        start = offset
+        for node in nodes:
+            size = page_count(state.tree, node) * PAGE_BYTES
+            begin_loading(state, node, worker, fresh[offset : offset + size])
+            draft.loading[node.id] = source
+            offset += size
+        order = PageLoad(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            storage_id="" if source else storage_id,
+            host_pages=b"".join(node.device[source] if source else node.host[storage_id] for node in nodes),
+            device_pages=fresh[start:offset],
+            identities=b"".join(page_identities(state.tree, node) for node in nodes),
+            neighbour_id=source,
+            neighbour_incarnation=state.workers[source].incarnation if source else "",
+        )
+        draft.orders.append(order)
+        draft.loads.append(
+            Load(
+                request.request_id,
+                request.attempt,
+                nodes[-1].id,
+                order.storage_id,
+                depth=nodes[0].depth,
+                neighbour_id=source,
+            )
+        )
+        count(state, "neighbour_loads_started" if source else "loads_started")
+    deepest = found.loaded[-1]
     held = found.deepest_held
     if held is not None:
         unlock_path(state, held, worker)
     lock_path(state, deepest, worker)
     request.node = deepest.id
-    count(state, "loads_started")
-    loaded = found.host_pages * state.tree.page_size
+    loaded = found.loaded_pages * state.tree.page_size
     count(state, "load_tokens_planned", loaded)
     draft.loaded += loaded
-    draft.orders.append(
-        PageLoad(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            storage_id=storage.storage_id,
-            host_pages=b"".join(node.host[storage.storage_id] for node in found.host),
-            device_pages=fresh[:offset],
-            identities=b"".join(page_identities(state.tree, node) for node in found.host),
-        )
-    )
-    draft.loads.append(
-        Load(request.request_id, request.attempt, deepest.id, storage.storage_id, depth=found.host[0].depth)
-    )
 
 
 def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
     state, submit = turn.state, request.submit
     page_size = state.tree.page_size
-    device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.host_pages) * page_size
+    device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
+    neighbour_hit = found.neighbour_pages * page_size
+    disk_hit, remote_hit = _fetched(request, device_hit, device_hit + loaded_hit, neighbour_hit)
     count(state, "hit_tokens_device", device_hit)
-    count(state, "hit_tokens_host", loaded_hit)
+    count(state, "hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
+    if neighbour_hit:
+        count(state, "hit_tokens_neighbour", neighbour_hit)
+    if disk_hit or remote_hit:
+        count(state, "hit_tokens_disk", disk_hit)
+        count(state, "hit_tokens_remote", remote_hit)
     if found.joined:
         count(state, "bundle_hits")
         count(state, "bundle_hit_tokens", found.joined_pages * page_size)
     # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
     device_tokens = min(device_hit, submit.prompt_tokens)
+    loaded_tokens = min(device_hit + loaded_hit, submit.prompt_tokens) - device_tokens
+    neighbour_tokens = _neighbour_tokens(found, submit.prompt_tokens)
+    disk_tokens, remote_tokens = _fetched(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
+    request.fetched_from = request.fetched_to = request.fetched_remote = 0
     turn.to_worker(
         worker,
         AdmitRequest(
@@ -180,8 +210,32 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             pages=request.pages,
             cached_tokens=device_hit + loaded_hit,
             device_tokens=device_tokens,
-            host_tokens=min(device_hit + loaded_hit, submit.prompt_tokens) - device_tokens,
+            host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
+            disk_tokens=disk_tokens,
+            remote_tokens=remote_tokens,
+            neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
         ),
     )
+
+
+def _neighbour_tokens(found: Reach, prompt_tokens: int) -> int:
+    """How many tokens of the prompt are copied from neighbours."""
+    spans = [
+        (node.depth, node.depth + len(node.tokens) // TOKEN_BYTES)
+        for node, source in zip([*found.joined, *found.loaded], found.sources, strict=True)
+        if source
+    ]
+    return sum(max(0, min(end, prompt_tokens) - start) for start, end in spans)
+
+
+def _fetched(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int]:
+    """How many of the loaded tokens [start, end) were fetched for this request, from disk and from the object store.
+
+    ``elsewhere`` of them are copied from neighbours.
+    """
+    fetched = max(0, min(end, request.fetched_to) - max(start, request.fetched_from))
+    fetched = min(fetched, end - start - elsewhere)
+    remote = min(fetched, request.fetched_remote)
+    return fetched - remote, remote

@@ -8,6 +8,7 @@ from services.scheduler.core.eviction import POLICIES, make_policy
 from services.scheduler.core.hosts import request_missing_pools
 from services.scheduler.core.hotness.expression import parse
 from services.scheduler.core.hotness.room import fit_widths
+from services.scheduler.core.neighbours import attach_neighbours
 from services.scheduler.core.residency import renew_orders
 from services.scheduler.core.state import CellState, count
 from services.scheduler.core.turn import Turn
@@ -59,6 +60,7 @@ def configure(turn: Turn, config: CellConfig) -> None:
     if has_new_widths or any(getattr(old, name) != getattr(state.config, name) for name in _RANKING):
         state.candidates.clear()
     request_missing_pools(turn)
+    attach_neighbours(turn)
 
 
 def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:

@@ -1,10 +1,12 @@
 """Deferral on delay hit (Strata 4.3.1): who waits for KV that another is about to bring, and for how long.
 
 A deferred request is out of its worker's ready order. It waits for a producer that is running or stands ahead of
-it, or for a load under way; a producer is never deferred itself (one that becomes so lets go of its waiters), so
-that nobody can wait in a circle. It stands at the front again as soon as what both share is computed, the load is
-over, or the producer is not going to bring it any more. From its first deferral on it has a deadline; past it, it
-runs anyway and is not deferred again before it is admitted.
+it, for a load under way, or for what is fetched for it from below host memory (Strata 4.2); a producer is never
+deferred itself (one that becomes so lets go of its waiters), and loads and fetches wait for no request, so that
+nobody can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
+fetch is over, or the producer is not going to bring it any more. From its first deferral for another on it has a
+deadline; past it, it runs anyway and is not deferred again before it is admitted. A wait for a fetch has bounds of
+its own (see :mod:`fetch_waits`).
 """
 
 from __future__ import annotations
@@ -97,6 +99,13 @@ def defer_for_load(turn: Turn, request: Request, worker: Worker, node: Node) -> 
     _defer(turn, request, worker, 0)
 
 
+def defer_for_fetch(turn: Turn, request: Request, worker: Worker) -> None:
+    """Let a request wait until its fetch is over or has brought what it can for it."""
+    count(turn.state, "prefetch_waits")
+    request.waits_fetch = request.fetch
+    _step_aside(turn, request, worker, 0)
+
+
 def wake_load_waiters(state: CellState, worker: Worker) -> None:
     """Let everybody go on whose load is over."""
     for node_id in list(worker.load_waiters):
@@ -117,17 +126,22 @@ def end_deferral(state: CellState, request: Request) -> None:
     """A deferred request waits for nobody any more; the caller says where it goes."""
     worker = state.workers[request.worker_id]
     del worker.deferred[request.request_id]
+    waited_ms = max(0, state.now_ns - request.deferred_ns) // 1_000_000
+    if request.waits_fetch:
+        request.waits_fetch = 0
+        count(state, "prefetch_wait_ms", waited_ms)
+        return
     if request.waits_for:
         _drop(state.waiters, request.waits_for, request.request_id)
     else:
         _drop(worker.load_waiters, request.waits_node, request.request_id)
     request.waits_for, request.waits_node = "", 0
-    count(state, "deferral_ms", max(0, state.now_ns - request.deferred_ns) // 1_000_000)
+    count(state, "deferral_ms", waited_ms)
 
 
 def is_deferred(request: Request) -> bool:
     """Whether a waiting request is out of the ready order."""
-    return bool(request.waits_for or request.waits_node)
+    return bool(request.waits_for or request.waits_node or request.waits_fetch)
 
 
 def expire_deferral(turn: Turn, request: Request) -> None:
@@ -158,14 +172,18 @@ def transient_nodes(state: CellState) -> tuple[int, int]:
 def _defer(turn: Turn, request: Request, worker: Worker, needed: int) -> None:
     state = turn.state
     count(state, "requests_deferred")
-    withdraw(state, request)
-    step_out(worker, request)
-    worker.deferred[request.request_id] = needed
-    request.deferred_ns = turn.time_ns
+    _step_aside(turn, request, worker, needed)
     if not request.deferral_timer:
         timer_id = f"deferral.{request.accepted_seq}.{request.attempt}"
         delay_ms = max(1, state.config.defer_deadline_ms)
         request.deferral_timer = turn.set_timer(timer_id, "deferral", request.request_id, delay_ms)
+
+
+def _step_aside(turn: Turn, request: Request, worker: Worker, needed: int) -> None:
+    withdraw(turn.state, request)
+    step_out(worker, request)
+    worker.deferred[request.request_id] = needed
+    request.deferred_ns = turn.time_ns
 
 
 def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None:

@@ -36,7 +36,7 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     orders: list[PageLoad] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    loading: dict[int, None] = field(default_factory=dict)  # Nodes that the loads of this batch bring.
+    loading: dict[int, str] = field(default_factory=dict)  # Nodes that its loads bring, and their sources.
     loaded: int = 0
     computed: int = 0
     context: int = 0  # Sum over the computed tokens of the context before each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.fetches import cancel_fetches
 from services.scheduler.core.prefix_tree import descendants_first
 from services.scheduler.core.residency import (
     DEVICE,
@@ -11,13 +12,20 @@ from services.scheduler.core.residency import (
     is_device_evictable,
     is_host_evictable,
 )
+from services.scheduler.core.saves import forget_taken
 from services.scheduler.core.state import count
 from services.scheduler.core.turn import Turn
 from shared.messages.cell_events import FlushCache
+from shared.messages.storage_plans import DropChunks
+
+_LOWER_TIERS = ("disk", "remote")
 
 
 def flush(turn: Turn, message: FlushCache) -> None:
     """Drop every unlocked page of the named tiers and namespace, without backing anything up."""
+    lower = tuple(tier for tier in _LOWER_TIERS if tier in message.tiers)
+    if lower:
+        _flush_lower(turn, message.namespace, lower)
     tree = turn.state.tree
     roots = [message.namespace] if message.namespace else list(tree.roots)
     for namespace in roots:
@@ -29,6 +37,15 @@ def flush(turn: Turn, message: FlushCache) -> None:
             _flush_device(turn, order)
         if HOST in message.tiers:
             _flush_host(turn, order)
+
+
+def _flush_lower(turn: Turn, namespace: str, tiers: tuple[str, ...]) -> None:
+    """Have the storages delete chunks; the catalogue follows when they say that they did."""
+    cancel_fetches(turn, namespace)
+    for storage in turn.state.storages.values():
+        if storage.disk_bytes or storage.has_remote:
+            forget_taken(turn.state, storage)
+            turn.to_storage(storage, DropChunks(namespace=namespace, tiers=tiers))
 
 
 def _flush_device(turn: Turn, order: list[int]) -> None:

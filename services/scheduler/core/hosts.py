@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from services.scheduler.core.backups import abandon_backups_of_storage
+from services.scheduler.core.fetches import abandon_fetches
 from services.scheduler.core.page_pool import new_pool
+from services.scheduler.core.saves import abandon_saves_of_storage
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.strikes import strike_host
 from services.scheduler.core.turn import Turn
@@ -21,7 +23,14 @@ def storage_joined(turn: Turn, message: StorageJoined) -> None:
         return
     if known is not None:
         remove_storage(turn, known)
-    storage = Storage(message.storage_id, message.incarnation, message.node, message.host_bytes)
+    storage = Storage(
+        message.storage_id,
+        message.incarnation,
+        message.node,
+        message.host_bytes,
+        disk_bytes=message.disk_bytes,
+        has_remote=message.has_remote,
+    )
     state.storages[storage.storage_id] = storage
     count(state, "storages_joined")
     for worker in _workers_of(state, storage):
@@ -76,6 +85,8 @@ def remove_storage(turn: Turn, storage: Storage) -> None:
     state = turn.state
     count(state, "storages_lost")
     abandon_backups_of_storage(turn, storage)
+    abandon_saves_of_storage(turn, storage)
+    abandon_fetches(turn, storage, is_lost=True)
     _forget_host_copies(state, storage)
     del state.storages[storage.storage_id]
     for worker in _workers_of(state, storage):
@@ -88,6 +99,8 @@ def forget_host_pools(turn: Turn) -> None:
     state = turn.state
     for storage in state.storages.values():
         abandon_backups_of_storage(turn, storage)
+        abandon_saves_of_storage(turn, storage)
+        abandon_fetches(turn, storage, is_lost=False)
         _forget_host_copies(state, storage)
         storage.handle = storage.pool = None
         storage.is_pool_requested = False

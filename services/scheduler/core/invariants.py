@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.digests import extend
+from services.scheduler.core.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.loads import copies_up
 from services.scheduler.core.nothing import NOTHING
@@ -19,7 +20,7 @@ from services.scheduler.core.prefix_tree import (
 from services.scheduler.core.queue_invariants import check_queues
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
-from services.scheduler.core.save_invariants import check_saves, locks_beside_requests
+from services.scheduler.core.save_invariants import check_neighbours, check_saves, locks_beside_requests
 from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
@@ -36,7 +37,9 @@ def check_invariants(state: CellState) -> None:
         if storage.pool is not None:
             _check_host_pool(state, storage)
     _check_transfers(state)
+    check_fetches(state)
     check_saves(state)
+    check_neighbours(state)
     _check_requests(state)
     check_queues(state)
     _check_pins(state)
@@ -152,10 +155,12 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
     late = sum(transfer.is_timed_out for transfer in transfers)
     _require(storage.late_backups == late, f"{storage.storage_id} has another number of late backups")
     owned += [transfer.held for transfer in transfers]
+    fetched = pages_of_fetches(state, storage)
+    owned.append(fetched)
     _check_pool(name, pool, owned)
     _require(pool.cached == cached, f"{name} miscounts its cached pages")
     if not transfers:
-        _require(pool.leased == 0, f"{name} has leased pages without a transfer")
+        _require(pool.leased == len(fetched) // 4, f"{name} has leased pages without a transfer")
 
 
 def _check_locks(state: CellState, worker: Worker) -> None:
@@ -303,6 +308,8 @@ def _check_timers(state: CellState) -> None:
             _require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "save":
             _require(int(timer.subject) in state.saves, f"timer {timer_id} is for no save")
+        elif timer.kind == "fetch":
+            _require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":
             _require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
         else:
@@ -310,6 +317,7 @@ def _check_timers(state: CellState) -> None:
             known = request is not None and timer_id in (
                 request.deadline_timer,
                 request.deferral_timer,
+                request.prefetch_timer,
                 request.resume_timer,
             )
             _require(known, f"timer {timer_id} is for no request")

@@ -1,8 +1,9 @@
-"""Loads, host to device: settled when the batch that carried them is answered."""
+"""Loads, to a device from host memory or a neighbour's device: settled when the batch that carried them is answered."""
 
 from __future__ import annotations
 
 from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.neighbours import distrust, release_neighbour
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, page_count
 from services.scheduler.core.residency import (
@@ -32,14 +33,17 @@ def settle_loads(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -
     standing = _standing_requests(state, worker, batch)
     for request in standing:
         if request.request_id not in message.failed:
-            _finish(state, worker, batch, loading_upwards(state, worker, request.node) if request.node else [])
+            _finish(turn, worker, batch, loading_upwards(state, worker, request.node) if request.node else [])
+    for failure in message.load_failures:
+        if any(load.neighbour_id == failure.neighbour_id != "" for load in batch.loads):
+            distrust(state, worker, failure.neighbour_id)
     for load in reversed(batch.loads):
         nodes = loading_nodes(state, worker, load)
         if nodes:
             bad = [
                 failure.host_pages[: len(failure.host_pages) // 4 * 4]
                 for failure in message.load_failures
-                if failure.storage_id == load.storage_id
+                if failure.storage_id == load.storage_id and not failure.neighbour_id
             ]
             _fail(turn, worker, load, nodes, standing, b"".join(bad))
 
@@ -53,7 +57,7 @@ def settle_loads_of(turn: Turn, worker: Worker, request: Request, *, is_proven: 
     for batch in worker.batches:
         if is_proven:
             if batch.loads and request.node:
-                _finish(turn.state, worker, batch, loading_upwards(turn.state, worker, request.node))
+                _finish(turn, worker, batch, loading_upwards(turn.state, worker, request.node))
             continue
         for load in batch.loads:
             if load.request_id == request.request_id and load.attempt == request.attempt:
@@ -70,8 +74,9 @@ def _standing_requests(state: CellState, worker: Worker, batch: Batch) -> list[R
     return found
 
 
-def _finish(state: CellState, worker: Worker, batch: Batch, proven: list[Node]) -> None:
+def _finish(turn: Turn, worker: Worker, batch: Batch, proven: list[Node]) -> None:
     """These nodes are on the device now; loads of which nothing is left are over."""
+    state = turn.state
     known = dict.fromkeys(node.id for node in proven)
     for load in batch.loads:
         storage = state.storages.get(load.storage_id)
@@ -80,7 +85,11 @@ def _finish(state: CellState, worker: Worker, batch: Batch, proven: list[Node]) 
                 finish_loading(state, node, worker)
                 if storage is not None:
                     unlock_host(state, node, storage)
-    batch.loads = [load for load in batch.loads if worker.worker_id in state.tree.nodes[load.node].loading]
+    over = [load for load in batch.loads if worker.worker_id not in state.tree.nodes[load.node].loading]
+    for load in over:
+        release_neighbour(turn, load)
+    if over:
+        batch.loads = [load for load in batch.loads if worker.worker_id in state.tree.nodes[load.node].loading]
 
 
 def _fail(turn: Turn, worker: Worker, load: Load, nodes: list[Node], standing: list[Request], bad_pages: bytes) -> None:
@@ -101,6 +110,7 @@ def _fail(turn: Turn, worker: Worker, load: Load, nodes: list[Node], standing: l
         pages = cancel_loading(state, node, worker)
         if owner is None:
             release(worker.pool, pages)
+    release_neighbour(turn, load)
     storage = state.storages.get(load.storage_id)
     if storage is not None:
         release_host(state, nodes, storage, bad_pages)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from services.scheduler.core.deferral import announce, defer_for_load, defer_for_producer, find_producer
 from services.scheduler.core.draft import Candidate, Draft, bundle_test
+from services.scheduler.core.fetch_waits import waits_for_fetch
 from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.prefetch import prefetch_for_first
 from services.scheduler.core.reach import matched_path, reach
 from services.scheduler.core.ready_order import first_in_line
 from services.scheduler.core.state import Request, Worker
@@ -65,14 +67,19 @@ class Look:
         """The window, at first only the few that most batches take."""
         state = self._turn.state
         window = state.config.queue_window
-        for limit in (min(_FIRST_LOOK, window), window):
-            for name in first_in_line(state, self._worker, limit):
+        first = min(_FIRST_LOOK, window)
+        for limit in (first, window):
+            names = first_in_line(state, self._worker, limit)
+            if limit == first:
+                prefetch_for_first(self._turn, self._worker, names)
+            for name in names:
                 if name not in self._seen and len(self._seen) < window:
                     yield name
 
     def _look_at(self, name: str) -> Candidate | None:
         passed = self._passed
-        if passed is not None and passed.request.state is RequestState.WAITING:
+        # One that is fetched for does not compute all of that, or it would have waited: nobody should rely on it.
+        if passed is not None and passed.request.state is RequestState.WAITING and not passed.request.fetch:
             announce(self._turn.state, passed.request, passed.compute)
         self._seen[name] = None
         request = self._turn.state.requests[name]
@@ -97,4 +104,8 @@ def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: 
         name, needed = producer
         defer_for_producer(turn, request, worker, name, needed, needed - cached)
         return None
-    return Candidate(request, path, found, found.host_pages * page_size, request.token_count - cached, draft.stage)
+    if request.fetch or request.is_fetch_due:
+        draft.stage += request.is_fetch_due  # To make room for a fetch may evict or cut what others matched.
+        if waits_for_fetch(turn, request, worker, cached):
+            return None
+    return Candidate(request, path, found, found.loaded_pages * page_size, request.token_count - cached, draft.stage)

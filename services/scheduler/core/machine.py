@@ -20,6 +20,7 @@ from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.membership import remove_worker, worker_joined
 from services.scheduler.core.outputs import Output, SetTimer
 from services.scheduler.core.pins import pin_prefix, unpin_prefix
+from services.scheduler.core.prefetch import begin_due
 from services.scheduler.core.promotion import pages_promoted
 from services.scheduler.core.queueing import submit
 from services.scheduler.core.resumption import resume
@@ -46,6 +47,8 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     schedule(turn, everywhere=kind not in _LOCAL)
     if state.unwanted:
         cancel_unwanted(turn)
+    if state.roomy:
+        begin_due(turn)
     return turn.outputs
 
 
@@ -246,8 +249,8 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,
     storage_events.BackupDone: _backup_done,
-    storage_events.ChunksSaved: _chunks_saved,
     storage_events.ChunksListed: _chunks_listed,
+    storage_events.ChunksSaved: _chunks_saved,
     storage_events.ChunksFetched: _chunks_fetched,
     storage_events.ChunksDropped: _chunks_dropped,
     cell_events.CellConfigured: lambda turn, message: configure(turn, message.config),

@@ -6,12 +6,14 @@ from services.scheduler.core.backups import abandon_backups_of_worker
 from services.scheduler.core.hosts import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.loads import copies_up
+from services.scheduler.core.neighbours import attach_neighbours, detach_neighbour
 from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.queueing import arrival_order, dequeue, enqueue, fail, replace_waiting
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import unlock_host
 from services.scheduler.core.resumption import worker_gone
+from services.scheduler.core.saves import abandon_saves_of_worker
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.strikes import strike_device
 from services.scheduler.core.turn import Turn
@@ -46,6 +48,7 @@ def worker_joined(turn: Turn, message: WorkerJoined) -> None:
     state.workers[worker.worker_id] = worker
     count(state, "workers_joined")
     attach_worker(turn, worker)
+    attach_neighbours(turn)
     replace_waiting(turn)
 
 
@@ -88,6 +91,8 @@ def remove_worker(turn: Turn, worker: Worker) -> None:
     for request in waiting:
         dequeue(state, request)
     abandon_backups_of_worker(turn, worker)
+    abandon_saves_of_worker(state, worker)
+    detach_neighbour(turn, worker)
     reading = _host_copies_being_read(state, worker)
     for node, storage in reading:
         unlock_host(state, node, storage)

@@ -2,19 +2,23 @@
 
 Everything is weighed in estimated time (see :mod:`rates`): what the worker would compute and load for the request,
 after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
-that request's own cost is counted in what goes before (Strata 4.3.1).
+that request's own cost is counted in what goes before (Strata 4.3.1). Where nodes have disks of their own, tokens
+that a node's disk holds cost what fetching them takes, if that is less than computing them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from services.scheduler.core import transient
+from services.scheduler.core.chunk_run import ChunkNames, usable_pages
+from services.scheduler.core.fetch_speed import disk_us
 from services.scheduler.core.prefix_tree import Path
 from services.scheduler.core.rates import load_us, recompute_us, token_us, unmeasured_token_us
 from services.scheduler.core.reach import matched_path, may_reuse, reach
-from services.scheduler.core.state import CellState, Request, Worker
+from services.scheduler.core.state import CellState, Request, Worker, storage_of
 
 _RUNNING_TOKENS = 8
 """Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
@@ -44,26 +48,58 @@ def place(state: CellState, request: Request) -> Placement | None:
         return None
     path = matched_path(state, request)
     coming = tokens_coming(state, request)
+    names = _names_on_disks(state, request, path)
     best: tuple[float, Placement] | None = None
-    for worker in _compared(state, request, path, coming):
-        placement = estimate(state, request, worker, path, coming.get(worker.worker_id, 0))
+    for worker in _compared(state, request, path, coming, names):
+        placement = estimate(state, request, worker, path, coming.get(worker.worker_id, 0), names)
         total = placement.cost_us + backlog_us(state, worker)
         if best is None or total < best[0]:
             best = (total, placement)
     return None if best is None else best[1]
 
 
-def estimate(state: CellState, request: Request, worker: Worker, path: Path, coming: int) -> Placement:
-    """What a request would cost on a worker. ``coming``: leading tokens that others there will have computed."""
+def estimate(
+    state: CellState, request: Request, worker: Worker, path: Path, coming: int, names: ChunkNames | None = None
+) -> Placement:
+    """What a request would cost on a worker.
+
+    ``coming``: leading tokens that others there will have computed. ``names`` are those of the prompt's chunks, where
+    what disks hold is to be weighed.
+    """
     found = reach(state, path, worker)
     page_size = state.tree.page_size
-    cached, loaded = found.pages * page_size, found.host_pages * page_size
+    cached, loaded = found.pages * page_size, found.loaded_pages * page_size
     threshold = state.config.defer_tokens
     if 0 < threshold < coming - cached:
         cached, loaded = coming, 0  # It would be deferred until they have.
     uncached = request.token_count - cached
-    cost = recompute_us(state, worker, cached, uncached) + load_us(state, worker, loaded)
-    return Placement(worker, round(cost), uncached)
+    cost = recompute_us(state, worker, cached, uncached)
+    if names is not None:
+        cost = min(cost, _cost_with_disk(state, request, worker, cached, names))
+    return Placement(worker, round(cost + load_us(state, worker, loaded)), uncached)
+
+
+def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
+    """Names of the prompt's chunks, if it can matter which node's disk has them."""
+    storages = state.storages.values()
+    if len(storages) < 2 or not any(storage.chunks for storage in storages) or not may_reuse(request):
+        return None
+    tokens = request.tokens
+    return ChunkNames(state.tree, request.submit.namespace, tokens, path, usable_pages(state.tree, tokens))
+
+
+def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: int, names: ChunkNames) -> float:
+    """What the rest of a prompt costs if all that continues it on the node's disk is fetched; infinite without any."""
+    storage = storage_of(state, worker)
+    page_size = state.tree.page_size
+    end = first = cached // page_size // names.pages_each
+    while storage is not None and end < names.count and names[end] in storage.chunks:
+        end += 1
+    if storage is None or end == first:
+        return inf
+    reached = end * names.pages_each * page_size
+    computing = recompute_us(state, worker, reached, request.token_count - reached)
+    return computing + disk_us(state, worker, storage, reached - cached)
 
 
 def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
@@ -92,7 +128,9 @@ def _backlog_us(worker: Worker, us_per_token: float) -> float:
     return worker.queued_cost + tokens * us_per_token
 
 
-def _compared(state: CellState, request: Request, path: Path, coming: Iterable[str]) -> list[Worker]:
+def _compared(
+    state: CellState, request: Request, path: Path, coming: Iterable[str], disks: ChunkNames | None
+) -> list[Worker]:
     """Workers worth comparing, in the order in which they joined: those that hold or bring a part, and the idlest."""
     tokens = request.max_tokens_total
     pages = -(-tokens // state.tree.page_size)
@@ -103,7 +141,7 @@ def _compared(state: CellState, request: Request, path: Path, coming: Iterable[s
     unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
     backlogs = {worker.worker_id: _backlog_us(worker, worker.speed.flat or unmeasured) for worker in fitting}
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
-    for names in _holders(state, path, coming):
+    for names in _holders(state, path, coming, disks):
         known = [name for name in names if name in backlogs and name not in chosen]
         # Of many that hold the same, the least loaded are better in every respect.
         known.sort(key=backlogs.__getitem__)
@@ -113,11 +151,18 @@ def _compared(state: CellState, request: Request, path: Path, coming: Iterable[s
     return [workers[name] for name in backlogs if name in chosen]
 
 
-def _holders(state: CellState, path: Path, coming: Iterable[str]) -> Iterator[list[str]]:
-    """Groups of worker ids: who computes a part of the prompt, then who holds it, the longest part first."""
+def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNames | None) -> Iterator[list[str]]:
+    """Groups of worker ids: who computes a part of the prompt, whose disk has the next, who holds the longest part."""
     yield list(coming)
+    following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
+    if disks is not None and following < disks.count:
+        name = disks[following]
+        near = [storage.node for storage in state.storages.values() if name in storage.chunks]
+        yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
     for node, _ in reversed(path):
         yield list(node.device)
-        storages = [state.storages[storage_id].node for storage_id in node.host]
-        if storages:
-            yield [name for name, worker in state.workers.items() if worker.node in storages]
+        near = [state.storages[storage_id].node for storage_id in node.host]
+        if state.config.neighbour_loads:
+            near += [state.workers[name].node for name in node.device]
+        if near:
+            yield [name for name, worker in state.workers.items() if worker.node in near]

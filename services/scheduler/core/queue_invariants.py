@@ -92,8 +92,12 @@ def _check_deferral(state: CellState, request: Request) -> None:
     _require(is_out == is_deferred(request), f"{name} is deferred only in part")
     if not is_deferred(request) or worker is None:
         return
-    _require(not (request.waits_for and request.waits_node), f"{name} waits for two things")
+    awaited = bool(request.waits_for) + bool(request.waits_node) + bool(request.waits_fetch)
+    _require(awaited == 1, f"{name} waits for {awaited} things")
     _require(not request.is_impatient, f"{name} is deferred past its deadline")
+    if request.waits_fetch:
+        _require(not request.is_fetch_overdue, f"{name} waits for a fetch past its deadline")
+        return
     _require(request.deferral_timer in state.timers, f"{name} is deferred without a deadline")
     if request.waits_for:
         _require(name in state.waiters.get(request.waits_for, {}), f"{request.waits_for} knows nothing of {name}")

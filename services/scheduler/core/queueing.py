@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from services.scheduler.core.deferral import end_deferral, forget_deferral, is_deferred, withdraw
+from services.scheduler.core.fetch_waits import forget_fetch_waits
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.placement import Placement, place
+from services.scheduler.core.prefetch import let_go_of_fetch, prefetch_when_near
 from services.scheduler.core.ready_order import serve, stand_in_line, step_out
+from services.scheduler.core.saves import remember_key
 from services.scheduler.core.state import CellState, Request, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
@@ -50,6 +53,7 @@ def submit(turn: Turn, message: SubmitRequest) -> None:
     request = Request(submit=message, accepted_seq=turn.seq, accepted_ns=turn.time_ns, attempt=attempt)
     state.requests[message.request_id] = request
     count(state, "requests_accepted")
+    remember_key(state, message)
     if message.deadline_ms > 0:
         timer_id = f"deadline.{turn.seq}"
         request.deadline_timer = turn.set_timer(timer_id, "deadline", message.request_id, message.deadline_ms)
@@ -98,6 +102,7 @@ def enqueue(turn: Turn, request: Request) -> None:
         state.unplaced[request.request_id] = request.accepted_seq
     else:
         stand_at(state, request, placement)
+        prefetch_when_near(turn, request)
         turn.touch(request.worker_id)
 
 
@@ -118,8 +123,10 @@ def step_away(state: CellState, request: Request) -> None:
         end_deferral(state, request)
     else:
         step_out(worker, request)
+    let_go_of_fetch(state, request)
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
+    request.fetched_from = request.fetched_to = request.fetched_remote = 0
 
 
 def dequeue(state: CellState, request: Request) -> None:
@@ -138,7 +145,9 @@ def admitted_from_queue(turn: Turn, request: Request, worker: Worker, uncached: 
     """
     state = turn.state
     serve(worker, request, uncached)
+    let_go_of_fetch(state, request)  # What has not arrived by now is computed.
     forget_deferral(turn, request)
+    forget_fetch_waits(turn, request)
     worker.queued_cost -= request.cost
     request.cost = request.uncached = 0
     _count_waiting(state, request, -1)
@@ -180,6 +189,7 @@ def forget(turn: Turn, request: Request, event: RequestEvent) -> None:
     turn.cancel_timer(request.deadline_timer)
     turn.cancel_timer(request.resume_timer)
     forget_deferral(turn, request)
+    forget_fetch_waits(turn, request)
     state = turn.state
     del state.requests[request.request_id]
     state.ended[request.request_id] = request.attempt

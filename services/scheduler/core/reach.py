@@ -1,15 +1,16 @@
-"""How much of a request's prefix a worker can reuse: its own device first, then its node's host pool."""
+"""How much of a request's prefix a worker can reuse: its own device, then its node's host pool and other devices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.scheduler.core.neighbours import nearest_holder
 from services.scheduler.core.prefix_tree import Node, Path, match_again, page_count
 from services.scheduler.core.residency import split_node
 from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
 
-NOTHING_JOINABLE: Mapping[int, None] = {}
+NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
 
 @dataclass(slots=True)
@@ -17,26 +18,40 @@ class Reach:
     """The usable part of a match, top first: what is on the device, then what loads bring.
 
     ``joined`` nodes are loaded by the batch that is being formed, for another request of it (a bundle hit, Strata
-    4.3.2); ``host`` nodes would be loaded for this one. ``awaited`` is a node that an earlier batch or a promotion
+    4.3.2); ``loaded`` nodes would be loaded for this one. ``sources`` says of each joined and each loaded node from
+    which neighbour's device it comes; "" is the host pool. ``awaited`` is a node that an earlier batch or a promotion
     is loading, right below what is usable.
     """
 
-    device: list[Node]
-    joined: list[Node]
-    host: list[Node]
-    device_pages: int
-    joined_pages: int
-    host_pages: int
-    awaited: Node | None
+    device: list[Node] = field(default_factory=list)
+    joined: list[Node] = field(default_factory=list)
+    loaded: list[Node] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    device_pages: int = 0
+    joined_pages: int = 0
+    loaded_pages: int = 0
+    neighbour_pages: int = 0  # Of ``joined_pages`` and ``loaded_pages``.
+    awaited: Node | None = None
 
     @property
     def pages(self) -> int:
-        return self.device_pages + self.joined_pages + self.host_pages
+        return self.device_pages + self.joined_pages + self.loaded_pages
+
+    @property
+    def loads(self) -> list[tuple[str, list[Node]]]:
+        """What is loaded as stretches of one source each, top first: (the neighbour or "", its nodes)."""
+        stretches: list[tuple[str, list[Node]]] = []
+        for node, source in zip(self.loaded, self.sources[len(self.joined) :], strict=True):
+            if stretches and stretches[-1][0] == source:
+                stretches[-1][1].append(node)
+            else:
+                stretches.append((source, [node]))
+        return stretches
 
     @property
     def nodes(self) -> list[Node]:
         """All usable nodes, top first."""
-        return [*self.device, *self.joined, *self.host]
+        return [*self.device, *self.joined, *self.loaded]
 
     @property
     def deepest_held(self) -> Node | None:
@@ -73,13 +88,15 @@ def matched_path(state: CellState, request: Request) -> Path:
     return path
 
 
-def reach(state: CellState, path: Path, worker: Worker, joinable: Mapping[int, None] = NOTHING_JOINABLE) -> Reach:
+def reach(state: CellState, path: Path, worker: Worker, joinable: Mapping[int, str | None] = NOTHING_JOINABLE) -> Reach:
     """The part of ``path`` that this worker can reuse. Does not mutate.
 
-    ``joinable`` nodes are loaded by the batch that is being formed: its chunks may stand on them.
+    ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
+    pool: its chunks may stand on them.
     """
     storage_id = worker_storage_id(state, worker)
-    found = Reach([], [], [], 0, 0, 0, None)
+    may_ask = state.config.neighbour_loads and bool(worker.neighbours)
+    found = Reach()
     for node, pages in path:
         if worker.worker_id in node.device:
             found.device.append(node)
@@ -88,16 +105,35 @@ def reach(state: CellState, path: Path, worker: Worker, joinable: Mapping[int, N
             if node.id not in joinable:
                 found.awaited = node
                 break
+            source = joinable[node.id] or ""
             found.joined.append(node)
+            found.sources.append(source)
             found.joined_pages += pages
+            found.neighbour_pages += pages if source else 0
         elif storage_id in node.host and storage_id not in node.quarantined:
-            found.host.append(node)
-            found.host_pages += pages
+            found.loaded.append(node)
+            found.sources.append("")
+            found.loaded_pages += pages
         else:
-            break
-    if found.host_pages * state.tree.page_size < state.config.min_host_load_tokens:
-        found.host, found.host_pages = [], 0
+            neighbour = nearest_holder(state, worker, node) if may_ask else ""
+            if not neighbour:
+                break
+            found.loaded.append(node)
+            found.sources.append(neighbour)
+            found.loaded_pages += pages
+            found.neighbour_pages += pages
+    if found.loaded_pages * state.tree.page_size < state.config.min_host_load_tokens:
+        _load_nothing(found, path)
     return found
+
+
+def _load_nothing(found: Reach, path: Path) -> None:
+    """So little would be loaded that it is not worth it."""
+    start = len(found.device) + len(found.joined)
+    sources = found.sources[len(found.joined) :]
+    found.neighbour_pages -= sum(pages for (_, pages), source in zip(path[start:], sources, strict=False) if source)
+    found.loaded, found.loaded_pages = [], 0
+    del found.sources[len(found.joined) :]
 
 
 def cut_to_fit(state: CellState, path: Path, found: Reach) -> Node | None:
@@ -105,12 +141,12 @@ def cut_to_fit(state: CellState, path: Path, found: Reach) -> Node | None:
 
     Returns the new upper part, if there is one.
     """
-    used = len(found.device) + len(found.joined) + len(found.host)
+    used = len(found.device) + len(found.joined) + len(found.loaded)
     if not used:
         return None
     node, pages = path[used - 1]
     if pages == page_count(state.tree, node):
         return None
     upper = split_node(state, node, pages)
-    (found.host or found.joined or found.device)[-1] = upper
+    (found.loaded or found.joined or found.device)[-1] = upper
     return upper

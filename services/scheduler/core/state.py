@@ -186,8 +186,12 @@ class Storage(msgspec.Struct):
     saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
     fetching: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
     fetch_pages: int = 0  # Host pages leased to fetches that are not over.
+    late_fetches: int = 0  # Fetches whose deadline passed and that it has not answered yet.
+    ahead: dict[str, int] = {}  # Host pages that were fetched for requests which still wait.
+    due: dict[str, None] = {}  # Requests whose fetch waits for room, first come first served.
     late_saves: int = 0  # Saves whose deadline passed and that it has not answered yet.
-    taken: dict[bytes, None] = {}  # Chunks that it took and does not have on its disk, lately.
+    taken: dict[bytes, None] = {}  # Chunks that it took and does not have on its disk, lately,
+    taken_from: int = 0  # by saves from this one on: those before it were flushed.
     fetched_tokens: float = 0.0  # What it brought up lately, and how long that took.
     fetched_us: float = 0.0
 
@@ -248,6 +252,7 @@ class Fetch(msgspec.Struct):
     waiters: dict[str, None] = {}  # Waiting requests that it is for, deferred until it is over or not.
     names: bytes = b""  # Of its chunks, 16 bytes each.
     remote_chunks: int = 0  # Of ``chunks``: from the object store.
+    is_late: bool = False  # Its deadline passed.
 
 
 class Pin(msgspec.Struct):
@@ -269,7 +274,7 @@ class Pin(msgspec.Struct):
 
 
 class Timer(msgspec.Struct):
-    """A timer that the shell keeps for us. ``kind`` is deadline, deferral, prefetch, resume, backup, save, fetch or pin."""
+    """A timer of the shell. ``kind`` is deadline, deferral, prefetch, resume, backup, save, fetch or pin."""
 
     at_ns: int
     kind: str
@@ -306,6 +311,7 @@ class CellState(msgspec.Struct):
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
+    roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
     timers: dict[str, Timer] = {}
     gateways: dict[str, int] = {}  # Last notice number of each gateway.

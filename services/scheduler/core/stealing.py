@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.placement import Placement, backlog_us, estimate, fits, tokens_coming
+from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.queueing import stand_at, step_away
 from services.scheduler.core.reach import matched_path
 from services.scheduler.core.ready_order import first_in_line
@@ -26,7 +27,7 @@ def steal(turn: Turn) -> list[Worker]:
     first = turn.seq % len(idle) if idle else 0
     busy = []
     for worker in (*idle[first:], *idle[:first]):
-        if not _steal_for(state, worker):
+        if not _steal_for(turn, worker):
             break
         busy.append(worker)
     return busy
@@ -36,8 +37,9 @@ def _is_idle(worker: Worker) -> bool:
     return not (worker.running or worker.batches or worker.queue.size or worker.deferred)
 
 
-def _steal_for(state: CellState, thief: Worker) -> bool:
+def _steal_for(turn: Turn, thief: Worker) -> bool:
     """Move requests from the most loaded queue, those first that lose least, as long as each is done earlier."""
+    state = turn.state
     victim: Worker | None = None
     most = 0.0
     for worker in state.workers.values():
@@ -52,6 +54,7 @@ def _steal_for(state: CellState, thief: Worker) -> bool:
             continue
         step_away(state, request)
         stand_at(state, request, placement)
+        prefetch(turn, request)
         taken += 1
     count(state, "requests_stolen", taken)
     return taken > 0

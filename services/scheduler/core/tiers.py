@@ -83,10 +83,12 @@ def _evict(turn: Turn, worker: Worker, node: Node, eviction: _Eviction) -> None:
     pages = None
     # A node that has a copy needs none, nor one that another worker's backup is about to give one.
     if storage is not None and storage.storage_id not in node.host and not node.transfer:
-        pages = admit_to_host(state, storage, node)
+        pages = admit_to_host(turn, storage, node)
     if storage is not None and (pages is not None or worker.worker_id in node.below):
         join_transfer(state, _transfer_for(turn, worker, storage, eviction, pages or b""), node, pages or b"")
         eviction.leaving[parent_id] = eviction.leaving.get(parent_id, 0) + 1
+    elif worker.worker_id in node.locks:
+        return  # A save of what it displaced reads it.
     else:
         count(state, "evicted_pages_device", drop_device(state, node, worker))
     parent = state.tree.nodes.get(parent_id)

@@ -12,7 +12,7 @@ from services.worker.detokenizer import Vocabulary
 from services.worker.executor import Executor
 from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.kv.movers.batched import BatchedMover
 from services.worker.reports import Event, Report
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
@@ -68,7 +68,7 @@ class Driven:
         self.loads = Loads(
             geometry,
             self.runner.pool.pages,
-            CpuPageWriter(self.runner.pool),
+            BatchedMover(self.runner.pool),
             timeout_s=5,
             clock_ns=self._clock,
             submit=submit,
@@ -170,6 +170,7 @@ def admit(
     prompt_tokens: int | None = None,
     cached: int = 0,
     host_tokens: int = 0,
+    disk_tokens: int = 0,
     params: SamplingParams | None = None,
     max_tokens: int = 8,
 ) -> AdmitRequest:
@@ -183,6 +184,7 @@ def admit(
         pages=pack_int32(pages),
         cached_tokens=cached,
         host_tokens=host_tokens,
+        disk_tokens=disk_tokens,
         received_ns=1,
         accepted_ns=2,
     )

@@ -95,6 +95,25 @@ def test_a_request_goes_on_after_its_load_has_failed(driven: Driven) -> None:
     assert (usage.host_tokens, usage.computed_tokens) == (0, 10)
 
 
+def test_usage_says_what_came_from_disk_unless_its_load_failed(driven: Driven) -> None:
+    """Tokens that were fetched for the request are its own kind; those that were lost are computed ones."""
+    host = driven.host_pool(4)
+    back_up(host, 0, PROMPT, 0)
+    back_up(host, 1, PROMPT, 1)
+    host.pages[1, 0, 0] ^= 1
+    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=8, host_tokens=4, disk_tokens=4))
+    driven.give(batch(chunk(8, 10), loads=[load(PROMPT, [0, 1], [0, 1], [7, 2])]))
+    driven.run()
+
+    driven.give(batch(chunk(0, 10)))
+    driven.run()
+
+    usage = driven.items()[0].usage
+    assert usage is not None
+    assert usage.disk_tokens == 0
+    assert driven.tokens() == continuation(PROMPT, 8)
+
+
 def test_a_load_may_be_planned_again(driven: Driven) -> None:
     """A later batch can bring the pages that an earlier one failed to bring."""
     host = driven.host_pool(4)

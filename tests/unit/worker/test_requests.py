@@ -112,3 +112,15 @@ def test_a_request_admitted_without_any_decode_room_asks() -> None:
 
     assert request.room == 0
     assert request.needs_lease(low_tokens=32) is True
+
+
+def test_lost_loads_are_taken_from_what_lies_deepest() -> None:
+    """Object store and disk before host memory; never more than there is."""
+    request = make_request(tokens=16)
+    request.host_tokens, request.disk_tokens, request.remote_tokens = 8, 4, 2
+
+    request.lose_loaded(7)
+    assert (request.host_tokens, request.disk_tokens, request.remote_tokens) == (7, 0, 0)
+
+    request.lose_loaded(100)
+    assert request.host_tokens == 0

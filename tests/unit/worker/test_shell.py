@@ -11,7 +11,7 @@ import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.kv.movers.batched import BatchedMover
 from services.worker.shell import WorkerIdentity, WorkerShell
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
@@ -48,9 +48,7 @@ class Cell:
     async def start(self) -> None:
         await self.other.ensure_streams(StreamLimits())
         await self.other.subscribe(subjects.tokens("g"), self._hear)
-        loads = Loads(
-            GEOMETRY, self.runner.pool.pages, CpuPageWriter(self.runner.pool), timeout_s=5, clock_ns=lambda: 1
-        )
+        loads = Loads(GEOMETRY, self.runner.pool.pages, BatchedMover(self.runner.pool), timeout_s=5, clock_ns=lambda: 1)
         self.shell = WorkerShell(
             WorkerConfig(model="unused", id="w", lease_low_tokens=2),
             WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="fingerprint"),

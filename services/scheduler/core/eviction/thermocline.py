@@ -6,6 +6,8 @@ distinguishes is how a prefix is used: the pace of its uses, how often, by which
 that request was new, how many continuations it has, whether it ends the prompt, and whether a later request went
 another way just above it (then it is as good as dead). Blocks of one conversation come back together or not at all;
 so what is known of the request counts for all that it touched, not a count per block.
+
+Where a simple rule does better than what was learned so far, that rule ranks the pool (see :mod:`thermo.duel`).
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.scheduler.core.eviction.thermo.duel import Duel
 from services.scheduler.core.eviction.policy import Evictable, Moment, Policy, size_of
+from services.scheduler.core.eviction.thermo.duel import Duel
+from services.scheduler.core.eviction.thermo.features import code_of
 from services.scheduler.core.eviction.thermo.fit import Fit
-from services.scheduler.core.eviction.thermo.law import COUNT_SHIFT, Law, pack
+from services.scheduler.core.eviction.thermo.law import Law
 from services.scheduler.core.eviction.thermo.ranking import Ranking
 from services.scheduler.core.eviction.thermo.record import Context, Record
 from services.scheduler.core.eviction.thermo.records import Records, head_of
+from services.scheduler.core.eviction.thermo.spacing import Spacing
 from services.scheduler.core.prefix_tree import Node
 
 SAMPLES_PER_REQUEST = 2
+EARLY_SAMPLES = 4  # Instead of that in the first EARLY requests, while the law knows little.
+EARLY = 1500
 FIRST_FIT = 16  # Requests before the law is fitted, and between the tries to do so until enough reuses were seen.
 FIT_INTERVAL = 128  # Requests between two fits of the law; the first ones come sooner.
 MOST_UNLABELLED = 4096  # Samples that wait for that; of more, the oldest keep the features that they began with.
@@ -43,13 +49,13 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
-    clock: float = 0.0  # Seconds.
+    began_ns: int = -1  # The stream's time at the first request.
+    clock: float = 0.0  # Seconds since then.
     requests: int = 0
     fit_at: int = FIRST_FIT
     learned_at: int = -1  # Sequence number of the input in which the last slice of learning was done.
     tokens_seen: int = 0
-    to_sample: float = 0.0  # Tokens until the next sample.
-    jitter: int = 1  # State of a linear congruential generator.
+    spacing: Spacing = msgspec.field(default_factory=Spacing)
     records: Records = msgspec.field(default_factory=Records)
     resident: dict[int, int] = {}  # Digest by node id.
     unlabelled: list[int] = []  # Digests of samples whose features may still change.
@@ -59,11 +65,13 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     ranking: Ranking = msgspec.field(default_factory=Ranking)
 
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
-        self.clock = max(moment.time_ns / 1e9, self.clock + TICK)
+        if self.began_ns < 0:
+            self.began_ns = moment.time_ns
+        self.clock = max((moment.time_ns - self.began_ns) / 1e9, self.clock + TICK)
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
         if self.requests:
             self.records.release(self.requests)
-        self._settle()
+            self._settle()
         self.requests += 1
         self.tokens_seen += prompt_tokens
         if moment.seq != self.learned_at:  # One input may admit many requests; it does the learning of one.
@@ -222,49 +230,30 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self.law.samples.close(forgotten.sample, self.clock, is_reused=False)
 
     def _code(self, record: Record) -> int:
-        context = self.records.contexts[record.context]
-        return min(record.count, 65535) << COUNT_SHIFT | pack(
-            (
-                0 if record.pace < 0 else 1 + int(record.pace * 1000).bit_length(),
-                _octave_halves(record.count),
-                (max(context.prompt - context.known, 0) // 256).bit_length(),
-                (context.prompt // 256).bit_length(),
-                _octave_halves(context.turn),
-                int(record.end >= context.prompt),
-                _octave_halves(context.branches),
-                _octave_halves(record.children),
-                record.passed,
-            )
-        )
+        return code_of(record, self.records.contexts[record.context])
 
     def _sample(self, record: Record, size: int) -> None:
-        """Watch about ``SAMPLES_PER_REQUEST`` tokens a request, evenly spread over all tokens that are used."""
-        self.duel.to_sample -= size
-        if self.duel.to_sample <= 0:
-            self.jitter = (self.jitter * 6364136223846793005 + 1442695040888963407) % 2**63
-            self.duel.to_sample = max(self.duel.to_sample + self.duel.spacing * (0.5 + self.jitter / 2**63), 0.0)
-            self.duel.pending.append(record.digest)
-        self.to_sample -= size
-        if self.to_sample > 0:
+        """Watch a few tokens of each request, evenly spread over all that are used, for the duel and for the law."""
+        if not self.requests:
+            return  # What the pool was filled with was used by nobody, as far as is known.
+        self.duel.used(record.digest, size)
+        rate = EARLY_SAMPLES if self.requests < EARLY else SAMPLES_PER_REQUEST
+        if not self.spacing.picks(size, self.tokens_seen / self.requests / rate):
             return
-        self.jitter = (self.jitter * 6364136223846793005 + 1442695040888963407) % 2**63
-        spacing = self.tokens_seen / max(self.requests, 1) / SAMPLES_PER_REQUEST
-        self.to_sample = max(self.to_sample + spacing * (0.5 + self.jitter / 2**63), 0.0)
         record.sample = self.law.samples.open(self.clock, self.clock, self._code(record))
         self.unlabelled.append(record.digest)
         if len(self.unlabelled) > MOST_UNLABELLED:
             del self.unlabelled[: MOST_UNLABELLED // 2]
 
     def _settle(self) -> None:
-        if not self.requests:
-            return
-        duel, mean = self.duel, self.tokens_seen / self.requests
-        duel.space(mean, self.capacity)
-        for digest in duel.pending:
-            record = self.records.find(digest)
+        """Behind the request before this one: its samples enter the duel, which says what is ranked by from now on."""
+        duel, records = self.duel, self.records
+        for digest in duel.entering:
+            record = records.find(digest)
             if record is not None:
-                duel.enter(digest, self.records.contexts[record.context].last, self._code(record))
-        duel.pending = []
+                duel.enter(digest, records.contexts[record.context].last, self._code(record))
+        duel.entering = []
+        mean = max(self.tokens_seen / self.requests, 1.0)
         self.ranking.follow(duel.settle(self.capacity, mean, self.clock, self.law))
 
     def _label(self, record: Record) -> None:
@@ -283,11 +272,3 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         if not self.unlabelled:
             is_begun = self.fit.start(self.law, self.clock)
             self.fit_at = self.requests + (min(FIT_INTERVAL, self.requests) if is_begun else FIRST_FIT)
-
-
-def _octave_halves(count: int) -> int:
-    """Small counts as they are, larger ones in steps of half a doubling."""
-    if count < 4:
-        return count
-    octave = count.bit_length()
-    return 2 * octave - 2 + ((count >> (octave - 2)) & 1)

@@ -10,12 +10,17 @@ from tests.stateful.cell_model import CellModel, namespace
 
 @pytest.fixture
 def make_cell():
-    """Build a cell with one worker and, unless ``host_pages`` is 0, a storage whose pool is ready."""
+    """Build a cell with one worker and, unless ``host_pages`` is 0, a storage whose pool is ready.
 
-    def make(*, page_size=4, pages=32, host_pages=0, workers=1, **config):
-        cell = CellModel(CellConfig(**{"lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size)
+    What leaves a pool next is least recently used, so that a test can tell what it will be.
+    """
+
+    def make(*, page_size=4, pages=32, host_pages=0, workers=1, disk_chunks=0, has_remote=False, **config):
+        cell = CellModel(
+            CellConfig(**{"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size
+        )
         if host_pages:
-            cell.add_storage("storage", pages=host_pages)
+            cell.add_storage("storage", pages=host_pages, disk_chunks=disk_chunks, has_remote=has_remote)
         for number in range(workers):
             cell.add_worker(f"worker-{number}", pages=pages)
         cell.drain()

@@ -1,6 +1,7 @@
 """Where requests go."""
 
 from services.scheduler.core.speed_fit import note_compute
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 
 
 def placed(cell, name):
@@ -155,7 +156,7 @@ def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell):
     cell.submit([1] * 400 + [2], request_id="second", max_tokens=20, ignore_eos=True)
     cell.submit([1] * 400 + [3], request_id="third", max_tokens=1)
 
-    cell.add_worker("worker-1", pages=256)
+    cell.add_worker("worker-1", pages=256, node="other")
 
     assert placed(cell, "third") == "worker-0"
     assert cell.state.counters.get("requests_stolen", 0) == 0
@@ -177,3 +178,37 @@ def test_only_the_queue_of_a_lost_worker_moves(make_cell):
     cell.drain()
     cell.check_answers()
     assert len(cell.gateways["gateway"].ended) == 8
+
+
+def two_nodes_with_disks(make_cell):
+    """Each node has a worker and a storage; only the second node's disk holds the prompt."""
+    cell = make_cell(page_size=PAGE, pages=64, prefetch_wait="full")
+    cell.add_storage("other", pages=40, disk_chunks=100)
+    cell.add_storage("storage", pages=40, disk_chunks=100, node="node-2")
+    cell.add_worker("worker-1", pages=64, node="node-2")
+    cell.drain()
+    put_on_disk(cell, prompt(3))
+    return cell
+
+
+def test_a_request_goes_where_the_disk_holds_its_prefix(make_cell):
+    """Fetching is taken to cost less than computing as long as nobody knows better."""
+    cell = two_nodes_with_disks(make_cell)
+
+    cell.submit(prompt(3))
+    cell.drain()
+
+    assert cell.admitted[-1].disk_tokens == 3 * CHUNK
+    assert cell.state.workers["worker-1"].pool.cached > 0
+
+
+def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell):
+    """What was measured of it counts."""
+    cell = two_nodes_with_disks(make_cell)
+    storage = cell.state.storages["storage"]
+    storage.fetched_tokens, storage.fetched_us = 1.0, 1e9
+
+    cell.submit(prompt(3))
+
+    assert cell.admitted[-1].cached_tokens == 0
+    assert cell.state.workers["worker-0"].running

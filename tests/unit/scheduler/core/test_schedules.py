@@ -33,7 +33,7 @@ def candidate(name, load, compute, *, priority=0, pages=0):
         sampling=SamplingParams(max_tokens=1),
         priority=priority,
     )
-    return Candidate(Request(submit, 1, 1), [], Reach([], [], [], 0, 0, pages, None), load, compute, 0)
+    return Candidate(Request(submit, 1, 1), [], Reach(loaded_pages=pages), load, compute, 0)
 
 
 class Waiting:

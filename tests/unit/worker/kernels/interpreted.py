@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +18,14 @@ import torch
 
 
 class Interpreter:
-    """Calls kernels of ``services.worker.kernels`` by name."""
+    """Calls kernels of ``services.worker.kernels`` by name, or whatever else is to see them interpreted."""
 
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Any function of a module, called there."""
+        return self._executor.submit(function, *arguments).result(150)
 
     def paged_attention(
         self, tensors: dict[str, torch.Tensor], paged: dict[str, Any], settings: dict[str, Any]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.layer_gate import LoadRejected
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.kv.movers.batched import BatchedMover
 from shared.memory import HostPoolView
 from shared.messages.base import unpack_int32
 from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, page_load
@@ -47,7 +47,9 @@ def loads(host: HostPoolView, device: DevicePool) -> Iterator[Loads]:
 
 
 def make_loads(device: DevicePool, submit: Callable[[Callable[[], None]], object] | None) -> Loads:
-    return Loads(GEOMETRY, device.pages, CpuPageWriter(device), timeout_s=5, clock_ns=lambda: 7, submit=submit)
+    mover = BatchedMover(device)
+    mover.piece_pages = 64
+    return Loads(GEOMETRY, device.pages, mover, timeout_s=5, clock_ns=lambda: 7, submit=submit)
 
 
 def test_pages_arrive_byte_for_byte(host: HostPoolView, device: DevicePool, loads: Loads) -> None:
@@ -63,7 +65,7 @@ def test_pages_arrive_byte_for_byte(host: HostPoolView, device: DevicePool, load
     transfer.gate.wait(GEOMETRY.layers - 1)
 
 
-def test_more_pages_than_are_staged_at_once_arrive(host: HostPoolView, device: DevicePool, loads: Loads) -> None:
+def test_more_pages_than_one_piece_has_arrive(host: HostPoolView, device: DevicePool, loads: Loads) -> None:
     """A long load goes in several pieces per layer."""
     pages = list(range(80))
     for page in pages:
@@ -161,7 +163,7 @@ def test_a_load_that_takes_too_long_is_given_up(host: HostPoolView, device: Devi
     """Past its deadline the request recomputes; nothing is written after ``finish`` has returned."""
     waiting: list[Callable[[], None]] = []
     loads = Loads(
-        GEOMETRY, device.pages, CpuPageWriter(device), timeout_s=0.01, clock_ns=lambda: 7, submit=waiting.append
+        GEOMETRY, device.pages, BatchedMover(device), timeout_s=0.01, clock_ns=lambda: 7, submit=waiting.append
     )
     loads.pools.attach("s", host.handle)
     transfer = loads.start([page_load([0], [3], ["a"])])

@@ -11,7 +11,7 @@ import pytest
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import CpuPageWriter
+from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.promotions import PIECE_PAGES, Promoted
 from shared.memory import HostPoolView
 from shared.messages.base import unpack_int32
@@ -34,7 +34,7 @@ class Promoting:
         self.loads = self.make(self.waiting.append)
 
     def make(self, submit: Callable[[Callable[[], None]], object] | None) -> Loads:
-        loads = Loads(GEOMETRY, 50, CpuPageWriter(self.device), timeout_s=5, clock_ns=lambda: 7, submit=submit)
+        loads = Loads(GEOMETRY, 50, BatchedMover(self.device), timeout_s=5, clock_ns=lambda: 7, submit=submit)
         loads.attach("s", self.host.handle)
         return loads
 
@@ -218,16 +218,16 @@ def test_after_closing_no_piece_is_written(made: Promoting) -> None:
     np.testing.assert_array_equal(made.device.bytes_view(), written)
 
 
-def test_one_thread_stages_all_rows(made: Promoting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads and promotions share the writer's staging buffer, so they never run at once."""
+def test_one_thread_moves_all_rows(made: Promoting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads and promotions share the mover, which has one staging buffer, so they never run at once."""
     threads: set[int] = set()
-    write = CpuPageWriter.write
+    load = BatchedMover.load
 
-    def watched(writer: CpuPageWriter, *arguments: Any) -> None:
+    def watched(mover: BatchedMover, *arguments: Any) -> Any:
         threads.add(threading.get_ident())
-        write(writer, *arguments)
+        return load(mover, *arguments)
 
-    monkeypatch.setattr(CpuPageWriter, "write", watched)
+    monkeypatch.setattr(BatchedMover, "load", watched)
     over = threading.Event()
     made.loads = made.make(None)
     order = page_promotion(range(PAGES), range(PAGES), [f"page-{page}" for page in range(PAGES)])

@@ -33,7 +33,7 @@ PRIOR_EVENTS = 10.0  # Weight, in reuses, of the assumption that a feature makes
 MIN_EVENTS = 16
 ROWS = 2048  # Samples in one slice.
 PARTS = 3  # Slices that the index of a pace is made in.
-BUDGET = 6.0  # Work between two requests: a slice counts one, those of the index two, and more with many samples.
+BUDGET = 3.0  # Work between two requests: a slice counts one, those of the index two, and more with many samples.
 
 IDLE, WATCH, BASE, EXPECT, FACTOR, INDEX = range(6)
 

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.eviction.thermo.law import Law
-from services.scheduler.core.eviction.thermo.rules import ROUND, score, score_one
+from services.scheduler.core.eviction.thermo.rules import ROUNDS, score, score_one
 
 LINE = 16  # Nodes in line, at least.
 LINE_SHARE = 64  # One node in so many is put in line,
 LINE_LIMIT = 512  # but no more than this.
 STALE_SHARE = 1024  # A ranking of so many nodes outlives one request more,
 STALE_LIMIT = 16  # but no more than this.
-SLICE = 4096  # Nodes that are scored at once; as many are ranked in one go.
+SLICE = 1024  # Nodes that are scored at once; as many are ranked in one go.
 
 _FLOAT = Struct("<d")
 _WHOLE = Struct("<q")
@@ -36,7 +36,7 @@ class Ranking(msgspec.Struct):
     codes: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)
     slots: dict[int, int] = {}
-    rule: int = ROUND
+    rule: int = ROUNDS
     line: list[tuple[float, int]] = []  # Worst last.
     fresh: list[tuple[float, int]] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.

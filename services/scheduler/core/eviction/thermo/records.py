@@ -12,9 +12,8 @@ import msgspec
 from services.scheduler.core.digests import extend
 from services.scheduler.core.eviction.thermo.ghosts import Ghosts
 from services.scheduler.core.eviction.thermo.record import Context, Record
-from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
+from services.scheduler.core.prefix_tree import HEAD_TOKENS, TOKEN_BYTES, Node
 
-HEAD_BYTES = 16 * TOKEN_BYTES  # Of a span, by which a ghost is found when the same tokens return, cut otherwise.
 _MASK = 2**64 - 1
 
 
@@ -103,7 +102,7 @@ class Records(msgspec.Struct):
 
 def head_of(above: int, tokens: bytes) -> int:
     """Key of a span by the prefix above it and its first tokens; the same however long the span is."""
-    return extend(above, tokens[:HEAD_BYTES])
+    return extend(above, tokens[: HEAD_TOKENS * TOKEN_BYTES])
 
 
 def start_digest(node: Node) -> int:

@@ -1,13 +1,15 @@
-"""Shadow caches of metadata, one for each rule, of sampled tokens: what each rule would have kept, and hit.
+"""Shadow caches of metadata, one a rule, of sampled tokens: what each rule would have kept, and hit.
 
-A sample stands for the tokens that were used around it, and is held or not by each rule's cache by itself. All caches
-have one capacity, in samples, and hold the same samples but for what each rule has evicted. A reuse counts for those
-that hold its sample; what is kept is how often one rule holds what another has lost, lately.
+A sample stands for the tokens that were used around it. Each cache holds it until its rule evicts it or the prefix is
+used again, which is a hit. All caches see the same samples and have one capacity, so rules are compared on what some of
+them hit and others missed. Such hits come in bundles, because what one request touches comes back together: the
+request, not the sample, is what evidence is counted in.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -15,13 +17,16 @@ import numpy as np
 from services.scheduler.core.eviction.thermo.law import Law
 from services.scheduler.core.eviction.thermo.rules import LEARNED, RULES, fixed_key, score
 
-_SLACK_SHARE = 32  # A cache is over its capacity by up to one in so many before it evicts down to as many below.
+_SLACK_SHARE = 128  # A cache exceeds its capacity by one in so many before it evicts down to as many below.
+_SLICE = 512  # Samples that the learned rule scores at once; it goes round among more than that.
+_MOST_EVICTED = 32  # At once, by one rule.
 _SPARE = 64  # Void entries that a small heap may hold.
 _ALL = (1 << RULES) - 1
+_PAIRS = RULES * RULES
 
 
-class Sample(msgspec.Struct, array_like=True, gc=False):
-    """A token that was used, until it is used again. ``held`` has a bit for each rule."""
+class Shadow(msgspec.Struct, array_like=True, gc=False):
+    """A sampled token. ``held`` has a bit for each rule whose cache has it."""
 
     last: float
     code: int
@@ -29,63 +34,88 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
 
 
 class Shadows(msgspec.Struct):
-    """``wins[RULES * i + j]`` counts reuses that rule i held and rule j had lost, faded by time."""
+    """``leads[RULES * i + j]`` is what rule i hit more than rule j lately, ``squares`` the same squared by request.
 
-    samples: dict[int, Sample] = {}  # By digest of the prefix.
+    At most RULES times the capacity in samples are remembered.
+    """
+
+    known: dict[int, Shadow] = {}  # By digest of the prefix.
     sizes: list[int] = msgspec.field(default_factory=lambda: [0] * RULES)
     heaps: list[list[tuple[float, int]]] = msgspec.field(default_factory=lambda: [[] for _ in range(RULES)])
-    wins: list[float] = msgspec.field(default_factory=lambda: [0.0] * (RULES * RULES))
+    round: list[int] = []  # Digests in the order in which the learned rule comes by them; void where it has lost them.
+    hits: list[int] = msgspec.field(default_factory=lambda: [0] * (1 << RULES))  # Of a request, by who held it.
+    leads: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
+    squares: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
     is_full: bool = False  # Whether something was evicted ever.
 
     def enter(self, digest: int, last: float, code: int) -> None:
-        """A token was used; its prefix is not sampled yet."""
-        sample = self.samples[digest] = Sample(last, code)
+        """A prefix was used of which no sample is known."""
+        shadow = self.known[digest] = Shadow(last, code)
         for rule in range(RULES):
             self.sizes[rule] += 1
-            self._rank(rule, digest, sample)
+            self._rank(rule, digest, shadow)
 
     def changed(self, digest: int, code: int) -> None:
-        """Something else is known of a prefix now."""
-        sample = self.samples.get(digest)
-        if sample is not None and sample.code != code:
-            sample.code = code
-            for rule in range(RULES):
-                if sample.held >> rule & 1:
-                    self._rank(rule, digest, sample)
+        """The prefix has other features now."""
+        shadow = self.known.get(digest)
+        if shadow is None or shadow.code == code:
+            return
+        shadow.code = code
+        for rule in range(RULES):
+            if rule != LEARNED and shadow.held >> rule & 1:
+                self._rank(rule, digest, shadow)
 
     def reused(self, digest: int) -> None:
         """The prefix was used again, which ends its sample."""
-        sample = self.samples.pop(digest, None)
-        if sample is None:
+        shadow = self.known.pop(digest, None)
+        if shadow is None:
             return
+        self.hits[shadow.held] += 1
         for rule in range(RULES):
-            if sample.held >> rule & 1:
-                self.sizes[rule] -= 1
-                for other in range(RULES):
-                    self.wins[RULES * rule + other] += not sample.held >> other & 1
+            self.sizes[rule] -= shadow.held >> rule & 1
 
     def settle(self, capacity: float, now: float, law: Law, fading: float) -> None:
-        """Let every rule evict what is too much for its cache, and let older reuses count less."""
-        self.wins = [count * fading for count in self.wins]
+        """Behind a request: count its hits, and those before it less, and evict what is too much for each rule."""
+        self._count(fading)
         slack = capacity / _SLACK_SHARE
         for rule in range(RULES):
             if self.sizes[rule] <= capacity + slack:
                 continue
-            surplus = min(int(self.sizes[rule] - capacity + slack), self.sizes[rule])
             self.is_full = True
+            surplus = min(int(self.sizes[rule] - capacity + slack), _MOST_EVICTED)
             lowest = self._lowest_learned(surplus, now, law) if rule == LEARNED else self._lowest(rule, surplus)
             for digest in lowest:
                 self._evict(rule, digest)
 
-    def _rank(self, rule: int, digest: int, sample: Sample) -> None:
+    def _count(self, fading: float) -> None:
+        self.leads = [lead * fading for lead in self.leads]
+        self.squares = [square * fading for square in self.squares]
+        if sum(self.hits) == self.hits[_ALL]:
+            self.hits[_ALL] = 0
+            return
+        by_rule = [sum(count for held, count in enumerate(self.hits) if held >> rule & 1) for rule in range(RULES)]
+        for place in range(_PAIRS):
+            lead = by_rule[place // RULES] - by_rule[place % RULES]
+            self.leads[place] += lead
+            self.squares[place] += lead * lead
+        self.hits = [0] * (1 << RULES)
+
+    def _rank(self, rule: int, digest: int, shadow: Shadow) -> None:
         if rule == LEARNED:
+            self.round.append(digest)
+            if len(self.round) > 2 * self.sizes[LEARNED] + _SPARE:
+                self.round = [
+                    other
+                    for other in dict.fromkeys(self.round)
+                    if other in self.known and self.known[other].held >> LEARNED & 1
+                ]
             return
         heap = self.heaps[rule]
-        heappush(heap, (fixed_key(rule, sample.last, sample.code), digest))
+        heappush(heap, (fixed_key(rule, shadow.last, shadow.code), digest))
         if len(heap) > 2 * self.sizes[rule] + _SPARE:
             heap[:] = [
                 (fixed_key(rule, known.last, known.code), other)
-                for other, known in self.samples.items()
+                for other, known in self.known.items()
                 if known.held >> rule & 1
             ]
             heapify(heap)
@@ -94,21 +124,33 @@ class Shadows(msgspec.Struct):
         heap, found = self.heaps[rule], dict[int, None]()
         while len(found) < count:
             key, digest = heappop(heap)
-            sample = self.samples.get(digest)
-            if sample is not None and sample.held >> rule & 1 and fixed_key(rule, sample.last, sample.code) == key:
+            shadow = self.known.get(digest)
+            if shadow is not None and shadow.held >> rule & 1 and fixed_key(rule, shadow.last, shadow.code) == key:
                 found[digest] = None
         return list(found)
 
     def _lowest_learned(self, count: int, now: float, law: Law) -> list[int]:
-        held = [(digest, known) for digest, known in self.samples.items() if known.held >> LEARNED & 1]
-        lasts = np.array([known.last for _, known in held])
-        codes = np.array([known.code for _, known in held], dtype=np.int64)
-        scores = score(LEARNED, now, lasts, codes, law)
-        return [held[place][0] for place in np.argsort(scores, kind="stable")[:count].tolist()]
+        """The lowest of the slice that comes next, which goes to the back but for them."""
+        live = dict[int, Shadow]()
+        stop = 0
+        for stop, digest in enumerate(self.round, 1):  # noqa: B007 - used behind the loop.
+            shadow = self.known.get(digest)
+            if shadow is not None and shadow.held >> LEARNED & 1:
+                live[digest] = shadow
+                if len(live) == _SLICE:
+                    break
+        lasts = np.array([shadow.last for shadow in live.values()])
+        codes = np.array([shadow.code for shadow in live.values()], dtype=np.int64)
+        order = np.argsort(score(LEARNED, now, lasts, codes, law), kind="stable")[:count].tolist()
+        digests = list(live)
+        lowest = [digests[place] for place in order]
+        gone = dict.fromkeys(lowest)
+        self.round = [*islice(self.round, stop, None), *(digest for digest in digests if digest not in gone)]
+        return lowest
 
     def _evict(self, rule: int, digest: int) -> None:
-        sample = self.samples[digest]
+        shadow = self.known[digest]
         self.sizes[rule] -= 1
-        sample.held &= ~(1 << rule)
-        if not sample.held:
-            del self.samples[digest]
+        shadow.held &= ~(1 << rule)
+        if not shadow.held:
+            del self.known[digest]

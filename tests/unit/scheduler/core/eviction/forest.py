@@ -126,8 +126,9 @@ class Forest:
             return None
         self.last_id += 1
         upper = Node(self.last_id, node.parent, node.tokens[:TOKEN_BYTES], last_use=node.last_use)
-        upper.digest = (node.digest * 17 + 3) % 2**61
-        upper.end_digest = (node.end_digest * 17 + 3) % 2**61
+        # A node may be cut several times, and no two parts end alike.
+        upper.digest = (node.digest * 17 + 3 + upper.id) % 2**61
+        upper.end_digest = (node.end_digest * 17 + 3 + upper.id) % 2**61
         node.tokens = node.tokens[TOKEN_BYTES:]
         node.parent = upper.id
         self.nodes[upper.id] = upper

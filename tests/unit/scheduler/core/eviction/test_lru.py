@@ -12,7 +12,7 @@ TRACE = [0, 1, 2, 3, 0, 1, 4, 0, 5, 6, 0, 1, 2, 7, 0, 3, 8, 1, 0, 4, 2, 5, 0, 1,
 
 def hits(capacity_prompts):
     """Cached tokens of each request of the trace, on a device that holds so many prompts beside the running one."""
-    cell = CellModel(CellConfig(lease_tokens=1, reserve_fraction=0.0), page_size=4)
+    cell = CellModel(CellConfig(policy="lru", lease_tokens=1, reserve_fraction=0.0), page_size=4)
     cell.add_worker("worker", pages=2 * capacity_prompts + 3)
     for prompt in TRACE:
         cell.submit([prompt + 1] * 8 + [100], max_tokens=1)

@@ -1,0 +1,44 @@
+"""What is known of a prefix, as one number: the features that the law tells apart, and the uses above them.
+
+Five bits a feature: sizes and times by doublings, counts by halves of one. A step of the scheduler asks for dozens of
+these, so they are put together by shifts and looked up in a table where they are small.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.eviction.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT
+from services.scheduler.core.eviction.thermo.record import Context, Record
+from services.scheduler.core.eviction.thermo.rules import MOST_USES
+
+_MOST = PACES - 1
+_KNOWN = 1024
+_PART_BITS = 8  # Prompts are told apart by doublings of 256 tokens.
+
+
+def _halves(count: int) -> int:
+    """Small counts as they are, larger ones in steps of half a doubling."""
+    if count < 4:
+        return count
+    octave = count.bit_length()
+    return min(2 * octave - 2 + ((count >> (octave - 2)) & 1), _MOST)
+
+
+_HALVES = tuple(_halves(count) for count in range(_KNOWN))
+
+
+def code_of(record: Record, context: Context) -> int:
+    """The code (see :func:`law.pack`) of a prefix that the request of this context used last."""
+    prompt, count, turn = context.prompt, record.count, context.turn
+    branches, children = context.branches, record.children
+    return (
+        (0 if record.pace < 0 else min(1 + int(record.pace * 1000).bit_length(), _MOST))
+        | (_HALVES[count] if count < _KNOWN else _halves(count)) << 5
+        | (max(prompt - context.known, 0) >> _PART_BITS).bit_length() << 10
+        | (prompt >> _PART_BITS).bit_length() << 15
+        | (_HALVES[turn] if turn < _KNOWN else _halves(turn)) << 20
+        | (record.end >= prompt) << 25
+        | (_HALVES[branches] if branches < _KNOWN else _halves(branches)) << 30
+        | (_HALVES[children] if children < _KNOWN else _halves(children)) << 35
+        | record.passed << PASSED_SHIFT
+        | min(count, MOST_USES) << COUNT_SHIFT
+    )

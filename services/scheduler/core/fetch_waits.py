@@ -1,0 +1,71 @@
+"""How long a request waits for what is fetched for it, once it could run (Strata 4.2; ``prefetch_wait``).
+
+``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
+waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
+and no longer than recomputing what is missing would take: waiting longer never pays.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.deferral import defer_for_fetch, wake
+from services.scheduler.core.fetch_speed import has_compute_speed
+from services.scheduler.core.prefetch import let_go_of_fetch, prefetch
+from services.scheduler.core.rates import recompute_us
+from services.scheduler.core.state import Request, Worker, count
+from services.scheduler.core.turn import Turn
+
+
+def waits_for_fetch(turn: Turn, request: Request, worker: Worker, cached: int) -> bool:
+    """Defer a request that would run now, if its fetch is worth waiting for; returns whether it was deferred.
+
+    ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
+    """
+    if request.is_fetch_due:
+        prefetch(turn, request, is_next=True)
+    if not request.fetch:
+        return False
+    if cached >= request.fetch_end:
+        let_go_of_fetch(turn.state, request)  # Others brought it first.
+        return False
+    wait = turn.state.config.prefetch_wait
+    if wait == "best_effort" or request.is_impatient or request.is_fetch_overdue:
+        return False
+    if wait == "deadline" and not _set_deadline(turn, request, worker, cached):
+        return False
+    defer_for_fetch(turn, request, worker)
+    return True
+
+
+def _set_deadline(turn: Turn, request: Request, worker: Worker, cached: int) -> bool:
+    """Bound the wait; False if there is nothing left of it."""
+    state = turn.state
+    request.fetch_wait_ns = request.fetch_wait_ns or turn.time_ns
+    left_ms = state.config.prefetch_deadline_ms - (turn.time_ns - request.fetch_wait_ns) // 1_000_000
+    if has_compute_speed(state, worker):
+        left_ms = min(left_ms, round(recompute_us(state, worker, cached, request.fetch_end - cached) / 1000))
+    if left_ms < 1:
+        return False
+    timer_id = f"prefetch.{request.accepted_seq}.{request.attempt}"
+    request.prefetch_timer = turn.set_timer(timer_id, "prefetch", request.request_id, left_ms)
+    return True
+
+
+def expire_fetch_wait(turn: Turn, request: Request) -> None:
+    """The wait is over: the request runs as soon as it can, with what has arrived by then."""
+    request.prefetch_timer = ""
+    request.is_fetch_overdue = True
+    if request.waits_fetch:
+        count(turn.state, "prefetch_deadlines")
+        wake(turn.state, request)
+
+
+def end_fetch_wait(turn: Turn, request: Request) -> None:
+    """Nothing bounds the wait of a request any more: what it waited for is over, or it is not going to wait."""
+    turn.cancel_timer(request.prefetch_timer)
+    request.prefetch_timer = ""
+
+
+def forget_fetch_waits(turn: Turn, request: Request) -> None:
+    """A request is admitted or over: what it waited for fetches is past."""
+    end_fetch_wait(turn, request)
+    request.is_fetch_overdue, request.fetch_wait_ns = False, 0

@@ -1,0 +1,163 @@
+"""Fetches, disk or object store to host: what the storage says of them, and how they end.
+
+A fetch is over when the storage says so, or when the storage is lost. Until then its pages stay leased, for the
+storage may still be writing to them; one that was cut off, by its deadline or because nobody waits for it, is for
+nobody any more, and what it has brought stays.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.catalogue import chunks_gone
+from services.scheduler.core.deferral import wake
+from services.scheduler.core.fetch_insertion import give_back, insert_fetched
+from services.scheduler.core.fetch_speed import note_fetch
+from services.scheduler.core.fetch_waits import end_fetch_wait
+from services.scheduler.core.prefetch import prefetch
+from services.scheduler.core.prefix_tree import PAGE_BYTES
+from services.scheduler.core.saves import remember_taken
+from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
+from services.scheduler.core.turn import Turn
+from shared.chunks import chunk_pages, chunk_tokens
+from shared.ids import DIGEST_BYTES
+from shared.messages.storage_events import ChunksFetched
+from shared.messages.storage_plans import CancelFetch
+
+
+def chunks_fetched(turn: Turn, storage: Storage, message: ChunksFetched) -> None:
+    """Take over what has arrived; let those go on for whom that, or the end, is what they waited for."""
+    state = turn.state
+    chunks_gone(state, storage, message.missing)
+    fetch = state.fetches.get(message.fetch_id)
+    if fetch is None or fetch.storage_id != storage.storage_id:
+        count(state, "stale_inputs")
+        return
+    arrived = min(max(message.chunks, fetch.chunks), _chunks_of(fetch))
+    if arrived > fetch.chunks:
+        before = fetch.chunks
+        insert_fetched(turn, storage, fetch, arrived)
+        _credit(state, storage, fetch, arrived - before, message.remote_chunks)
+        if not storage.disk_bytes:
+            remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
+    if storage.due:
+        state.roomy[storage.storage_id] = None
+    if message.is_over:
+        note_fetch(state, storage, message)
+        _finish(turn, storage, fetch)
+    else:
+        reached = fetch.depth + arrived * chunk_tokens(state.tree.page_size)
+        for name in list(fetch.waiters):
+            if state.requests[name].fetch_end <= reached:
+                _settle(turn, fetch, state.requests[name], is_whole=True)
+
+
+def expire_fetch(turn: Turn, fetch: Fetch) -> None:
+    """The deadline passed."""
+    count(turn.state, "fetch_deadlines")
+    fetch.is_late = True
+    turn.state.storages[fetch.storage_id].late_fetches += 1
+    _cut_off(turn, fetch)
+
+
+def cancel_unwanted(turn: Turn) -> None:
+    """Cut off the fetches that lost their last waiter in this step, unless somebody joined them since."""
+    state = turn.state
+    for fetch_id in state.unwanted:
+        fetch = state.fetches.get(fetch_id)
+        if fetch is not None and not fetch.waiters and not fetch.is_cancelled and fetch.chunks < _chunks_of(fetch):
+            _cut_off(turn, fetch)
+    state.unwanted.clear()
+
+
+def cancel_fetches(turn: Turn, namespace: str) -> None:
+    """Cut off the fetches of a namespace, or of all if it is ""."""
+    for fetch in turn.state.fetches.values():
+        if namespace in ("", fetch.namespace) and not fetch.is_cancelled:
+            _cut_off(turn, fetch)
+
+
+def abandon_fetches(turn: Turn, storage: Storage, *, is_lost: bool) -> None:
+    """The host pool is gone, with the storage or for another one: nothing of its fetches is to be given back."""
+    state = turn.state
+    for fetch in [fetch for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]:
+        if not is_lost and not fetch.is_cancelled:
+            turn.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+        turn.cancel_timer(fetch.timer_id)
+        del state.fetches[fetch.fetch_id]
+        count(state, "fetches_failed")
+        _release_waiters(turn, fetch)
+    storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
+    storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
+
+
+def _finish(turn: Turn, storage: Storage, fetch: Fetch) -> None:
+    """The storage is done with a fetch. Where it came whole, what follows is fetched next."""
+    state = turn.state
+    turn.cancel_timer(fetch.timer_id)
+    give_back(storage, fetch, 0, len(fetch.pages) // PAGE_BYTES)
+    _forget_names(storage, fetch)
+    del state.fetches[fetch.fetch_id]
+    storage.late_fetches -= fetch.is_late
+    is_whole = fetch.chunks == _chunks_of(fetch)
+    count(state, "fetches_done" if is_whole else "fetches_cancelled" if fetch.is_cancelled else "fetches_failed")
+    reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
+    for name in list(fetch.waiters):
+        request = state.requests[name]
+        _settle(turn, fetch, request, is_whole=request.fetch_end <= reached)
+
+
+def _cut_off(turn: Turn, fetch: Fetch) -> None:
+    """Nobody waits for this fetch any more; its pages stay leased until the storage answers."""
+    storage = turn.state.storages[fetch.storage_id]
+    fetch.is_cancelled = True
+    turn.cancel_timer(fetch.timer_id)
+    _forget_names(storage, fetch)
+    turn.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+    _release_waiters(turn, fetch)
+
+
+def _release_waiters(turn: Turn, fetch: Fetch) -> None:
+    for name in list(fetch.waiters):
+        _settle(turn, fetch, turn.state.requests[name], is_whole=False)
+
+
+def _settle(turn: Turn, fetch: Fetch, request: Request, *, is_whole: bool) -> None:
+    """A fetch is over for one of those that it is for. If it brought what it could, more may follow."""
+    del fetch.waiters[request.request_id]
+    if not fetch.waiters:
+        turn.state.unwanted[fetch.fetch_id] = None
+    request.fetch = request.fetch_end = 0
+    end_fetch_wait(turn, request)
+    if is_whole:
+        prefetch(turn, request)
+    # One that waits for a producer may have got from below what that would have computed.
+    if request.waits_fetch or request.waits_for:
+        wake(turn.state, request)
+    turn.touch(request.worker_id)
+
+
+def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remote_chunks: int) -> None:
+    """Write down for whom these chunks were brought, and from where; they count against the first of them."""
+    size = chunk_tokens(state.tree.page_size)
+    remote = min(max(0, remote_chunks - fetch.remote_chunks), chunks)
+    fetch.remote_chunks += remote
+    count(state, "fetched_tokens", chunks * size)
+    count(state, "fetched_tokens_remote", remote * size)
+    reached = fetch.depth + fetch.chunks * size
+    for first in list(fetch.waiters)[:1]:
+        storage.ahead[first] = storage.ahead.get(first, 0) + chunks * chunk_pages(state.tree.page_size)
+    for name in fetch.waiters:
+        request = state.requests[name]
+        request.fetched_to = max(request.fetched_to, min(reached, request.fetch_end))
+        request.fetched_remote += remote * size
+
+
+def _forget_names(storage: Storage, fetch: Fetch) -> None:
+    """Its chunks are not on their way any more, as far as this fetch goes."""
+    for start in range(0, len(fetch.names), DIGEST_BYTES):
+        name = fetch.names[start : start + DIGEST_BYTES]
+        if storage.fetching.get(name) == fetch.fetch_id:
+            del storage.fetching[name]
+
+
+def _chunks_of(fetch: Fetch) -> int:
+    return len(fetch.names) // DIGEST_BYTES

@@ -1,0 +1,78 @@
+"""Neighbours: workers of one node, each of which may copy pages from the others' devices instead of computing them.
+
+A worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
+load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
+is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
+vouches for pages on a device but the map of it.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.residency import unlock_path
+from services.scheduler.core.state import CellState, Load, Worker, count
+from services.scheduler.core.turn import Turn
+from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
+
+
+def attach_neighbours(turn: Turn) -> None:
+    """Tell workers of a node about one another, as far as they were not told yet and it is switched on."""
+    state = turn.state
+    if not state.config.neighbour_loads:
+        return
+    nodes: dict[str, list[Worker]] = {}
+    for worker in state.workers.values():
+        nodes.setdefault(worker.node, []).append(worker)
+    for members in nodes.values():
+        for worker in members:
+            for other in members:
+                if other is not worker and other.worker_id not in worker.neighbours:
+                    _attach(turn, worker, other)
+
+
+def _attach(turn: Turn, worker: Worker, other: Worker) -> None:
+    worker.neighbours[other.worker_id] = True
+    turn.to_worker(
+        worker,
+        AttachNeighbour(worker_id=other.worker_id, worker_incarnation=other.incarnation, handle=other.handle),
+    )
+
+
+def detach_neighbour(turn: Turn, worker: Worker) -> None:
+    """A worker is gone, and with it what others were reading from it and what it read from others."""
+    state = turn.state
+    for batch in worker.batches:
+        for load in batch.loads:
+            release_neighbour(turn, load)
+    for other in state.workers.values():
+        for batch in other.batches:
+            for load in batch.loads:
+                if load.neighbour_id == worker.worker_id:
+                    load.neighbour_id = ""
+        if other is not worker and worker.worker_id in other.neighbours:
+            del other.neighbours[worker.worker_id]
+            turn.to_worker(other, DetachNeighbour(worker_id=worker.worker_id, worker_incarnation=worker.incarnation))
+
+
+def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
+    """The neighbour to copy a node from, the first that joined of those that have it; "" is none. Does not mutate."""
+    usable = [name for name in node.device if worker.neighbours.get(name)]
+    if len(usable) < 2:
+        return usable[0] if usable else ""
+    return next(name for name in state.workers if name in usable)
+
+
+def release_neighbour(turn: Turn, load: Load) -> None:
+    """A load is over: its neighbour may evict what it read."""
+    neighbour = turn.state.workers.get(load.neighbour_id)
+    if neighbour is not None:
+        unlock_path(turn.state, turn.state.tree.nodes[load.node], neighbour)
+        turn.touch(neighbour.worker_id)
+    load.neighbour_id = ""
+
+
+def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
+    """A load from this neighbour failed: no other is planned as long as both stay."""
+    if worker.neighbours.get(neighbour_id):
+        worker.neighbours[neighbour_id] = False
+        count(state, "neighbours_distrusted")

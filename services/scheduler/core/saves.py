@@ -1,0 +1,243 @@
+"""Saves, to the tiers below host memory: ordered chunk by chunk of a path, answered by the storage, with a deadline.
+
+A save that reads a device keeps the path that it reads locked there until the storage answers, however late that is.
+What it reads of host memory needs no lock: the storage reads before it carries out a later order. How much is under
+way is bounded, per storage and per device; what finds no room follows after an answer or is saved at its next use.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.catalogue import chunks_added, chunks_gone
+from services.scheduler.core.heat import hotness
+from services.scheduler.core.prefix_tree import (
+    TOKEN_BYTES,
+    Node,
+    Path,
+    ancestors,
+    namespace_of,
+    page_count,
+)
+from services.scheduler.core.residency import lock_path, unlock_path
+from services.scheduler.core.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save
+from services.scheduler.core.state import CellState, Save, Storage, Worker, count
+from services.scheduler.core.turn import Turn
+from shared.ids import DIGEST_BYTES
+from shared.messages.requests import SubmitRequest
+from shared.messages.storage_events import ChunksSaved
+from shared.messages.storage_plans import SaveChunks
+
+ORDER_CHUNKS = 64
+"""Chunks of one order at the most."""
+
+SAVING_CHUNKS = 512
+"""Chunks on their way to one storage at the most: backups wait behind what it has not read yet."""
+
+_HELD_SHARE = 4
+"""Saves keep at most one in so many pages of a device locked, or a single path: requests need the rest."""
+
+_TAKEN_REMEMBERED = 16_384
+
+
+def may_save(storage: Storage) -> bool:
+    """Whether there is anything to save to; a storage that let a deadline pass gets no more until it answers."""
+    return (storage.disk_bytes > 0 or storage.has_remote) and not storage.late_saves
+
+
+def save_path(turn: Turn, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
+    """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor on its way.
+
+    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Pages are read from the host pool or, where they are
+    not in it, from the worker.
+    """
+    state = turn.state
+    if not path or not may_save(storage):
+        return
+    worker_id = "" if worker is None else worker.worker_id
+    runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
+    last: Save | None = None
+    for index, run in enumerate(runs):
+        if len(storage.saving) + len(run.names) > SAVING_CHUNKS or not _may_hold(state, worker, run.reads):
+            _put_off(state, last, path, runs[index:])
+            return
+        last = _open(turn, storage, worker, run)
+
+
+def save_leaving(turn: Turn, storage: Storage, node: Node) -> None:
+    """Save the chunks that end in a node whose host copy is about to go, if that is when chunks are to be saved.
+
+    The first of them may begin above the node: those pages come from host memory or a device of the storage's node.
+    """
+    state = turn.state
+    if state.config.disk_writes != "on_evict" or not may_save(storage):
+        return
+    first = depth_in_chunks(state, node)
+    if end_in_chunks(state, node) <= first:
+        return
+    chain = ancestors(state.tree, node)
+    path = [(above, page_count(state.tree, above)) for above in reversed(chain)]
+    save_path(turn, storage, _holder_above(state, storage, chain[1:]), path, first)
+
+
+def _holder_above(state: CellState, storage: Storage, chain: list[Node]) -> Worker | None:
+    """A worker of the storage's node that has the nearest node above which is not in its host pool."""
+    for above in chain:
+        if storage.storage_id not in above.host or storage.storage_id in above.quarantined:
+            near = [state.workers[name] for name in above.device if state.workers[name].node == storage.node]
+            return near[0] if near else None
+    return None
+
+
+def _may_hold(state: CellState, worker: Worker | None, reads: Node | None) -> bool:
+    """Whether saves may keep the path to this node on the worker too."""
+    if worker is None or reads is None:
+        return True
+    held = dict.fromkeys(save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node)
+    if not held or reads.id in held:
+        return True
+    held[reads.id] = None
+    pages = sum(_pages_to_end(state, state.tree.nodes[node_id]) for node_id in held)
+    return pages * _HELD_SHARE <= worker.pool.total
+
+
+def _pages_to_end(state: CellState, node: Node) -> int:
+    return (node.depth + len(node.tokens) // TOKEN_BYTES) // state.tree.page_size
+
+
+def _put_off(state: CellState, last: Save | None, path: Path, left: list[ChunkRun]) -> None:
+    """There is no room for these runs: they follow when ``last``, the path's last save, is answered."""
+    if last is None or not last.worker_id:
+        count(state, "saves_refused_chunks", sum(len(run.names) for run in left))
+        return
+    last.rest_node, last.rest = path[-1][0].id, left[0].first
+
+
+def _open(turn: Turn, storage: Storage, worker: Worker | None, run: ChunkRun) -> Save:
+    state = turn.state
+    save_id = state.next_save
+    state.next_save += 1
+    reader = worker if run.reads is not None else None
+    if reader is not None and run.reads is not None:
+        lock_path(state, run.reads, reader)
+    timer_id = turn.set_timer(f"save.{save_id}", "save", str(save_id), state.config.save_deadline_ms)
+    save = Save(
+        save_id,
+        storage.storage_id,
+        "" if reader is None else reader.worker_id,
+        0 if run.reads is None else run.reads.id,
+        b"".join(run.names),
+        timer_id,
+    )
+    state.saves[save_id] = save
+    storage.saving |= dict.fromkeys(run.names, save_id)
+    count(state, "saves_started")
+    namespace = namespace_of(state.tree, run.node)
+    order = SaveChunks(
+        save_id=save_id,
+        namespace=namespace,
+        depth=run.depth,
+        tokens=run.tokens,
+        parent=run.parent,
+        identities=run.identities,
+        host_pages=run.host_pages,
+        device_pages=run.device_pages,
+        worker_id=save.worker_id,
+        worker_incarnation="" if reader is None else reader.incarnation,
+        key_id=state.key_ids.get(namespace, ""),
+        value=hotness(state, run.node),
+    )
+    turn.to_storage(storage, order)
+    return save
+
+
+def finish_save(turn: Turn, storage: Storage, save: Save, message: ChunksSaved) -> None:
+    """The storage answered: it reads nothing of this save any more, and its disk holds what it says."""
+    state = turn.state
+    turn.touch(save.worker_id)
+    turn.cancel_timer(save.timer_id)
+    storage.late_saves -= save.is_late
+    if not save.is_late:
+        count(state, "saves_failed" if message.error else "saves_done")
+    _close(state, storage, save)
+    count(state, "saved_chunks", len(message.chunks) // DIGEST_BYTES)
+    chunks_gone(state, storage, message.dropped)
+    chunks_added(state, storage, message.chunks)
+    if message.error:
+        return
+    if save.save_id >= storage.taken_from:
+        remember_taken(storage, save.chunks)
+    _go_on(turn, storage, save)
+
+
+def _go_on(turn: Turn, storage: Storage, save: Save) -> None:
+    """Save the rest of a path for which there was no room, if it is still there."""
+    state = turn.state
+    worker, node = state.workers.get(save.worker_id), state.tree.nodes.get(save.rest_node)
+    if worker is not None and node is not None and state.config.disk_writes != "off":
+        path = [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
+        save_path(turn, storage, worker, path, save.rest)
+
+
+def expire_save(turn: Turn, save: Save) -> None:
+    """The deadline passed: the storage gets no further save before it answers. What it may still read stays locked."""
+    state = turn.state
+    count(state, "saves_failed")
+    save.is_late = True
+    state.storages[save.storage_id].late_saves += 1
+
+
+def abandon_saves_of_storage(turn: Turn, storage: Storage) -> None:
+    """The storage is gone: nobody reads for its saves any more."""
+    state = turn.state
+    for save in [save for save in state.saves.values() if save.storage_id == storage.storage_id]:
+        turn.cancel_timer(save.timer_id)
+        turn.touch(save.worker_id)
+        count(state, "saves_failed", 0 if save.is_late else 1)
+        _close(state, storage, save)
+    storage.late_saves = 0
+    storage.taken = {}
+
+
+def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
+    """The worker is gone with its pages and their locks; what the storage has read of them is good."""
+    for save in state.saves.values():
+        if save.worker_id == worker.worker_id:
+            save.worker_id, save.node, save.rest_node = "", 0, 0
+
+
+def remember_taken(storage: Storage, names: bytes) -> None:
+    """The storage has these chunks (16 bytes each) somewhere, if not on its disk: they are not offered to it again."""
+    taken = storage.taken
+    taken |= dict.fromkeys(name for name in _split(names) if name not in storage.chunks)
+    while len(taken) > _TAKEN_REMEMBERED:
+        del taken[next(iter(taken))]
+
+
+def forget_taken(state: CellState, storage: Storage) -> None:
+    """What is below the storage's host pool is being deleted: it may be saved again."""
+    storage.taken, storage.taken_from = {}, state.next_save
+
+
+def remember_key(state: CellState, message: SubmitRequest) -> None:
+    """Note whose key encrypts this request's namespace. What nobody uses any more is forgotten now and then."""
+    if not message.key_id or message.namespace in state.key_ids:
+        return
+    state.key_ids[message.namespace] = message.key_id
+    if len(state.key_ids) > 2 * (len(state.tree.roots) + len(state.requests)) + 64:
+        used = dict.fromkeys(state.tree.roots) | dict.fromkeys(
+            request.submit.namespace for request in state.requests.values()
+        )
+        state.key_ids = {name: key for name, key in state.key_ids.items() if name in used or name == message.namespace}
+
+
+def _close(state: CellState, storage: Storage, save: Save) -> None:
+    """Forget a save, and unlock what it read."""
+    del state.saves[save.save_id]
+    for name in _split(save.chunks):
+        storage.saving.pop(name, None)
+    worker = state.workers.get(save.worker_id)
+    if worker is not None and save.node:
+        unlock_path(state, state.tree.nodes[save.node], worker)
+
+
+def _split(names: bytes) -> list[bytes]:
+    return [names[start : start + DIGEST_BYTES] for start in range(0, len(names), DIGEST_BYTES)]

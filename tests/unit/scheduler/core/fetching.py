@@ -1,0 +1,69 @@
+"""What tests of fetches share: prompts of whole chunks, and chunks that are on a disk already."""
+
+from services.scheduler.core.prefix_tree import match_prefix
+from shared.chunks import chunk_pages, chunk_tokens
+from shared.ids import chain_root
+from shared.messages.base import pack_int32
+from shared.messages.storage_events import ChunksListed
+from tests.stateful.cell_model import namespace
+from tests.stateful.model_pages import Page
+
+PAGE = 32
+CHUNK = chunk_tokens(PAGE)
+
+
+def prompt(chunks, kind=1, tail=3):
+    """Tokens of so many whole chunks and a few more."""
+    return [kind * 1000 + place for place in range(chunks * CHUNK)] + [7] * tail
+
+
+def chunks_of(tokens, salt=""):
+    """Every whole chunk of a prompt, by name."""
+    before, pages, found = chain_root(namespace(salt)), [], {}
+    for start in range(0, len(tokens) - PAGE + 1, PAGE):
+        pages.append(Page(before, tokens[start : start + PAGE]))
+        before = pages[-1].identity()
+        if len(pages) == chunk_pages(PAGE):
+            found[before] = pages
+            pages = []
+    return found
+
+
+def put_on_disk(cell, tokens, *, salt="", is_listed=True):
+    """Let the disk hold a prompt's whole chunks, and say so; returns their names."""
+    chunks = chunks_of(tokens, salt)
+    cell.disks["storage"].chunks.update(chunks)
+    _were_computed(cell, chunks)
+    if is_listed:
+        list_chunks(cell, chunks)
+    return list(chunks)
+
+
+def list_chunks(cell, names):
+    """The storage says that its disk holds these."""
+    incarnation = cell.storages["storage"].incarnation
+    cell.feed(ChunksListed(storage_id="storage", incarnation=incarnation, chunks=b"".join(names)))
+
+
+def put_in_store(cell, tokens):
+    """Let the object store hold a prompt's whole chunks."""
+    chunks = chunks_of(tokens)
+    cell.remote.chunks.update(chunks)
+    _were_computed(cell, chunks)
+
+
+def _were_computed(cell, chunks):
+    """Somebody computed them once, before this cell."""
+    for pages in chunks.values():
+        cell.ever_computed.update(page.identity() for page in pages)
+
+
+def host_tokens(cell, tokens):
+    """Leading tokens of a prompt that have a copy in the host pool."""
+    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
+    held = 0
+    for node, pages in path:
+        if "storage" not in node.host:
+            break
+        held += pages * PAGE
+    return held

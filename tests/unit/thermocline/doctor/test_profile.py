@@ -1,0 +1,69 @@
+"""``thermocline doctor --profile`` writes what a worker of this machine accepts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.worker.kv.profile import read_profile, this_machine
+from shared.errors import ConfigError
+from thermocline.doctor.__main__ import main
+from thermocline.doctor.disk_speed import measure_disk
+from thermocline.doctor.profile import geometry_of
+
+QUICK = ["--profile-tokens", "64", "--page-sizes", "16", "--rounds", "1"]
+
+
+def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names every mover, and the file is this machine's."""
+    path = tmp_path / "new" / "profile.json"
+
+    code = main(["--profile", *QUICK, "--out", str(path)])
+
+    shown = capsys.readouterr().out
+    gpus = tuple(json.loads(path.read_bytes())["machine"]["gpus"])
+    profile = read_profile(path, this_machine(gpus))
+    assert code == 0
+    assert "batched" in shown
+    assert "per_page" in shown
+    assert str(path) in shown
+    assert {each.page_size for each in profile.movers} == {16}
+    assert profile.disk is None
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory without a model, and one that is no directory: exit code 1, and no file is left."""
+    for wrong in (["--model", str(tmp_path)], ["--disk-dir", str(tmp_path / "gone")]):
+        assert main(["--profile", *QUICK, *wrong, "--out", str(tmp_path / "p.json")]) == 1
+        assert str(tmp_path) in capsys.readouterr().err
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_is_measured_and_left_clean(tmp_path: Path) -> None:
+    """Write, read and small reads have a speed; the file is gone."""
+    figures = measure_disk(tmp_path, file_bytes=8 * 2**20)
+
+    assert min(figures.write_bytes_per_s, figures.read_bytes_per_s, figures.small_read_bytes_per_s) > 0
+    assert figures.directory == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_shape_of_kv_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    """Grouped heads and a head size of their own, or what follows from the others."""
+    config = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = geometry_of(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"num_key_value_heads": 4, "head_dim": 128, "dtype": "bfloat16"})
+    )
+
+    grouped = geometry_of(tmp_path)
+
+    assert (plain.layers, plain.kv_heads, plain.head_dim, plain.dtype) == (12, 12, 64, "float32")
+    assert (grouped.kv_heads, grouped.head_dim, grouped.dtype) == (4, 128, "bfloat16")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="does not tell"):
+        geometry_of(tmp_path)
