@@ -1,7 +1,7 @@
 """Identities: namespaces, chain hashes of cached pages, and names of processes.
 
 A cached page is identified by 16 bytes: the digest of its namespace and of every token from the root to
-its end. Two pages with equal identities hold the same KV (DESIGN: identity and integrity of cached state).
+its end. Two pages with equal identities hold the same KV.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from services.worker.config import WorkerConfig
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.loads import Loads
-from services.worker.kv.page_writers import page_writer
+from services.worker.kv.movers.choice import choose_mover
+from services.worker.kv.pinning import cuda_pins
+from services.worker.kv.verification import Verification
 from services.worker.shell import WorkerIdentity, WorkerShell
 from shared import ids, logs, metrics
 from shared.bus.nats_bus import connect
@@ -42,6 +44,26 @@ def load_runner(config: WorkerConfig) -> ModelRunner:
     return runner
 
 
+def make_loads(config: WorkerConfig, runner: ModelRunner) -> Loads:
+    """What moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve it."""
+    return Loads(
+        runner.geometry,
+        runner.pool.pages,
+        choose_mover(
+            runner.pool,
+            config.mover,
+            programs=config.mover_programs,
+            profile=config.profile,
+            verified=config.verify_host == "always",
+        ),
+        timeout_s=config.load_timeout_ms / 1e3,
+        clock_ns=time.time_ns,
+        verification=Verification(config.verify_host, config.verify_host_share),
+        pins=cuda_pins(runner.pool.device),
+        device_type=runner.pool.device.type,
+    )
+
+
 async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     """Load, join, work until told to stop, leave."""
     metrics.serve(config.metrics_port)
@@ -61,14 +83,8 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
         )
         if life.stopping.is_set():
             return
+        loads = await asyncio.to_thread(make_loads, config, runner)
         bus = await connect(config.nats, config.id)
-        loads = Loads(
-            runner.geometry,
-            runner.pool.pages,
-            page_writer(runner.pool),
-            timeout_s=config.load_timeout_ms / 1e3,
-            clock_ns=time.time_ns,
-        )
         try:
             identity = WorkerIdentity(
                 worker_id=config.id, incarnation=ids.new_id("inc"), node=ids.node_name(), model=model

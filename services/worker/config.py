@@ -34,6 +34,23 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_ms: Annotated[
         int, Doc(description="longest wait for one layer of a host load; past it the request recomputes", ge=1)
     ] = 10_000
+    mover: Annotated[
+        Literal["auto", "per_page", "batched", "gpu_assisted"],
+        Doc(description="how pages move between host and device; auto takes what --profile found fastest here"),
+    ] = "auto"
+    mover_programs: Annotated[
+        int, Doc(description="GPU programs of 1,024 threads that gpu_assisted may occupy; 0: as measured", ge=0, le=32)
+    ] = 0
+    verify_host: Annotated[
+        Literal["always", "sampled", "never"],
+        Doc(description="checksums of host pages before use: all, of a share of pages, or none; identities always"),
+    ] = "always"
+    verify_host_share: Annotated[
+        float, Doc(description="share of pages that sampled checks; all after a failure", gt=0, le=1)
+    ] = 0.1
+    profile: Annotated[
+        str, Doc(description="measurements by thermocline doctor --profile; empty: where it puts them by default")
+    ] = ""
     retained_outputs: Annotated[int, Doc(description="finished requests whose tokens can be asked for again", ge=0)] = (
         1024
     )

@@ -1,7 +1,7 @@
 """What the next step computes. Pure: reads running requests and the batch at the head, changes nothing.
 
-A step is one token of every decoding request that has page room, then the chunks of the next RunBatch
-(DESIGN section 5). A chunk whose prefix is not on the device is rejected, never computed on top of nothing.
+A step is one token of every decoding request that has page room, then the chunks of the next RunBatch.
+A chunk whose prefix is not on the device is rejected, never computed on top of nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pools in POSIX shared memory: segments, the page-first host pool, and views of layer-first device pools.
 
-Who maps what (DESIGN: pools and layouts):
+Who maps what:
 
 * the owner of a pool creates a :class:`~shared.memory.segment.SharedSegment` and sends a ``PoolHandle``;
 * others attach by the handle. Unlinking removes only the name: a mapping made before stays readable until its

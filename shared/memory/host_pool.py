@@ -112,6 +112,10 @@ class HostPoolView:
     def geometry(self) -> KvGeometry:
         return self.handle.geometry
 
+    def flat_pages(self) -> npt.NDArray[np.uint8]:
+        """The bytes of all pages, flat, without the tables. Raises TransportError once the view is closed."""
+        return self._segment.array[: self.handle.pages * self.geometry.page_bytes]
+
     def clear(self, page: int | slice) -> None:
         """Forget what the page (or pages) held: nothing verifies until it is sealed. The KV bytes stay as they are."""
         self.identities[page] = 0

@@ -1,4 +1,4 @@
-"""Geometry and handles of KV pools (DESIGN: pools and layouts)."""
+"""Geometry and handles of KV pools."""
 
 from __future__ import annotations
 

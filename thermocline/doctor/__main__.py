@@ -8,8 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import msgspec
+
+from shared.errors import ConfigError
 from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
+from thermocline.doctor.profile import make_profile, report
 
 _MARKS = {"ok": "ok", "note": "note", "bad": "BAD"}
 
@@ -28,15 +32,44 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; exit code 1 if something keeps Thermocline from working."""
+    """Print the table, or measure with ``--profile``; exit code 1 if something keeps either from working."""
     parser = argparse.ArgumentParser(
         prog="thermocline doctor", description="Check that this machine has what Thermocline needs."
     )
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    group = parser.add_argument_group("profile")
+    group.add_argument("--profile", action="store_true", help="measure movers, memory and disk, for workers to read")
+    group.add_argument("--out", default="", help="file of the profile; by default in the user's cache")
+    group.add_argument("--model", default="", help="directory of a checkpoint whose KV shape is measured")
+    group.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where device pools are")
+    group.add_argument("--disk-dir", default="", help="directory whose disk is measured; empty: none")
+    group.add_argument("--profile-tokens", type=int, default=4096, help="tokens of the large transfer")
+    group.add_argument("--page-sizes", default="1,16,32,64", help="page sizes to measure")
+    group.add_argument("--rounds", type=int, default=5, help="runs of which the median is taken")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.profile:
+        return _profile(options)
     checks = judge(gather())
     print(json.dumps([asdict(check) for check in checks], indent=2) if options.json else table(checks))
     return 1 if any(check.verdict == "bad" for check in checks) else 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    try:
+        profile, path = make_profile(
+            model=options.model,
+            device=options.device,
+            tokens=options.profile_tokens,
+            page_sizes=options.page_sizes,
+            rounds=options.rounds,
+            disk_dir=options.disk_dir,
+            out=options.out,
+        )
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    print(msgspec.json.encode(profile).decode() if options.json else report(profile, path))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The model, its pool, and one function: ``forward``. See DESIGN, model layer.
+"""The model, its pool, and one function: ``forward``.
 
 Any other way to compute a step (a fused path for one family, say) replaces what is behind ``forward``.
 """

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.kv.page_memory import PageLayout, PageMemory
 from shared.errors import ConfigError, InvariantViolated
 from shared.memory.segment import SharedSegment
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -72,6 +73,15 @@ class DevicePool:
             raise InvariantViolated("only a device pool in shared memory can be seen as host bytes")
         geometry = self.geometry
         return self._segment.array.reshape(geometry.layers, 2, self.pages, geometry.half_bytes)
+
+    def memory(self) -> PageMemory:
+        """The pool as movers see it."""
+        if self._storage is None:
+            raise InvariantViolated("the device pool is closed")
+        layout = PageLayout.layer_first(self.geometry, self.pages)
+        if self._segment is not None:
+            return PageMemory(layout, array=self._segment.array)
+        return PageMemory(layout, tensor=self._storage)
 
     def handle(self) -> PoolHandle:
         """How another process maps this pool. On CUDA every call exports anew: make one for each consumer."""

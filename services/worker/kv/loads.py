@@ -1,8 +1,9 @@
-"""Host→device loads of one batch: gather, verify, write, layer by layer, while the step computes.
+"""Loads of one batch, from host pools and from neighbours: layer by layer, while the step computes.
 
-One transfer thread makes all copies (see ``verified_copy``), so its one staging buffer has one user. It takes the
-loads of a batch layer by layer, releasing each layer at the gate. Promotions, which nobody waits for, get that
-thread piece by piece when no load wants it (see ``promotions``).
+One transfer thread makes all copies, so a mover has one user. It takes the loads of a batch layer by layer, releasing
+each layer at the gate. On a GPU the next layer is launched before the thread waits for the last, so the link never
+idles, and a layer is released when its bytes have arrived: what the gate and the bubble see is what happened.
+Promotions, which nobody waits for, get that thread piece by piece when no load wants it (see ``promotions``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from services.worker.kv.host_pools import HostPools
+from services.worker.kv.host_pools import HostPools, Pins
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
-from services.worker.kv.page_writers import STAGED_PAGES, PageWriter
+from services.worker.kv.movers.protocol import Fence, PageMover
+from services.worker.kv.neighbour_copy import NeighbourCopy
+from services.worker.kv.neighbours import Neighbours
+from services.worker.kv.page_order import PageCopy
 from services.worker.kv.promotions import Promoted, Promotions
+from services.worker.kv.verification import Verification
 from services.worker.kv.verified_copy import VerifiedCopy
 from shared.errors import TransportError
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -68,44 +73,76 @@ class BatchTransfer:
     def __init__(
         self,
         loads: Sequence[PageLoad],
-        pools: HostPools,
-        writer: PageWriter,
+        copies: Sequence[PageCopy],
+        mover: PageMover,
         geometry: KvGeometry,
-        device_pages: int,
         *,
         timeout_s: float,
         clock_ns: Callable[[], int],
     ) -> None:
+        """``copies`` are those of ``loads``, opened."""
         self.gate = LayerGate(geometry.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._geometry = geometry
-        self._writer = writer
+        self._mover = mover
         self._clock_ns = clock_ns
         self._cancelled = threading.Event()
         self._ended = threading.Event()
         self._result = LoadResult(started_ns=clock_ns())
         self._loads = loads
-        self._copies = [VerifiedCopy(load, geometry, device_pages) for load in loads]
-        for copy in self._copies:
-            copy.open(pools)
-            if copy.reason:
-                self.gate.reject(copy.reason)
+        self._copies = copies
+        for copy in copies:
+            self._note_wrong(copy)
 
     def run(self) -> None:
         """Load layer after layer; never raises."""
         try:
-            for layer in range(self._geometry.layers):
-                for copy in self._copies:
-                    if copy.is_open:
-                        self._load_layer(copy, layer)
-                self.gate.release(layer)
-        except Exception as error:
-            # Whatever it was, no page of this batch is known to be right.
+            self._load_layers()
             for copy in self._copies:
-                copy.refuse(f"{type(error).__name__}: {error}")
-            self.gate.reject(str(error))
+                copy.confirm()
+                self._note_wrong(copy)
+        except Exception as error:
+            self._refuse_all(f"{type(error).__name__}: {error}")
         finally:
+            self._drain()
             self._result.ended_ns = self._clock_ns()
             self._ended.set()
+
+    def _load_layers(self) -> None:
+        """Launch each layer, then release the one before it when it has arrived."""
+        launched: tuple[int, Fence] | None = None
+        for layer in range(self._geometry.layers):
+            for copy in self._copies:
+                if copy.is_open:
+                    self._load_layer(copy, layer)
+            fence = self._mover.fence()
+            self._release(launched)
+            launched = None if fence is None else (layer, fence)
+            if fence is None:
+                self.gate.release(layer)
+        self._release(launched)
+
+    def _release(self, launched: tuple[int, Fence] | None) -> None:
+        if launched is not None:
+            layer, fence = launched
+            fence.synchronize()
+            self.gate.release(layer)
+
+    def _drain(self) -> None:
+        """Nothing is written after this."""
+        try:
+            self._mover.drain()
+        except Exception as error:  # Of the device: nothing that it was told can be counted on.
+            self._refuse_all(f"{type(error).__name__}: {error}")
+
+    def _refuse_all(self, reason: str) -> None:
+        """Whatever it was, no page of this batch is known to be right."""
+        for copy in self._copies:
+            copy.pages.refuse(reason)
+        self.gate.reject(reason)
+
+    def _note_wrong(self, copy: PageCopy) -> None:
+        if copy.pages.reason:
+            self.gate.reject(copy.pages.reason)
 
     @property
     def progress(self) -> Progress:
@@ -115,7 +152,7 @@ class BatchTransfer:
         last_ns = released_ns if released else started_ns
         return Progress(
             layers=self._geometry.layers,
-            pages=sum(len(copy.host) for copy in self._copies),
+            pages=sum(len(copy.pages) for copy in self._copies),
             released=released,
             released_after_ns=max(0, last_ns - started_ns),
             since_ns=max(0, self._clock_ns() - last_ns),
@@ -138,61 +175,65 @@ class BatchTransfer:
         result.waited_ns = self.gate.waited_ns + (max(0, self._clock_ns() - began_ns) if began_ns else 0)
         lost: set[int] = set()
         for load, copy in zip(self._loads, self._copies, strict=True):
-            if copy.reason:
-                result.failures.append(
-                    LoadFailure(storage_id=load.storage_id, host_pages=copy.wrong_host_pages, reason=copy.reason)
-                )
+            if copy.pages.reason:
+                result.failures.append(copy.failure())
                 result.failed_requests.append(load.request_id)
-                lost.update(copy.device.tolist())
-            result.pages += int((~copy.wrong).sum())
+                lost.update(copy.pages.device.tolist())
+            result.pages += int((~copy.pages.wrong).sum())
         result.lost_pages = frozenset(lost)
         result.nbytes = result.pages * self._geometry.page_bytes
         return result
 
-    def _load_layer(self, copy: VerifiedCopy, layer: int) -> None:
-        for start in range(0, len(copy.host), STAGED_PAGES):
+    def _load_layer(self, copy: PageCopy, layer: int) -> None:
+        step = self._mover.piece_pages
+        for start in range(0, len(copy.pages), step):
             if self._cancelled.is_set():
                 raise TransportError("the load was given up")
-            copy.copy(self._writer, layer, start, STAGED_PAGES)
-            if copy.reason:
-                self.gate.reject(copy.reason)
+            copy.copy(self._mover, layer, start, step)
+            self._note_wrong(copy)
 
 
 class Loads:
-    """The worker's loads: its host pools, its writer and the one transfer thread. Used by the compute thread."""
+    """The worker's loads: what it has mapped, its mover and the one transfer thread. Used by the compute thread."""
 
     def __init__(
         self,
         geometry: KvGeometry,
         device_pages: int,
-        writer: PageWriter,
+        mover: PageMover,
         *,
         timeout_s: float,
         clock_ns: Callable[[], int],
         submit: Callable[[Callable[[], None]], object] | None = None,
+        verification: Verification | None = None,
+        pins: Pins | None = None,
+        device_type: str = "cpu",
     ) -> None:
-        """``submit`` runs transfers one at a time in order; by default on a thread of their own."""
-        self.pools = HostPools(geometry)
-        self._geometry = geometry
-        self._device_pages = device_pages
-        self._writer = writer
-        self._timeout_s = timeout_s
-        self._clock_ns = clock_ns
+        """``submit`` runs transfers one at a time in order; by default on a thread of their own. Everything is verified
+        unless ``verification`` says otherwise. ``pins`` is for workers on a GPU.
+        """
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads")
             submit = self._threads.submit
+        self.pools = HostPools(geometry, pins, submit)
+        self.neighbours = Neighbours(geometry, device_type)
+        self._geometry = geometry
+        self._device_pages = device_pages
+        self._mover = mover
+        self._verification = verification or Verification()
+        self._timeout_s = timeout_s
+        self._clock_ns = clock_ns
         self._submit = submit
-        self._promotions = Promotions(geometry.layers, writer, submit, clock_ns=clock_ns)
+        self._promotions = Promotions(geometry.layers, mover, submit, clock_ns=clock_ns)
 
     def start(self, loads: Sequence[PageLoad]) -> BatchTransfer:
         """Begin to load; the caller finishes the transfer before it starts the next."""
         transfer = BatchTransfer(
             loads,
-            self.pools,
-            self._writer,
+            [self._open(load) for load in loads],
+            self._mover,
             self._geometry,
-            self._device_pages,
             timeout_s=self._timeout_s,
             clock_ns=self._clock_ns,
         )
@@ -203,7 +244,7 @@ class Loads:
         """Copy ahead of demand, when no load wants the thread. ``ended`` is called once, on whichever thread that is,
         when nothing of this order is written any more.
         """
-        copy = VerifiedCopy(order, self._geometry, self._device_pages)
+        copy = VerifiedCopy(order, self._device_pages, self._verification)
         copy.open(self.pools)
         self._promotions.add(order, copy, ended)
 
@@ -211,6 +252,7 @@ class Loads:
         """Map a host pool; see :meth:`HostPools.attach`."""
         self._promotions.cancel(storage_id, "the host pool was replaced")
         self.pools.attach(storage_id, handle)
+        self._verification.trust_again(storage_id)
 
     def detach(self, storage_id: str) -> None:
         """Unmap a host pool; promotions from it fail."""
@@ -223,3 +265,13 @@ class Loads:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self.pools.close()
+        self.neighbours.close()
+
+    def _open(self, load: PageLoad) -> PageCopy:
+        if load.neighbour_id:
+            from_neighbour = NeighbourCopy(load, self._device_pages)
+            from_neighbour.open(self.neighbours)
+            return from_neighbour
+        copy = VerifiedCopy(load, self._device_pages, self._verification)
+        copy.open(self.pools)
+        return copy

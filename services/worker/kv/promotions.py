@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from services.worker.kv.page_writers import PageWriter
+from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.verified_copy import VerifiedCopy
 from shared import logs
 from shared.messages.worker_plans import PromotePages
@@ -55,13 +55,14 @@ class Promotions:
     def __init__(
         self,
         layers: int,
-        writer: PageWriter,
+        mover: PageMover,
         submit: Callable[[Callable[[], None]], object],
         *,
         clock_ns: Callable[[], int],
     ) -> None:
         self._layers = layers
-        self._writer = writer
+        self._mover = mover
+        self._piece_pages = min(PIECE_PAGES, mover.piece_pages)
         self._submit = submit
         self._clock_ns = clock_ns
         self._queue: deque[_Promotion] = deque()
@@ -72,9 +73,9 @@ class Promotions:
 
     def add(self, order: PromotePages, copy: VerifiedCopy, ended: Callable[[Promoted], None]) -> None:
         """Take an order whose ``copy`` has been opened; one that could not be is answered by its first piece."""
-        starts = range(0, len(copy.host), PIECE_PAGES)
+        starts = range(0, len(copy.pages), self._piece_pages)
         pieces = iter([(layer, start) for start in starts for layer in range(self._layers)])
-        refusal = "" if copy.is_open else copy.reason
+        refusal = "" if copy.is_open else copy.pages.reason
         with self._lock:
             self._queue.append(_Promotion(order, copy, ended, pieces, refusal=refusal))
             if not self._is_submitted:
@@ -107,6 +108,7 @@ class Promotions:
             refusal = promotion.refusal
         promotion.started_ns = promotion.started_ns or self._clock_ns()
         if refusal or not self._advance(promotion):
+            self._settle(promotion)
             with self._lock:
                 self._queue.popleft()
             promotion.ended(self._outcome(promotion, refusal))
@@ -117,27 +119,38 @@ class Promotions:
         """Copy one piece; False if there was none left. All pages are read even when one was wrong, so that every
         wrong one is known; those that are wrong are not written.
         """
-        piece = None if promotion.copy.wrong.all() else next(promotion.pieces, None)
+        piece = None if promotion.copy.pages.wrong.all() else next(promotion.pieces, None)
         if piece is None:
             return False
         layer, start = piece
         try:
-            promotion.copy.copy(self._writer, layer, start, PIECE_PAGES)
+            promotion.copy.copy(self._mover, layer, start, self._piece_pages)
+            # A piece that is still on its way would be in the way of the next load.
+            self._mover.drain()
         except Exception as error:
             promotion.refusal = promotion.refusal or f"{type(error).__name__}: {error}"
         return True
 
+    def _settle(self, promotion: _Promotion) -> None:
+        """Nothing of it is written any more; what changed under it shows now."""
+        try:
+            self._mover.drain()
+            if not promotion.refusal:
+                promotion.copy.confirm()
+        except Exception as error:
+            promotion.refusal = promotion.refusal or f"{type(error).__name__}: {error}"
+
     def _outcome(self, promotion: _Promotion, refusal: str) -> Promoted:
         copy = promotion.copy
-        reason = refusal or copy.reason
+        reason = refusal or promotion.refusal or copy.pages.reason
         if reason:
             _log.warning("promotion_failed", promotion=promotion.order.promotion_id, reason=reason)
         return Promoted(
             promotion_id=promotion.order.promotion_id,
             reason=reason,
             # A refused order says nothing about the pages that it names, only about itself.
-            bad_host_pages=copy.wrong_host_pages if copy.is_open else b"",
-            pages=0 if reason else len(copy.host),
+            bad_host_pages=copy.pages.wrong_pages if copy.is_open else b"",
+            pages=0 if reason else len(copy.pages),
             started_ns=promotion.started_ns,
             ended_ns=self._clock_ns(),
         )

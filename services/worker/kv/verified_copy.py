@@ -1,118 +1,86 @@
 """Host pages to device pages, verified: what a load on demand and a promotion ahead of demand have in common.
 
-Every page is verified before its bytes can be read by attention: its identity against the plan's, and each
-layer's checksum, seeded with that identity, over the staged copy that is then written (see ``PoolHandle``). A
-page that fails is not written.
+The identity of every page is compared with the plan's, and each layer's checksum, seeded with that identity, for the
+pages that ``Verification`` draws (all of them by default). A row that fails is not written.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from services.worker.kv.host_pools import HostPools
-from services.worker.kv.page_writers import STAGED_PAGES, PageNumbers, PageWriter
+from services.worker.kv.host_pools import AttachedPool, HostPools
+from services.worker.kv.movers.protocol import PageMover
+from services.worker.kv.page_order import OrderPages
+from services.worker.kv.row_checks import RowChecks
+from services.worker.kv.verification import Verification
 from shared.errors import TransportError
-from shared.ids import DIGEST_BYTES
-from shared.memory import HostPoolView
-from shared.memory.host_pool import layer_checksum
-from shared.messages.base import pack_int32
-from shared.messages.pools import KvGeometry
+from shared.messages.worker_events import LoadFailure
 from shared.messages.worker_plans import PageLoad, PromotePages
-
-INT32_BYTES = 4
 
 
 class VerifiedCopy:
-    """The pages of one order. :meth:`open` is for the compute thread; :meth:`copy` only for the transfer thread,
-    because all copies stage their rows in the one buffer of the writer.
+    """Satisfies :class:`~services.worker.kv.page_order.PageCopy` for pages of a host pool."""
 
-    ``reason`` says what was wrong first ("" while all is well); ``wrong`` (bool [pages]) marks what is not to be used.
-    """
-
-    def __init__(self, order: PageLoad | PromotePages, geometry: KvGeometry, device_pages: int) -> None:
-        self.reason = ""
+    def __init__(self, order: PageLoad | PromotePages, device_pages: int, verification: Verification) -> None:
+        self.pages = OrderPages(order)
         self._storage_id = order.storage_id
-        self._identities = order.identities
-        self._geometry = geometry
         self._device_pages = device_pages
-        self._view: HostPoolView | None = None
-        self._is_whole = len(order.host_pages) % INT32_BYTES == 0 == len(order.device_pages) % INT32_BYTES
-        self.host = _page_numbers(order.host_pages)
-        self.device = _page_numbers(order.device_pages)
-        self.wrong = np.zeros(len(self.host), dtype=bool)
+        self._verification = verification
+        self._wanted = verification.draw(self.pages.identities)
+        self._pool: AttachedPool | None = None
 
     def open(self, pools: HostPools) -> None:
         """Check everything that can be checked before a byte moves."""
-        count = len(self.host)
-        if not self._is_whole or len(self.device) != count or len(self._identities) != count * DIGEST_BYTES:
-            self.refuse("the load's lists differ in length")
-            return
         try:
-            view = pools.find(self._storage_id)
+            pool = pools.find(self._storage_id)
         except TransportError as error:
-            self.refuse(error.message)
+            self.pages.refuse(error.message)
             return
-        if count and not (
-            0 <= self.host.min() <= self.host.max() < view.handle.pages
-            and 0 <= self.device.min() <= self.device.max() < self._device_pages
-        ):
-            self.refuse("the load names pages outside the pools")
-            return
-        if len(np.unique(self.device)) != count:
-            self.refuse("the load names a device page twice")
-            return
-        self._view = view
-        wanted = np.frombuffer(self._identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        self._mark((view.identities[self.host] != wanted).any(axis=1), "identity")
+        if self.pages.check_bounds(pool.view.handle.pages, self._device_pages):
+            self._pool = pool
+            self._compare_identities()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to copy from."""
-        return self._view is not None
+        return self._pool is not None
 
-    def copy(self, writer: PageWriter, layer: int, start: int, count: int) -> None:
-        """Gather, verify and write one layer of pages ``[start, start + count)``, at most ``STAGED_PAGES``."""
-        assert self._view is not None
-        assert count <= STAGED_PAGES
-        host = self.host[start : start + count]
-        rows = writer.staging[: len(host)]
-        rows[...] = self._view.pages[:, layer][host]
-        sums = self._view.checksums[host, layer].tolist()
-        wrong = np.zeros(len(self.host), dtype=bool)
-        for row, expected in enumerate(sums):
-            index = start + row
-            if not self.wrong[index] and layer_checksum(rows[row], self._identity(index)) != expected:
-                wrong[index] = True
-        self._mark(wrong, f"checksum of layer {layer}")
-        good = ~self.wrong[start : start + len(host)]
-        device = self.device[start : start + len(host)]
-        if good.all():
-            writer.write(layer, device, len(host))
-        elif good.any():
-            kept = int(good.sum())
-            rows[:kept] = rows[good]
-            writer.write(layer, device[good], kept)
+    def copy(self, mover: PageMover, layer: int, start: int, count: int) -> None:
+        """See :class:`~services.worker.kv.page_order.PageCopy`."""
+        assert self._pool is not None
+        assert count <= mover.piece_pages
+        pages = self.pages
+        todo = pages.usable(start, count)
+        source = pages.source[todo]
+        checks = self._checks(todo, layer)
+        failed = mover.load(self._pool.memory(), range(layer, layer + 1), source, pages.device[todo], checks)
+        if failed.any():
+            wrong = np.zeros(len(pages), dtype=bool)
+            wrong[todo[failed]] = True
+            pages.mark(wrong, f"checksum of layer {layer}")
+            self._verification.note_failure(self._storage_id)
 
-    def refuse(self, reason: str) -> None:
-        """No page of this order is to be used."""
-        self.wrong[:] = True
-        self.reason = self.reason or reason
+    def confirm(self) -> None:
+        """A page that was given away during the copy has another identity by now, or none."""
+        if self._pool is not None and not self._wanted.all():
+            self._compare_identities()
 
-    @property
-    def wrong_host_pages(self) -> bytes:
-        """Packed int32."""
-        return pack_int32(self.host[self.wrong])
+    def failure(self) -> LoadFailure:
+        return LoadFailure(storage_id=self._storage_id, host_pages=self.pages.wrong_pages, reason=self.pages.reason)
 
-    def _identity(self, index: int) -> bytes:
-        return self._identities[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+    def _checks(self, todo: np.ndarray, layer: int) -> RowChecks | None:
+        assert self._pool is not None
+        if self._verification.distrusts(self._storage_id):
+            self._wanted[:] = True
+        wanted = self._wanted[todo]
+        if not wanted.any():
+            return None
+        expected = self._pool.view.checksums[self.pages.source[todo], layer]
+        return RowChecks(expected.reshape(-1, 1), self.pages.identities[todo], wanted)
 
-    def _mark(self, wrong: npt.NDArray[np.bool_], reason: str) -> None:
+    def _compare_identities(self) -> None:
+        assert self._pool is not None
+        held = self._pool.view.identities[self.pages.source]
+        wrong = (held != self.pages.identities).any(axis=1)
         if wrong.any():
-            self.wrong |= wrong
-            self.reason = self.reason or reason
-
-
-def _page_numbers(packed: bytes) -> PageNumbers:
-    """Whole entries of packed int32; an order whose bytes are cut is refused, not raised over."""
-    return np.frombuffer(packed, dtype="<i4", count=len(packed) // INT32_BYTES).astype(np.int32)
+            self.pages.mark(wrong, "identity")
+            self._verification.note_failure(self._storage_id)

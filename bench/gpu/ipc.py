@@ -1,0 +1,95 @@
+"""Loads from the device pool of another process (a neighbour) through CUDA IPC: right, and how fast?
+
+Two processes on one GPU. First the bytes are compared, then bandwidth is measured by page size and mover; beside it,
+one copy of the same bytes within the device in one piece.
+
+``python -m bench.gpu.ipc [--quick] [--rounds 9]``
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from bench.gpu import reading
+from bench.gpu.other_worker import content, other_worker
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.measured_loads import medians
+from services.worker.kv.movers import make_mover
+from services.worker.kv.movers.protocol import PageMover
+from services.worker.kv.neighbours import Neighbour, Neighbours
+from shared.messages.pools import KvGeometry
+
+
+def load(mover: PageMover, neighbour: Neighbour, layers: int, pages: np.ndarray, device_pages: np.ndarray) -> None:
+    """All layers of these pages, as a batch loads them."""
+    for layer in range(layers):
+        for start in range(0, len(pages), mover.piece_pages):
+            part = slice(start, start + mover.piece_pages)
+            mover.load(neighbour.memory, range(layer, layer + 1), pages[part], device_pages[part])
+    mover.drain()
+
+
+def measure(geometry: KvGeometry, tokens: int, rounds: int) -> dict[str, Any]:
+    """Attach another process's pool, compare, measure, and let go of it before that process ends."""
+    count = tokens // geometry.page_size
+    pool = DevicePool.create(geometry, count, device="cuda", shm_prefix=reading.PREFIX)
+    neighbours = Neighbours(geometry, "cuda")
+    try:
+        with other_worker(geometry, count, reading.PREFIX) as handle:
+            began = time.perf_counter()
+            neighbours.attach("other", "i", handle)
+            attach_ms = (time.perf_counter() - began) * 1e3
+            try:
+                return {"attach_ms": attach_ms, **_bandwidth(pool, neighbours.find("other", "i"), rounds)}
+            finally:
+                neighbours.close()
+    finally:
+        pool.close()
+
+
+def _bandwidth(pool: DevicePool, neighbour: Neighbour, rounds: int) -> dict[str, float]:
+    """GB/s of each mover, and of one copy in one piece."""
+    geometry, count = pool.geometry, pool.pages
+    random = np.random.default_rng(0)
+    pages, device_pages = (random.permutation(count).astype(np.int32) for _ in range(2))
+    ours, theirs = pool.tensor.view(torch.uint8).reshape(-1), neighbour.memory.tensor
+    assert theirs is not None
+
+    def plain() -> None:
+        ours.copy_(theirs)
+        torch.cuda.synchronize()
+
+    found = {"one_piece_gb_s": ours.numel() / medians({"plain": plain}, rounds)["plain"] / 1e9}
+    expected = content(geometry, count)[:, :, pages]
+    for name in ("per_page", "batched", "gpu_assisted"):
+        mover = make_mover(pool, name, programs=2)
+        some = len(pages) if name != "per_page" else max(1, len(pages) // 16)
+        ours.zero_()
+        torch.cuda.synchronize()
+        load(mover, neighbour, geometry.layers, pages, device_pages)
+        now = ours.cpu().numpy().reshape(geometry.layers, 2, count, geometry.half_bytes)
+        if not np.array_equal(now[:, :, device_pages], expected):
+            raise SystemExit(f"{name} brought wrong bytes at page size {geometry.page_size}")
+        work = partial(load, mover, neighbour, geometry.layers, pages[:some], device_pages[:some])
+        found[f"{name}_gb_s"] = some * geometry.page_bytes / medians({"load": work}, rounds)["load"] / 1e9
+    return found
+
+
+def main() -> None:
+    options = reading.begin(__doc__)
+    geometry, tokens = (reading.LLAMA_8B_SHALLOW, 1024) if options.quick else (reading.LLAMA_8B, 8192)
+    results = {
+        str(page_size): measure(msgspec.structs.replace(geometry, page_size=page_size), tokens, options.rounds)
+        for page_size in (1, 16, 64)
+    }
+    reading.finish("ipc", options, {"tokens": tokens, "page_sizes": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Three interchangeable movers of pages between host memory and the device pool, and how one is chosen.
+
+:mod:`protocol` says what a mover is, :mod:`services.worker.kv.page_memory` what it moves between. :mod:`per_page` is
+the baseline, :mod:`batched` (and :mod:`batched_cuda`) copies many rows at once, :mod:`gpu_assisted` lets a GPU kernel
+read host memory. :mod:`choice` picks one.
+"""
+
+from __future__ import annotations
+
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.movers.batched import BatchedMover
+from services.worker.kv.movers.per_page import PerPageMover
+from services.worker.kv.movers.protocol import MoverName, PageMover
+from shared.errors import ConfigError
+
+DEFAULT_MOVER: MoverName = "batched"
+"""What is taken where nothing has been measured: fast enough everywhere, and it needs no pinned host pool."""
+
+
+def make_mover(pool: DevicePool, name: MoverName, *, programs: int) -> PageMover:
+    """The mover of this name for this pool; ``programs`` is for ``gpu_assisted``. Raises ConfigError if it has none."""
+    if name == "per_page":
+        return PerPageMover(pool)
+    if pool.device.type == "cpu":
+        if name == "gpu_assisted":
+            raise ConfigError("--mover gpu_assisted needs a device pool on a GPU")
+        return BatchedMover(pool)
+    from services.worker.kv.movers.batched_cuda import BatchedCudaMover
+
+    if name == "batched":
+        return BatchedCudaMover(pool)
+    # Only now: importing the kernel imports Triton.
+    from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
+
+    return GpuAssistedMover(pool, programs=programs, unpinned=BatchedCudaMover(pool))

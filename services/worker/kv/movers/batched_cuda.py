@@ -1,0 +1,165 @@
+"""Many rows per copy into a device pool on a GPU: gathered into pinned memory, one DMA, scattered by one kernel.
+
+The copy engine needs transfers of a megabyte or more to come near the link's bandwidth (Strata section 3.1), and pages
+are far smaller. Two staging buffers take turns: the processor gathers and verifies the next rows while the last ones
+cross the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.movers.native_rows import NativeRows, can_hash, native_rows
+from services.worker.kv.movers.protocol import Fence, MoverName
+from services.worker.kv.movers.side_stream import CudaSideStream
+from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
+from services.worker.kv.row_checks import RowChecks
+
+STAGING_BYTES = 4 * 2**20
+
+
+class _Slot:
+    """One staging buffer: pinned rows, pinned page numbers and room for the rows on the device."""
+
+    def __init__(self, rows: int, half_bytes: int, device: torch.device) -> None:
+        self.pinned = torch.empty((rows, 2, half_bytes), dtype=torch.uint8, pin_memory=True)
+        self.index = torch.empty(rows, dtype=torch.int64, pin_memory=True)
+        self.on_device = torch.empty((rows, 2, half_bytes), dtype=torch.uint8, device=device)
+        self.index_on_device = torch.empty(rows, dtype=torch.int64, device=device)
+        # The staging buffer as memory of pages: row r is page r of one layer.
+        layout = PageLayout(rows, 1, half_bytes, 2 * half_bytes, 0, half_bytes)
+        self.memory = PageMemory(layout, array=self.pinned.numpy().reshape(-1))
+        self.is_free: Fence | None = None
+
+    def wait(self) -> None:
+        """Until the last copy out of the pinned rows has ended."""
+        if self.is_free is not None:
+            self.is_free.synchronize()
+            self.is_free = None
+
+
+class BatchedCudaMover:
+    """Satisfies :class:`~services.worker.kv.movers.protocol.PageMover` for pools on a GPU."""
+
+    name: MoverName = "batched"
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._memory = pool.memory()
+        self._native: NativeRows | None = native_rows()
+        half = pool.geometry.half_bytes
+        self.piece_pages = max(1, STAGING_BYTES // (2 * half))
+        self._stream = CudaSideStream(pool.device)
+        self._slots = [_Slot(self.piece_pages, half, pool.device) for _ in range(2)]
+        self._turn = 0
+
+    def load(
+        self,
+        source: PageMemory,
+        layers: range,
+        pages: PageNumbers,
+        device_pages: PageNumbers,
+        checks: RowChecks | None = None,
+    ) -> Bools:
+        wrong = np.zeros(len(pages), dtype=bool)
+        if source.tensor is not None:
+            with self._stream:
+                copy_on_devices(source, self._memory, layers, pages, device_pages)
+            return wrong
+        for at, layer in enumerate(layers):
+            for part in self._parts(len(pages)):
+                slot = self._next_slot()
+                kept = self._stage(slot, source, layer, pages[part], _part_of(checks, part, at))
+                wrong[part] |= ~kept
+                self._send(slot, layer, device_pages[part], kept)
+        return wrong
+
+    def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        rows = target.host_rows()
+        for layer in layers:
+            for part in self._parts(len(pages)):
+                slot = self._next_slot()
+                count = part.stop - part.start
+                slot.index[:count] = torch.from_numpy(device_pages[part].astype(np.int64))
+                with self._stream:
+                    index = slot.index[:count].to(slot.on_device.device, non_blocking=True)
+                    gathered = self._memory.device_rows()[:, layer].index_select(0, index)
+                    slot.pinned[:count].copy_(gathered.view(torch.uint8).view(count, 2, -1), non_blocking=True)
+                self._stream.drain()
+                rows[pages[part], layer] = slot.pinned[:count].numpy()
+
+    def fence(self) -> Fence | None:
+        return self._stream.fence()
+
+    def drain(self) -> None:
+        self._stream.drain()
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        for start in range(0, count, self.piece_pages):
+            yield slice(start, min(start + self.piece_pages, count))
+
+    def _next_slot(self) -> _Slot:
+        self._turn = 1 - self._turn
+        slot = self._slots[self._turn]
+        slot.wait()
+        return slot
+
+    def _stage(
+        self, slot: _Slot, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None
+    ) -> Bools:
+        """Gather rows into the slot and check them there; which are good, bool [pages]."""
+        kept = np.ones(len(pages), dtype=bool)
+        rows = slot.pinned.numpy()[: len(pages)]
+        if self._native is None:
+            rows[...] = source.host_rows()[pages, layer]
+        else:
+            places = np.arange(len(pages), dtype=np.int32)
+            self._native.move(source, slot.memory, range(layer, layer + 1), pages, places)
+        if checks is None:
+            return kept
+        if self._native is not None and can_hash(source.layout.half_bytes):
+            places = np.arange(len(pages), dtype=np.int32)
+            return ~self._native.move_checked(slot.memory, None, range(1), places, places, checks)
+        for index in range(len(pages)):
+            kept[index] = checks.holds(rows[index].reshape(-1), index, 0)
+        return kept
+
+    def _send(self, slot: _Slot, layer: int, device_pages: PageNumbers, kept: Bools) -> None:
+        count = int(kept.sum())
+        if not count:
+            return
+        if count < len(kept):
+            rows = slot.pinned.numpy()
+            rows[:count] = rows[: len(kept)][kept]
+        slot.index[:count] = torch.from_numpy(device_pages[kept].astype(np.int64))
+        with self._stream:
+            slot.on_device[:count].copy_(slot.pinned[:count], non_blocking=True)
+            slot.index_on_device[:count].copy_(slot.index[:count], non_blocking=True)
+            into = self._memory.device_rows()
+            rows_on_device = slot.on_device[:count].view(into.dtype)
+            for half in (0, 1):
+                into[:, layer, half].index_copy_(0, slot.index_on_device[:count], rows_on_device[:, half])
+        slot.is_free = self._stream.fence()
+
+
+def copy_on_devices(
+    source: PageMemory, target: PageMemory, layers: range, pages: PageNumbers, target_pages: PageNumbers
+) -> None:
+    """Copy pages between memories of GPUs (or of one) on the current stream; crosses the link once per layer."""
+    begin, end = source.device_rows(), target.device_rows()
+    from_index = torch.from_numpy(pages.astype(np.int64)).to(begin.device)
+    to_index = torch.from_numpy(target_pages.astype(np.int64)).to(end.device)
+    for layer in layers:
+        rows: Any = begin[:, layer].index_select(0, from_index).to(end.device, non_blocking=True)
+        for half in (0, 1):
+            end[:, layer, half].index_copy_(0, to_index, rows[:, half])
+
+
+def _part_of(checks: RowChecks | None, part: slice, layer: int) -> RowChecks | None:
+    if checks is None:
+        return None
+    return RowChecks(checks.expected[part, layer : layer + 1], checks.identities[part], checks.wanted[part])

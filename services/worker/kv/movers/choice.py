@@ -1,0 +1,54 @@
+"""Which mover a worker uses: the one it is told to, or the one that was measured fastest on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.movers import DEFAULT_MOVER, make_mover
+from services.worker.kv.movers.protocol import MoverName, PageMover
+from services.worker.kv.profile import Machine, MoverFigure, default_path, read_profile, this_machine
+from shared import logs
+from shared.errors import ConfigError
+
+_log = logs.get_logger("worker")
+
+DEFAULT_PROGRAMS = 2
+"""For ``gpu_assisted`` where nothing has been measured (Strata section 4.2 found two enough on its machines)."""
+
+
+def choose_mover(pool: DevicePool, name: MoverName | str, *, programs: int, profile: str, verified: bool) -> PageMover:
+    """The mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``.
+
+    A profile that cannot be used is a line in the log and no more. Raises ConfigError if this pool cannot have the
+    mover that was asked for by name.
+    """
+    measured = _measured(pool, Path(profile) if profile else None, verified=verified)
+    chosen: Any = name
+    if name == "auto":
+        chosen = measured.mover if measured is not None else DEFAULT_MOVER
+    if not programs:
+        is_same = measured is not None and measured.mover == chosen and measured.programs
+        programs = measured.programs if measured is not None and is_same else DEFAULT_PROGRAMS
+    _log.info("mover_chosen", mover=chosen, programs=programs, measured=measured is not None)
+    return make_mover(pool, chosen, programs=programs)
+
+
+def machine_here() -> Machine:
+    """This machine with the GPUs that torch sees."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return this_machine(tuple(torch.cuda.get_device_name(index) for index in range(count)))
+
+
+def _measured(pool: DevicePool, path: Path | None, *, verified: bool) -> MoverFigure | None:
+    if path is None and not default_path().exists():
+        return None
+    try:
+        profile = read_profile(path or default_path(), machine_here())
+    except ConfigError as error:
+        _log.warning("profile_refused", reason=error.message, mover=DEFAULT_MOVER)
+        return None
+    return profile.fastest(pool.device.type, pool.geometry.page_size, verified=verified)

@@ -1,0 +1,140 @@
+"""Rows moved and checked by C code, without the interpreter lock: the compute thread goes on meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import subprocess
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from services.worker.kv.movers.native_source import MIN_HASHED_BYTES, SOURCE
+from services.worker.kv.native_build import build
+from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
+from services.worker.kv.row_checks import RowChecks
+from shared.logs import get_logger
+
+_FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared"]
+
+
+class _Move(ctypes.Structure):
+    """``struct move`` of the C source."""
+
+    _fields_ = [
+        ("source", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("source_page", "source_layer", "source_half")),
+        ("target", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("target_page", "target_layer", "target_half", "half_bytes")),
+        *((name, ctypes.c_void_p) for name in ("source_pages", "target_pages")),
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("first_layer", "layers")),
+    ]
+
+
+class NativeRows:
+    """The compiled functions. Make it with :func:`native_rows`. Page numbers must lie inside the memory: the caller
+    checks them, the C code does not.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer = ctypes.c_void_p
+        self._move_rows = library.move_rows
+        self._move_rows.argtypes = [ctypes.POINTER(_Move)]
+        self._move_rows.restype = None
+        self._move_checked = library.move_checked
+        self._move_checked.argtypes = [ctypes.POINTER(_Move), *[pointer] * 5]
+        self._move_checked.restype = None
+        self._hash_row = library.hash_row
+        self._hash_row.argtypes = [pointer, ctypes.c_int64, ctypes.c_uint64]
+        self._hash_row.restype = ctypes.c_uint64
+
+    def checksum(self, row: npt.NDArray[np.uint8], seed: int) -> int:
+        """xxh3_64 of a contiguous row of at least ``MIN_HASHED_BYTES``."""
+        return int(self._hash_row(row.ctypes.data, row.nbytes, seed))
+
+    def move(
+        self, source: PageMemory, target: PageMemory, layers: range, pages: PageNumbers, target_pages: PageNumbers
+    ) -> None:
+        """Copy the rows of ``pages`` in ``layers`` to ``target_pages``; both in host memory."""
+        pages, target_pages = np.ascontiguousarray(pages), np.ascontiguousarray(target_pages)
+        self._move_rows(_describe(source, target, layers, pages, target_pages))
+
+    def move_checked(
+        self,
+        source: PageMemory,
+        target: PageMemory | None,
+        layers: range,
+        pages: PageNumbers,
+        target_pages: PageNumbers,
+        checks: RowChecks,
+    ) -> Bools:
+        """Copy what verifies, from the bytes that were verified; without a target only check. Returns what is wrong,
+        bool ``[pages]``: such a page was not written in the layer where it is wrong.
+        """
+        pages, target_pages = np.ascontiguousarray(pages), np.ascontiguousarray(target_pages)
+        expected = np.ascontiguousarray(checks.expected)
+        seeds, wanted = checks.seeds(), np.ascontiguousarray(checks.wanted)
+        wrong = np.zeros(len(pages), dtype=bool)
+        row = np.empty(2 * source.layout.half_bytes, dtype=np.uint8)
+        self._move_checked(
+            _describe(source, target, layers, pages, target_pages),
+            seeds.ctypes.data,
+            expected.ctypes.data,
+            wanted.ctypes.data,
+            wrong.ctypes.data,
+            row.ctypes.data,
+        )
+        return wrong
+
+
+def can_hash(half_bytes: int) -> bool:
+    """Whether rows of K and V are long enough for the C hash."""
+    return 2 * half_bytes >= MIN_HASHED_BYTES
+
+
+@functools.cache
+def native_rows() -> NativeRows | None:
+    """The functions, compiled and proven equal to xxhash here; None, with a line in the log, where that fails."""
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return None  # Byte order is little-endian in the C code.
+    try:
+        made = NativeRows(ctypes.CDLL(str(build("page-rows", SOURCE, _FLAGS))))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        get_logger("worker").info("native_rows_unavailable", reason=str(error))
+        return None
+    if not _agrees(made, (MIN_HASHED_BYTES, 256, 1024, 1025, 4096, 65_536)):
+        get_logger("worker").warning("native_rows_unavailable", reason="its checksums differ from xxhash's")
+        return None
+    return made
+
+
+def _agrees(made: NativeRows, sizes: Sequence[int]) -> bool:
+    data = (np.arange(max(sizes), dtype=np.uint64) * 0x9E3779B97F4A7C15 >> 56).astype(np.uint8)
+    seeds = (0, 1, 0xFEDCBA9876543210)
+    return all(
+        made.checksum(data[:size], seed) == xxhash.xxh3_64_intdigest(data[:size].data, seed=seed)
+        for size in sizes
+        for seed in seeds
+    )
+
+
+def _describe(
+    source: PageMemory, target: PageMemory | None, layers: range, pages: PageNumbers, target_pages: PageNumbers
+) -> _Move:
+    assert source.array is not None
+    assert layers.step == 1
+    begin, end = source.layout, (target or source).layout
+    address = None
+    if target is not None:
+        assert target.array is not None
+        assert target.array.flags.writeable
+        address = target.array.ctypes.data
+    return _Move(
+        source.array.ctypes.data, begin.page_stride, begin.layer_stride, begin.half_stride,
+        address, end.page_stride, end.layer_stride, end.half_stride, begin.half_bytes,
+        pages.ctypes.data, target_pages.ctypes.data, len(pages), layers.start, len(layers),
+    )  # fmt: skip

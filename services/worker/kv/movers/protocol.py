@@ -1,0 +1,56 @@
+"""What every mover of pages does, so that one can take another's place.
+
+Little's law says what limits a mover: bytes in flight = bandwidth x latency (Strata section 3.1). ``per_page`` asks for
+one copy per page and half, which is small; ``batched`` gathers rows into few large copies; ``gpu_assisted`` has a GPU
+kernel read host memory itself, with thousands of small reads in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
+from services.worker.kv.profile import MoverName
+from services.worker.kv.row_checks import RowChecks
+
+__all__ = ["Fence", "MoverName", "PageMover"]
+
+
+class Fence(Protocol):
+    """A point in what a mover was told to do. Satisfied by ``torch.cuda.Event``."""
+
+    def synchronize(self) -> None:
+        """Wait until everything before this point has been done."""
+
+
+class PageMover(Protocol):
+    """Moves rows of pages into and out of one device pool. Used by one thread.
+
+    Page numbers are inside both memories and device pages of a call are distinct: the caller has seen to that.
+    """
+
+    name: MoverName
+    piece_pages: int  # Pages of one call that are few enough to be given up between calls.
+
+    def load(
+        self,
+        source: PageMemory,
+        layers: range,
+        pages: PageNumbers,
+        device_pages: PageNumbers,
+        checks: RowChecks | None = None,
+    ) -> Bools:
+        """Copy ``layers`` of ``pages`` into ``device_pages``. Returns what failed its check, bool [pages]: a row that
+        fails is not written. Without ``checks`` nothing is wrong. On a GPU the bytes are there after :meth:`fence`.
+
+        ``source`` is host memory, or memory of a device (a neighbour's pool), for which there are no checks.
+        """
+
+    def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """The reverse: ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
+
+    def fence(self) -> Fence | None:
+        """A point after all loads so far; None when they are done already."""
+
+    def drain(self) -> None:
+        """Return when nothing that was asked for is being written any more."""

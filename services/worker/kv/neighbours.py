@@ -1,0 +1,89 @@
+"""Device pools of other workers of this node, mapped read-only, by the worker that owns them.
+
+A neighbour's pages move device to device, layer-first on both sides. They have no checksums: the scheduler keeps them
+locked until the batch that reads them is answered, and the incarnation tells whether the pool is the one it means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.kv.page_memory import PageLayout, PageMemory
+from shared import logs
+from shared.errors import TransportError
+from shared.memory import DevicePoolView
+from shared.memory.cuda_ipc import open_halves
+from shared.memory.device_pool_view import check_device_handle
+from shared.messages.pools import KvGeometry, PoolHandle
+
+_log = logs.get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbour:
+    """A mapped pool of one incarnation of a worker. ``view`` holds the mapping, in shared memory."""
+
+    incarnation: str
+    pages: int
+    memory: PageMemory
+    view: DevicePoolView | None = None
+
+
+class Neighbours:
+    """Used by the compute thread."""
+
+    def __init__(self, geometry: KvGeometry, device_type: str) -> None:
+        """``device_type`` is that of this worker's own pool: ``cpu`` or ``cuda``."""
+        self._geometry = geometry
+        self._kind = "shm" if device_type == "cpu" else "cuda_ipc"
+        self._mapped: dict[str, Neighbour] = {}
+        self._reasons: dict[str, str] = {}  # Why a pool that was to be mapped is not.
+
+    def attach(self, worker_id: str, incarnation: str, handle: PoolHandle) -> None:
+        """Map a pool, replacing that of an older incarnation. One that cannot be mapped fails its loads later."""
+        self._forget(worker_id)
+        try:
+            self._mapped[worker_id] = self._map(incarnation, handle)
+        except TransportError as error:
+            self._reasons[worker_id] = error.message
+            _log.warning("neighbour_not_attached", neighbour=worker_id, reason=error.message)
+
+    def detach(self, worker_id: str, incarnation: str) -> None:
+        """Unmap a pool; one of another incarnation, or an unknown one, is left alone."""
+        mapped = self._mapped.get(worker_id)
+        if mapped is None or mapped.incarnation == incarnation:
+            self._forget(worker_id)
+
+    def find(self, worker_id: str, incarnation: str) -> Neighbour:
+        """The pool of just this incarnation. Raises TransportError, saying why, when it is not mapped."""
+        mapped = self._mapped.get(worker_id)
+        if mapped is None:
+            raise TransportError(self._reasons.get(worker_id, f"no device pool of {worker_id} is attached"))
+        if mapped.incarnation != incarnation:
+            raise TransportError(f"the device pool of {worker_id} is of incarnation {mapped.incarnation}")
+        return mapped
+
+    def close(self) -> None:
+        for worker_id in list(self._mapped):
+            self._forget(worker_id)
+
+    def _map(self, incarnation: str, handle: PoolHandle) -> Neighbour:
+        if handle.geometry != self._geometry:
+            raise TransportError(f"a neighbour's pool has geometry {handle.geometry}, not {self._geometry}")
+        if handle.kind != self._kind:
+            raise TransportError(f"a neighbour's pool is {handle.kind} memory, and this worker's is {self._kind}")
+        check_device_handle(handle)
+        layout = PageLayout.layer_first(handle.geometry, handle.pages)
+        if handle.kind == "shm":
+            view = DevicePoolView.attach(handle)
+            return Neighbour(incarnation, handle.pages, PageMemory(layout, array=view.halves.reshape(-1)), view)
+        halves: Any = open_halves(handle)
+        return Neighbour(incarnation, handle.pages, PageMemory(layout, tensor=halves.view(-1)))
+
+    def _forget(self, worker_id: str) -> None:
+        self._reasons.pop(worker_id, None)
+        mapped = self._mapped.pop(worker_id, None)
+        if mapped is not None and mapped.view is not None:
+            # A copy that runs keeps the mapping through its own array.
+            mapped.view.close()

@@ -1,0 +1,134 @@
+"""What ``thermocline doctor --profile`` measured on a machine, and what a worker makes of it.
+
+A profile holds for the machine that it was made on. A worker refuses another's, says so in its log, and takes the safe
+default. Nothing here imports torch: the command line writes what workers read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.messages.pools import KvGeometry
+
+VERSION = 1
+
+MoverName = Literal["per_page", "batched", "gpu_assisted"]
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What figures depend on. Equal machines may use one another's profiles."""
+
+    processor: str
+    cores: int
+    memory_gib: int
+    gpus: tuple[str, ...] = ()
+
+
+class MoverFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """Bandwidth of one mover; bytes a second, medians. ``programs`` is 0 where a mover has none."""
+
+    mover: MoverName
+    device: Literal["cpu", "cuda"]
+    dtype: str
+    page_size: int
+    transfer_bytes: int
+    bytes_per_s: float
+    verified_bytes_per_s: float
+    programs: int = 0
+
+
+class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory's bandwidth, bytes a second. ``is_direct``: past the page cache."""
+
+    directory: str
+    is_direct: bool
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    small_read_bytes_per_s: float  # 64 KiB at random places.
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was measured. Speeds are medians."""
+
+    version: int = VERSION
+    made: str  # Date, ISO 8601.
+    machine: Machine
+    software: dict[str, str]  # Versions of what was measured with.
+    geometry: KvGeometry  # page_size is that of the first figure.
+    tokens: int
+    memcpy_bytes_per_s: float
+    checksum_bytes_per_s: float
+    matmul_flops_per_s: float
+    link_bytes_per_s: float = 0.0  # One large copy from pinned memory to the GPU; 0 without one.
+    movers: tuple[MoverFigure, ...] = ()
+    disk: DiskFigures | None = None
+
+    def fastest(self, device: str, page_size: int, *, verified: bool) -> MoverFigure | None:
+        """The best figure on this kind of device at the measured page size nearest to ``page_size``; None if there is
+        none. Among equals the first measured wins.
+        """
+        of_device = [figure for figure in self.movers if figure.device == device]
+        if not of_device:
+            return None
+        nearest = min({figure.page_size for figure in of_device}, key=lambda size: (abs(size - page_size), size))
+        near = [figure for figure in of_device if figure.page_size == nearest]
+        largest = max(figure.transfer_bytes for figure in near)
+        return max(
+            (figure for figure in near if figure.transfer_bytes == largest),
+            key=lambda figure: figure.verified_bytes_per_s if verified else figure.bytes_per_s,
+        )
+
+
+def this_machine(gpus: tuple[str, ...] = ()) -> Machine:
+    """The machine that this process runs on; ``gpus`` are the names that the driver gives them."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # All cores, not those that this process may use: workers may be bound to a few.
+    return Machine(processor=_processor(), cores=os.cpu_count() or 1, memory_gib=round(pages / 2**30), gpus=gpus)
+
+
+def default_path() -> Path:
+    """Where a profile is written and looked for when nobody names a file."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline" / "profile.json"
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write it in one step, so that a worker that starts now reads the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+    scratch.replace(path)
+
+
+def read_profile(path: Path, machine: Machine) -> Profile:
+    """Raises ConfigError, saying why, for a file that cannot be read, is none, or is another machine's."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no profile: {error}") from error
+    if profile.version != VERSION:
+        raise ConfigError(f"the profile {path} has version {profile.version}, not {VERSION}: measure again")
+    differing = [
+        f"{name} {getattr(profile.machine, name)!r} is {getattr(machine, name)!r} here"
+        for name in Machine.__struct_fields__
+        if getattr(profile.machine, name) != getattr(machine, name)
+    ]
+    if differing:
+        raise ConfigError(f"the profile {path} was made on another machine: {'; '.join(differing)}")
+    return profile
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()

@@ -1,0 +1,34 @@
+"""What must hold of rows before they may be used: checksums that the storage wrote beside the pages.
+
+A checksum covers K then V of one page in one layer and is seeded with the page's identity (see ``PoolHandle``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChecks:
+    """``expected`` uint64 [pages, layers of the move], ``identities`` uint8 [pages, 16], ``wanted`` bool [pages]:
+    which pages are to be checked at all.
+    """
+
+    expected: npt.NDArray[np.uint64]
+    identities: npt.NDArray[np.uint8]
+    wanted: npt.NDArray[np.bool_]
+
+    def seeds(self) -> npt.NDArray[np.uint64]:
+        """The low 8 bytes of each identity, uint64 [pages]."""
+        return np.ascontiguousarray(self.identities[:, :8]).view("<u8").reshape(-1)
+
+    def holds(self, row: npt.NDArray[np.uint8], page: int, layer: int) -> bool:
+        """Whether ``row`` (contiguous uint8 [2 * half_bytes]) is what entry ``page`` should be in entry ``layer``."""
+        if not self.wanted[page]:
+            return True
+        seed = int.from_bytes(self.identities[page, :8].tobytes(), "little")
+        return int(xxhash.xxh3_64_intdigest(row.data, seed=seed)) == int(self.expected[page, layer])

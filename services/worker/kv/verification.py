@@ -1,0 +1,57 @@
+"""Which host pages are checked before they are used, and what it costs to be trusting.
+
+``always`` checks every byte against the storage's checksums. ``sampled`` and ``never`` check the identity table, which
+tells whether a page still holds what the plan says, before and after the copy; ``sampled`` checks the bytes of some
+pages too, drawn by their identity and the order's number, so that the same run draws the same pages and every page is
+drawn sooner or later. After any failure everything from that storage is checked until its pool is mapped anew.
+
+What stays undetected without checksums is a flipped bit in memory that the machine's own error correction has missed.
+``bench/results/transfers.json`` has the cost of each.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Verify = Literal["always", "sampled", "never"]
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Verification:
+    """The setting, and what has been seen of each storage. Used by the compute and the transfer thread."""
+
+    def __init__(self, mode: Verify = "always", share: float = 0.1) -> None:
+        """``share`` of the pages is drawn when ``mode`` is ``sampled``."""
+        self.mode = mode
+        self._share = share
+        self._orders = 0
+        self._distrusted: set[str] = set()
+
+    def draw(self, identities: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Which pages of the next order to check; ``identities`` uint8 [pages, 16]. Bool [pages]."""
+        self._orders += 1
+        count = len(identities)
+        if self.mode != "sampled":
+            return np.full(count, self.mode == "always")
+        words = np.ascontiguousarray(identities).view("<u8").reshape(count, 2)
+        # The other half of an identity seeds checksums. Overflow is what mixing is made of.
+        with np.errstate(over="ignore"):
+            mixed = (words[:, 1] ^ (np.uint64(self._orders) * _MIX)) * _MIX
+            mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX
+        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self._share
+
+    def distrusts(self, storage_id: str) -> bool:
+        """Whether every page of this storage is to be checked, whatever was drawn."""
+        return storage_id in self._distrusted
+
+    def note_failure(self, storage_id: str) -> None:
+        """A page of this storage was wrong."""
+        self._distrusted.add(storage_id)
+
+    def trust_again(self, storage_id: str) -> None:
+        """Its pool was mapped anew."""
+        self._distrusted.discard(storage_id)

@@ -1,0 +1,60 @@
+"""Chunks for tests: small, real ones, made from a seed."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.storage.backends import ChunkKey
+from services.storage.chunk_format import ChunkHeader, blob_nbytes, page_identities, payload_view, write_header
+from services.storage.chunk_payload import hash_payload
+from shared.chunks import chunk_tokens
+from shared.ids import chain_root, namespace_digest
+from shared.messages.pools import KvGeometry
+
+SMALL = KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="float16")
+"""Its blobs have two blocks."""
+
+
+@dataclass(frozen=True)
+class MadeChunk:
+    """A chunk as a storage writes it; ``blob`` begins on a block."""
+
+    header: ChunkHeader
+    blob: memoryview
+
+    @property
+    def key(self) -> ChunkKey:
+        return self.header.key
+
+
+def make_chain(count: int, *, seed: int, geometry: KvGeometry = SMALL, model: str = "model") -> list[MadeChunk]:
+    """The first ``count`` chunks of one sequence: random tokens and random KV."""
+    random = np.random.default_rng(seed)
+    namespace = namespace_digest(model)
+    parent, made = chain_root(namespace), []
+    tokens_each = chunk_tokens(geometry.page_size)
+    for place in range(count):
+        blob = memoryview(mmap.mmap(-1, blob_nbytes(geometry)))
+        blob[:] = random.bytes(blob.nbytes)  # Also where the header goes: buffers are used again.
+        tokens = random.integers(0, 50_000, tokens_each, dtype="<i4").tobytes()
+        identities = page_identities(parent, tokens, geometry)
+        header = write_header(
+            blob,
+            namespace=namespace,
+            geometry=geometry,
+            depth=place * tokens_each,
+            parent=parent,
+            tokens=tokens,
+            checksums=hash_payload(payload_view(blob, geometry), geometry, identities),
+        )
+        made.append(MadeChunk(header, blob))
+        parent = header.identity
+    return made
+
+
+def aligned(nbytes: int) -> memoryview:
+    """A writable buffer that begins on a block."""
+    return memoryview(mmap.mmap(-1, nbytes))

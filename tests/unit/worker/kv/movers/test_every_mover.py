@@ -1,0 +1,38 @@
+"""One suite for all movers: bit-equal to a loop over rows, for every page size, dtype and geometry."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from services.worker.kv.movers.native_rows import native_rows
+from tests.unit.worker.kernels.interpreted import Interpreter, running_interpreter
+from tests.unit.worker.kv.movers.cases import EVERY_CHECK, Case, every_case
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with running_interpreter() as running:
+        yield running
+
+
+@pytest.mark.parametrize("case", every_case("per_page", "batched", "numpy"), ids=str)
+@pytest.mark.parametrize("check", EVERY_CHECK, ids=lambda check: check.__name__)
+def test_a_mover_on_cpu(case: Case, check: Callable[[Case], None]) -> None:
+    """Rows go where they belong, wrong ones nowhere, in both directions and from a neighbour."""
+    check(case)
+
+
+@pytest.mark.parametrize("case", every_case("gpu_assisted"), ids=str)
+@pytest.mark.parametrize("check", EVERY_CHECK, ids=lambda check: check.__name__)
+def test_the_kernel_interpreted(case: Case, check: Callable[[Case], None], interpreter: Interpreter) -> None:
+    """The same for the Triton kernel, with more programs than one."""
+    interpreter.call(check, case)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_native_code_is_what_batched_uses_here() -> None:
+    """Where a C compiler is, the suite above has tested C code and numpy, not numpy twice."""
+    assert native_rows() is not None

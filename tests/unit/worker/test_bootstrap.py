@@ -1,0 +1,57 @@
+"""The settings of movers and verification reach what moves pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.worker.bootstrap import make_loads
+from services.worker.config import WorkerConfig
+from shared.errors import ConfigError
+from shared.memory import HostPoolView
+from tests.unit.worker.fake_model import FakeRunner
+from tests.unit.worker.pools import fill_page, page_load
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRunner]:
+    """With no profile of this machine's user in sight."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = FakeRunner()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def flipped(runner: FakeRunner) -> Iterator[HostPoolView]:
+    """A host pool whose page 0 has one wrong bit."""
+    host = HostPoolView.create("thermocline-test", runner.geometry, 2)
+    fill_page(host, 0, "a")
+    host.pages[0, 0, 0] ^= 1
+    yield host
+    host.unlink()
+    host.close()
+
+
+@pytest.mark.parametrize("mover", ["auto", "per_page", "batched"])
+@pytest.mark.parametrize(("verify", "failures"), [("always", 1), ("sampled", 1), ("never", 0)])
+def test_loads_are_verified_as_configured(
+    runner: FakeRunner, flipped: HostPoolView, mover: str, verify: str, failures: int
+) -> None:
+    """By every mover: a flipped bit passes where nobody looks, and only there."""
+    config = WorkerConfig(model="unused", mover=mover, verify_host=verify, verify_host_share=1.0)  # type: ignore[arg-type]
+    loads = make_loads(config, runner)  # type: ignore[arg-type]
+    loads.attach("s", flipped.handle)
+
+    result = loads.start([page_load([0], [1], ["a"])]).finish()
+
+    assert len(result.failures) == failures
+    loads.close()
+
+
+def test_a_mover_that_cannot_serve_here_ends_the_start(runner: FakeRunner) -> None:
+    """With the setting in the message."""
+    with pytest.raises(ConfigError, match="--mover gpu_assisted"):
+        make_loads(WorkerConfig(model="unused", mover="gpu_assisted"), runner)  # type: ignore[arg-type]

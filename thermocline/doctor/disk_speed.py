@@ -1,0 +1,83 @@
+"""How fast a directory is written and read, past the page cache where the file system allows it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from services.worker.kv.profile import DiskFigures
+from shared.errors import ConfigError
+
+FILE_BYTES = 128 * 2**20
+LARGE_BYTES = 4 * 2**20
+SMALL_BYTES = 64 * 2**10
+SMALL_READS = 256
+
+
+def measure_disk(directory: Path, *, file_bytes: int = FILE_BYTES) -> DiskFigures:
+    """Write a file in large pieces, read it in large ones in order and in small ones in random order.
+
+    Raises ConfigError when the directory cannot be written.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="thermocline-profile-") as file:
+            return _measure(Path(file.name), str(directory), file_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot measure the directory {directory}: {error.strerror}") from error
+
+
+def _measure(path: Path, directory: str, file_bytes: int) -> DiskFigures:
+    # Anonymous mappings are aligned as direct I/O demands.
+    buffer = mmap.mmap(-1, LARGE_BYTES)
+    buffer.write(random.Random(0).randbytes(LARGE_BYTES))
+    view = memoryview(buffer)
+    fd, is_direct = _open(path)
+    try:
+        large = range(0, file_bytes, LARGE_BYTES)
+        write_s = _timed(lambda: _write(fd, view, large))
+        if not is_direct:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        read_s = _timed(lambda: [os.preadv(fd, [view], start) for start in large])
+        if not is_direct:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        places = random.Random(1).choices(range(0, file_bytes - SMALL_BYTES + 1, SMALL_BYTES), k=SMALL_READS)
+        small = view[:SMALL_BYTES]
+        small_s = _timed(lambda: [os.preadv(fd, [small], start) for start in places])
+        small.release()
+    finally:
+        os.close(fd)
+        view.release()
+        buffer.close()
+    written = len(large) * LARGE_BYTES
+    return DiskFigures(
+        directory=directory,
+        is_direct=is_direct,
+        write_bytes_per_s=written / write_s,
+        read_bytes_per_s=written / read_s,
+        small_read_bytes_per_s=SMALL_READS * SMALL_BYTES / small_s,
+    )
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """For reading and writing past the page cache; through it where the file system (tmpfs) refuses."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC), True
+    except OSError:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
+
+
+def _write(fd: int, view: memoryview, places: range) -> None:
+    for start in places:
+        os.pwritev(fd, [view], start)
+    os.fsync(fd)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return max(1e-9, time.perf_counter() - started)
