@@ -16,6 +16,7 @@ from services.scheduler import cell_metrics, core
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.fold import Fold, Folded
 from services.scheduler.inputs_writer import append_until_stored
+from services.scheduler.inspection import Inspection
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
 from services.scheduler.restore import Restored, restore
@@ -27,7 +28,13 @@ from shared.codec import decode, encode
 from shared.errors import CodecError, ThermoclineError, Unavailable
 from shared.lifecycle import Lifecycle
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired
-from shared.messages.status import CellStatus, GetStatus, Heartbeat, ListCache, SnapshotTaken, TakeSnapshot
+from shared.messages.status import (
+    CellStatus,
+    GetStatus,
+    Heartbeat,
+    SnapshotTaken,
+    TakeSnapshot,
+)
 
 STATUS_S = 0.5
 LIVENESS_S = 0.5
@@ -129,7 +136,7 @@ class Shell:
         return [
             await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat),
             await self._bus.serve(subjects.rpc("scheduler", "status"), self._answer_status),
-            await self._bus.serve(subjects.rpc("scheduler", "cache"), self._answer_listing),
+            *await Inspection(self._folding, lambda: self._fold.state).serve(self._bus),
             await self._bus.serve(subjects.rpc("scheduler", "snapshot"), self._answer_snapshot),
         ]
 
@@ -247,11 +254,6 @@ class Shell:
     async def _answer_status(self, data: bytes) -> bytes:
         decode(data, GetStatus)
         return encode(await self._status())
-
-    async def _answer_listing(self, data: bytes) -> bytes:
-        call = decode(data, ListCache)
-        async with self._folding:
-            return encode(core.list_cache(self._fold.state, call))
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.storage import measures
@@ -71,6 +71,7 @@ class Saver:
         threads: IoThreads,
         keys: ChunkKeys,
         events: TierEvents,
+        confirm: Callable[[], Awaitable[None]],
         max_saves: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +84,7 @@ class Saver:
         self._threads = threads
         self._keys = keys
         self._events = events
+        self._confirm = confirm
         self._max_saves = max_saves
         self._clock_s = clock_s
         self._saves: dict[int, _Save] = {}
@@ -183,6 +185,8 @@ class Saver:
             self._gate.read_over(ticket)
             if is_device_read and self._pools.device(*worker) is not device:
                 raise InvalidRequest("the device pool was replaced while it was read")
+            if is_device_read:
+                await self._confirm()  # See ``standing``: a host page shows by its identity that it was replaced.
             key_id = self._keys.key_id(save.order.key_id)
             digest = await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
             await self._keep(save, chunk, blob, digest)

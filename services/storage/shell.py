@@ -12,6 +12,7 @@ from services.storage.media import Media
 from services.storage.orders import Orders
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.standing import StandingCheck
 from services.storage.tiers import Tiers
 from shared import logs, subjects
 from shared.bus.protocol import Bus
@@ -50,7 +51,10 @@ class StorageShell:
             waiting=measures.OUTBOX,
         )
         gate = PageGate()
-        self._tiers = Tiers(config, media or Media(), pools, gate, self._outbox, incarnation=incarnation)
+        standing = StandingCheck(bus, config.id, incarnation)
+        self._tiers = Tiers(
+            config, media or Media(), pools, gate, self._outbox, incarnation=incarnation, confirm=standing.confirm
+        )
         self._copier = Copier(
             self._queue,
             pools,

@@ -7,6 +7,7 @@ the size of a buffer follows from its geometry.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.storage import measures
@@ -65,10 +66,12 @@ class Tiers:
         outbox: EventOutbox,
         *,
         incarnation: str,
+        confirm: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
         self._pools = pools
         self._gate = gate
+        self._confirm = confirm
         self._keys = ChunkKeys(media.cipher)
         self._threads = IoThreads(config.io_threads)
         self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads) if media.disk else None
@@ -260,6 +263,7 @@ class Tiers:
             threads=threads,
             keys=keys,
             events=events,
+            confirm=self._confirm,
             max_saves=self._config.max_saves,
         )
         fetcher = Fetcher(pools=self._pools, gate=self._gate, source=source, threads=threads, events=events)

@@ -107,6 +107,19 @@ class SnapshotTaken(Message, frozen=True):
     nbytes: int
 
 
+class GetStanding(Message, frozen=True):
+    """Call ``rpc.scheduler.standing``: whether the cell counts this incarnation of a storage among its own."""
+
+    storage_id: str
+    incarnation: str
+
+
+class Standing(Message, frozen=True):
+    """Answer to GetStanding, true at some moment between call and answer. Who is no member never is one again."""
+
+    is_member: bool
+
+
 class ListCache(Message, frozen=True):
     """Call ``rpc.scheduler.cache``: the radix tree, nodes nearest to the root first; answered by CacheListing."""
 

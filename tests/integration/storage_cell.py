@@ -30,7 +30,7 @@ from shared.memory import DevicePoolView, HostPoolView, SharedSegment
 from shared.memory.host_pool import nbytes_for
 from shared.messages.base import Message, pack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.status import ChunksVerified, GetInventory, Inventory, VerifyChunks
+from shared.messages.status import ChunksVerified, GetInventory, Inventory, Standing, VerifyChunks
 from shared.messages.storage_events import (
     BackupDone,
     ChunksFetched,
@@ -154,6 +154,17 @@ class StorageCell:
         self._number = 0
         self._ids = 0
         self.seen: list[Input] = []
+        self.is_member = True  # What the scheduler says when it is asked.
+        self.asked_for_standing = 0
+
+    async def answer_standing(self) -> None:
+        """Say whether the storage is a member whenever it asks."""
+
+        async def answer(data: bytes) -> bytes:
+            self.asked_for_standing += 1
+            return encode(Standing(is_member=self.is_member))
+
+        await self.bus.serve(subjects.rpc("scheduler", "standing"), answer)
 
     async def order(self, order: StorageOrder) -> None:
         assert self.joined is not None
@@ -301,6 +312,7 @@ async def running_storage(
         incarnation=f"storage-{secrets.token_hex(4)}",
     )
     cell = StorageCell(broker.connect("scheduler"), geometry, life, asyncio.create_task(shell.run(life)))
+    await cell.answer_standing()
     try:
         cell.joined = await cell.event(StorageJoined)
         if with_pools:

@@ -115,6 +115,22 @@ async def test_what_is_saved_from_host_memory_is_fetched(prefix: str, tmp_path: 
         assert cell.holds(sequence, [1, 2, 3, 4, 5, 6], [20, 21, 22, 30, 31, 32], [1, 2, 3, 4, 5, 6])
 
 
+async def test_a_storage_that_was_given_up_writes_nothing_that_it_read_from_a_device(
+    prefix: str, tmp_path: Path
+) -> None:
+    """Its locks are gone by then, so the pages may hold the KV of others; host pages say themselves whose they are."""
+    sequence, other = Sequence.make(1, 2), Sequence.make(2, 1)
+    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
+        await cell.backup(other, list(range(20, 24)), list(range(4)))
+        cell.is_member = False
+        from_device = await cell.save(sequence, device=list(range(8)))
+        from_host = await cell.save(other, host=list(range(4)))
+
+    assert (from_device.chunks, cell.asked_for_standing) == (b"", 2)
+    assert "given this storage up" in from_device.error
+    assert from_host.chunks == other.names[0]
+
+
 async def test_a_host_page_that_was_replaced_is_not_saved(prefix: str) -> None:
     """What a host page really holds is compared with what the order says: the chunk is left out, the rest is saved."""
     sequence, other = Sequence.make(1, 2), Sequence.make(2, 1)
@@ -728,6 +744,7 @@ async def test_a_killed_storage_is_warm_again(nats_server: NatsServer, prefix: s
     await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
     sequence = Sequence.make(1, 2)
     cell = StorageCell(bus, GEOMETRY)
+    await cell.answer_standing()
     flags = ["--nats", nats_server.url, "--id", "s0", "--node", "n0", "--shm-prefix", prefix, "--host-kv-bytes", "4MiB"]
     flags += ["--disk-dir", str(tmp_path), "--disk-kv-bytes", "8MiB"]
     command = [sys.executable, "-m", "services.storage", *flags]

@@ -1,0 +1,38 @@
+"""Calls that look into the state and change nothing: what is cached, and who is a member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.scheduler import core
+from shared import subjects
+from shared.bus.protocol import Bus, Subscription
+from shared.codec import decode, encode
+from shared.messages.status import GetStanding, ListCache, Standing
+
+
+class Inspection:
+    """Answers between steps: ``folding`` is held while the state is looked at."""
+
+    def __init__(self, folding: asyncio.Lock, state: Callable[[], core.CellState]) -> None:
+        self._folding = folding
+        self._state = state
+
+    async def serve(self, bus: Bus) -> list[Subscription]:
+        """Answer from now on; the caller closes what is returned."""
+        return [
+            await bus.serve(subjects.rpc("scheduler", "cache"), self._listing),
+            await bus.serve(subjects.rpc("scheduler", "standing"), self._standing),
+        ]
+
+    async def _listing(self, data: bytes) -> bytes:
+        call = decode(data, ListCache)
+        async with self._folding:
+            return encode(core.list_cache(self._state(), call))
+
+    async def _standing(self, data: bytes) -> bytes:
+        call = decode(data, GetStanding)
+        async with self._folding:
+            storage = self._state().storages.get(call.storage_id)
+        return encode(Standing(is_member=storage is not None and storage.incarnation == call.incarnation))
