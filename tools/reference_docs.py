@@ -25,7 +25,7 @@ from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
-from tools import core_results, policy_results
+from tools import core_results, data_plane_results, policy_results
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -203,10 +203,16 @@ def core() -> str:
     return core_results.page(*_result("core_speed"))
 
 
+def data_plane() -> str:
+    """TTFT by tier, disk and movers."""
+    return data_plane_results.page(_result("ttft_ladder"), _result("disk_tier"), _result("transfers"))
+
+
 PAGES = {
     "reference/lifecycles.md": lifecycles,
     "reference/settings.md": settings,
     "results/core.md": core,
+    "results/data-plane.md": data_plane,
     "results/policies.md": policies,
     "results/speed.md": speed,
 }

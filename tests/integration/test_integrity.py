@@ -36,7 +36,9 @@ async def test_damaged_host_memory_is_recomputed_not_served(
     rng = random.Random(3)
     document = [rng.randrange(8, VOCAB_SIZE) for _ in range(100)]
     worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_TOKENS // PAGE_SIZE}
-    async with running_cell(nats_server.url, model, worker_settings=worker) as cell:
+    # Least recently used, so that the document is what leaves the device.
+    settings = {"worker_settings": worker, "scheduler_settings": {"policy": "lru"}}
+    async with running_cell(nats_server.url, model, **settings) as cell:
         await cell.complete(document, 4)
         for _ in range(6):
             await cell.complete([rng.randrange(8, VOCAB_SIZE) for _ in range(120)], 2)
