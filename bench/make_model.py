@@ -15,8 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 TOKENIZER = Path(__file__).parent.parent / "models" / "thermocline-mha"
 
 
-def save_llama(out: Path, *, seed: int = 0, vocab_size: int = 16_384, dtype: str = "bfloat16") -> Path:
-    """12 layers, hidden 768, 12 query and 4 KV heads, 88M parameters with a vocabulary of 16,384; no tokenizer."""
+def save_llama(
+    out: Path, *, seed: int = 0, vocab_size: int = 16_384, dtype: str = "bfloat16", kv_heads: int = 4
+) -> Path:
+    """12 layers, hidden 768, 12 query heads; no tokenizer. With 4 KV heads and a vocabulary of 16,384 it has 88M
+    parameters; with 12 KV heads (multi-head attention) 97M.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -24,7 +28,7 @@ def save_llama(out: Path, *, seed: int = 0, vocab_size: int = 16_384, dtype: str
         intermediate_size=2048,
         num_hidden_layers=12,
         num_attention_heads=12,
-        num_key_value_heads=4,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=16_384,
         tie_word_embeddings=True,
         bos_token_id=1,

@@ -51,16 +51,15 @@ async def _status(bus: Bus) -> CellStatus:
     return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
 
 
-async def _rest(bus: Bus, *, seq: int = 0, chunks: int = 0) -> None:
-    """Wait until nothing runs or moves, ``seq`` is folded and so many chunks are on the disk."""
+async def _rest(bus: Bus, *, seq: int = 0) -> None:
+    """Wait until there is a host pool, nothing runs or moves, and ``seq`` is folded."""
     async with asyncio.timeout(120):
         while True:
             status = await _status(bus)
             leased = sum(pool.leased for pool in status.pools)
-            started, done = (status.counters.get(f"saves_{word}", 0) for word in ("started", "done"))
-            failed = status.counters.get("saves_failed", 0)
-            is_idle = not (status.running or status.queued or leased or status.fetches)
-            if is_idle and started == done + failed and status.seq >= seq and status.chunks >= chunks:
+            is_idle = not (status.running or status.queued or leased or status.fetches or status.saves)
+            has_host = any(pool.tier == "host" for pool in status.pools)
+            if has_host and is_idle and status.seq >= seq:
                 return
             await asyncio.sleep(0.02)
 
@@ -86,6 +85,7 @@ async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: 
     bus = await connect((nats,), "bench")
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
         model = (await served_model(client))["id"]
+        await _rest(bus)  # The cell serves before its host pool is made.
         await _ask(client, model, fresh(512))
         for _ in range(repeats):
             document = fresh(tokens)

@@ -43,4 +43,5 @@ async def settled(
 def _is_idle(status: CellStatus, workers: int | None) -> bool:
     leased = any(pool.leased for pool in status.pools)
     complete = workers is None or len(status.workers) == workers
-    return complete and not status.queued and not status.running and not leased
+    moves = status.fetches or status.saves
+    return complete and not status.queued and not status.running and not leased and not moves

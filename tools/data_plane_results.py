@@ -7,16 +7,17 @@ from typing import Any
 _HEAD = """\
 # The data plane: TTFT by tier, disk and movers
 
-Made by `python -m tools.reference_docs` from `bench/results/{ttft_ladder,disk_tier,transfers}.json`. One machine with two
-cores is client, broker, server and disk at once. Nothing here was measured on a GPU: `bench/gpu/` holds the scripts that
-would (movers against the link's peak, interference by number of programs, CUDA IPC, backups).
+Made by `python -m tools.reference_docs` from `bench/results/{ttft_ladder,disk_tier,transfers}.json`. One machine with
+two cores is client, broker, server and disk at once. Nothing here was measured on a GPU: `bench/gpu/` holds the scripts
+that would (movers against the link's peak, interference by number of programs, CUDA IPC, backups).
 """
 
 _LADDER = """\
 ## One prefix, five places
 
-TTFT of a question over a shared document, after the tiers above were emptied by an order. The object store is a directory
-on the same disk. Waiting for a fetch is unbounded here (`prefetch_wait = "full"`), so that a slow tier shows as slow.
+TTFT of a question over a shared document, after the tiers above were emptied by an order. The object store is a
+directory on the same disk. Waiting for a fetch is unbounded here (`prefetch_wait = "full"`), so that a slow tier shows
+as slow.
 """
 
 _DISK = """\
@@ -29,9 +30,10 @@ sequentially with O_DIRECT on the same disk in the same run. The target is 80 % 
 _MOVERS = """\
 ## Movers
 
-Bandwidth of one layer-wise load from the page-first host pool into the layer-first device pool (on this machine both in
-shared memory), as a share of a plain copy of the same bytes measured beside it, in processor time of the copying thread.
-Targets: 80 % at pages of 16 tokens, 50 % at 1. "Verified" computes the checksum of every page and layer on the way.
+Bandwidth of one layer-wise load from the page-first host pool into the layer-first device pool (on this machine both
+in shared memory), as a share of a plain copy of the same bytes measured beside it, in processor time of the copying
+thread. Targets: 80 % at pages of 16 tokens, 50 % at 1. "Verified" computes the checksum of every page and layer on the
+way.
 """
 
 _LAYOUT = """\
@@ -43,8 +45,8 @@ Time to read the same KV from disk when a page of all layers is one piece, and w
 _OVERLAP = """\
 ## What layer-wise loading hides
 
-Share of a load of the prefix that is hidden behind the computation of new tokens, because attention at a layer waits for
-that layer alone. At the speed of memory, and slowed down to that of a slow disk.
+Share of a load of the prefix that is hidden behind the computation of new tokens, because attention at a layer waits
+for that layer alone. At the speed of memory, and slowed down to that of a slow disk.
 """
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 from services.storage.config import StorageConfig
-from services.storage.media import open_media
+from services.storage.media import Media, open_media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from shared import ids, logs, metrics
@@ -26,6 +27,9 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
         _log.info("leftovers_reaped", segments=reaped)
     metrics.serve(config.metrics_port)
     media = await asyncio.to_thread(open_media, config)
+    loop = asyncio.get_running_loop()
+    # Always handled: what an operator sends to have keys read again must not end a storage that has none.
+    loop.add_signal_handler(signal.SIGHUP, _read_keys_again, media)
     try:
         bus = await nats_bus.connect(config.nats, f"storage {config.id}")
         try:
@@ -34,4 +38,10 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
         finally:
             await bus.close()
     finally:
+        loop.remove_signal_handler(signal.SIGHUP)
         await asyncio.to_thread(media.close)
+
+
+def _read_keys_again(media: Media) -> None:
+    if media.cipher is not None:
+        media.cipher.reload()

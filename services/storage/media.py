@@ -9,8 +9,7 @@ from services.storage import measures
 from services.storage.backends import ChunkBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
-from services.storage.chunk_sealing import Cipher
-from services.storage.cipher import open_cipher
+from services.storage.cipher import Cipher, open_cipher
 from services.storage.config import StorageConfig
 from shared import logs
 from shared.errors import ThermoclineError

@@ -60,6 +60,7 @@ class CellStatus(Message, frozen=True):
     pinned_pages: int = 0  # Host pages.
     chunks: int = 0  # On the disks, as far as the scheduler knows.
     fetches: int = 0  # Under way.
+    saves: int = 0  # Under way.
     deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.
     in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
     in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.

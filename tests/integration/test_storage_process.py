@@ -23,6 +23,7 @@ from shared.memory import HostPoolView, SharedSegment, unlink_all
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.status import CellStatus
 from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, CreateHostPool, StorageOrder, StoragePlan
 from tests.nats_server import NatsServer
@@ -184,3 +185,27 @@ async def test_a_killed_broker_is_survived(nats_server: NatsServer, scheduler: _
     assert isinstance(answer, BackupDone)
     assert (answer.transfer_id, answer.ok) == (9, False)
     assert "no device pool" in answer.error
+
+
+async def test_sighup_ends_nothing_and_a_storage_that_was_given_up_ends(nats_server: NatsServer) -> None:
+    """After SIGHUP it still carries out orders; once the cell's status lists it no more, it ends with exit code 1."""
+    bus = await nats_bus.connect([nats_server.url], "scheduler")
+    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
+    scheduler = _Scheduler(bus)
+    async with _storage(nats_server.url) as process:
+        await scheduler.event()
+        process.send_signal(signal.SIGHUP)
+        handle = await scheduler.create_host_pool()
+        listed = {"s0": scheduler.incarnation}
+        for storages in (listed, {}):
+            status = CellStatus(
+                scheduler_id="s", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1,
+                max_context=1, storage_incarnations=storages,
+            )  # fmt: skip
+            await bus.publish(subjects.STATUS, encode(status))
+        async with asyncio.timeout(60.0):
+            exit_code = await process.wait()
+    await bus.close()
+
+    assert handle.pages > 0
+    assert exit_code == 1

@@ -24,8 +24,8 @@ from tests.reference import Reference
 
 DEVICE_TOKENS = 512
 DOCUMENT_TOKENS = 200
-CASES = [("llama", 1), ("llama", 16), ("opt", 32), ("qwen2", 64)]
-"""Grouped-query attention in llama and qwen2, as many KV heads as query heads in opt."""
+CASES = [(family, size) for family in ("llama", "opt") for size in (1, 16, 32, 64)]
+"""Llama here has grouped-query attention, OPT as many KV heads as query heads."""
 
 
 def segment(cell: Cell, kind: str) -> SharedSegment:
@@ -178,8 +178,65 @@ async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     assert all(np.array_equal(kept[0][identity], kept[1][identity]) for identity in shared)
 
 
+def chunk_files(folder: Path) -> list[Path]:
+    """The chunks of the disk tier, in order of their names."""
+    return sorted(p for name in ("disk-a", "disk-b") for p in (folder / name).rglob("*.chunk") if p.is_file())
+
+
+def damage(files: list[Path], kind: str) -> None:
+    """Spoil every chunk in one way."""
+    if kind == "swap":
+        contents = [file.read_bytes() for file in files]
+        for file, other in zip(files, contents[1:] + contents[:1], strict=True):
+            file.write_bytes(other)
+        return
+    for number, file in enumerate(files):
+        data = bytearray(file.read_bytes())
+        at = len(data) // 7 * (1 + number % 5)
+        if kind == "flip":
+            data[at] ^= 1 << number % 8
+        elif kind == "zero":
+            data[at : at + 512] = bytes(512)
+        else:
+            del data[at:]
+        file.write_bytes(bytes(data))
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [("llama", 16), ("opt", 1)])
+@pytest.mark.parametrize("kind", ["flip", "zero", "truncate", "swap"])
+async def test_damaged_chunks_are_never_served(
+    kind: str, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Every chunk on the disk is spoiled: the answer is right, computed anew, and the chunks are written anew."""
+    model, reference = checkpoints["llama"]
+    worker = {"page_size": 16, "device_pages": DEVICE_TOKENS // 16}
+    scheduler = {"prefetch_wait": "full"}
+    settings = storage_settings(tmp_path) | {"remote": ""}
+    async with running_cell(
+        nats_server.url,
+        model,
+        worker_settings=worker,
+        scheduler_settings=scheduler,
+        storage_settings=settings,
+    ) as cell:
+        document = Document(cell, reference, 11)
+        await document.ask()
+        await cell.flush("device", "host")
+        files = chunk_files(tmp_path)
+        assert len(files) == DOCUMENT_TOKENS // 64
+        damage(files, kind)
+
+        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
+        assert (await cell.storage_inventory()).counters["chunks_quarantined"] > 0
+        await cell.flush("device", "host")
+        chunked = DOCUMENT_TOKENS // 64 * 64
+        found = await document.ask()
+        assert found["disk_tokens"] + found["computed"] == DOCUMENT_TOKENS + 9
+        assert found["disk_tokens"] <= chunked
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "page_size"), [("opt", 1), ("llama", 16), ("opt", 32), ("llama", 64)])
 async def test_a_prefix_is_copied_from_a_neighbours_device(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:

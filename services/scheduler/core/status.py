@@ -42,6 +42,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pools=tuple(pools),
         counters=dict(state.counters),
         nodes=len(state.tree.nodes) - len(state.tree.roots),
+        saves=len(state.saves),
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
         chunks=sum(len(storage.chunks) for storage in state.storages.values()),

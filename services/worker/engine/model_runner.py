@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.engine.attention import AttentionStep
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.gpu_attention import GpuAttention
@@ -85,6 +86,11 @@ class ModelRunner:
     def geometry(self) -> KvGeometry:
         return self.pool.geometry
 
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model, for what reads its modules; nobody else changes it."""
+        return self._model
+
     @torch.inference_mode()
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -94,12 +100,23 @@ class ModelRunner:
         ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
         float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
         """
+        return self.run(ids, positions, self.paged_step(meta), last_rows)
+
+    def paged_step(self, meta: ForwardMeta) -> PagedStep:
+        """Attention over the pool for one step."""
+        return PagedStep(meta, self.pool, self._backend)
+
+    @torch.inference_mode()
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         output = self._model(
             input_ids=ids.to(self._device)[None],
             position_ids=positions.to(self._device)[None],
             use_cache=False,
             logits_to_keep=last_rows.to(self._device),
-            fwd=PagedStep(meta, self.pool, self._backend),
+            fwd=step,
         )
         logits: torch.Tensor = output.logits[0].float()
         return logits

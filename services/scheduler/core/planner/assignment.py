@@ -1,0 +1,131 @@
+"""KV or hidden states, for layers that have both, beside given other work: shift from the busiest link to computing.
+
+All begin as KV, which takes no computing. While a link is the busiest resource, layers that it brings as KV are taken
+as hidden states instead, as many as make it and whatever gets busier finish together (HCache 4.1.2, with any number
+of links). Within one cell that is exact; between cells it is a descent on a convex function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+
+from services.scheduler.core.planner.sources import Cell
+
+_NO_GAIN = 1e-9
+"""Relative difference of times that is none."""
+
+
+@dataclass(slots=True)
+class Switch:
+    """Layers that can be either; ``hidden`` of ``layers`` are taken as hidden states, the lowest ones."""
+
+    cell: int
+    layers: int
+    left: float
+    us: list[tuple[int, float]]  # What each resource takes more for a layer that becomes hidden states.
+    hidden: float = 0.0
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Time of the busiest resource, what each takes, and what was chosen."""
+
+    time_us: float
+    loads: list[float]
+    switches: list[Switch]
+
+
+def assign(
+    loads: list[float],
+    cells: Sequence[Cell],
+    stretches: Sequence[tuple[int, Sequence[int]]],
+    *,
+    whole: bool = True,
+) -> Assignment:
+    """Restore cells on top of ``loads``, which is changed.
+
+    ``stretches`` are (a set of layers, tokens of each group at them), disjoint in layers. ``whole`` layers, or parts
+    of them too: then the time is a lower bound.
+    """
+    switches: list[Switch] = []
+    for number, cell in enumerate(cells):
+        for mask, tokens_of in stretches:
+            tokens = tokens_of[cell.group]
+            layers = cell.layers & mask
+            if not tokens or not layers:
+                continue
+            count = layers.bit_count()
+            option = cell.kv or cell.hidden
+            assert option is not None
+            for place, us in option.us:
+                loads[place] += us * tokens * count
+            if cell.kv is not None and cell.hidden is not None:
+                switches.append(Switch(number, layers, count, _difference(cell, tokens)))
+    time_us = _descend(loads, switches, whole=whole) if switches else max(loads)
+    return Assignment(time_us, loads, switches)
+
+
+def _difference(cell: Cell, tokens: int) -> list[tuple[int, float]]:
+    assert cell.kv is not None
+    assert cell.hidden is not None
+    change = {place: us * tokens for place, us in cell.hidden.us}
+    for place, us in cell.kv.us:
+        change[place] = change.get(place, 0.0) - us * tokens
+    return list(change.items())
+
+
+def _descend(loads: list[float], switches: list[Switch], *, whole: bool) -> float:
+    """Switch layers as long as the busiest resource gets less busy; returns its time."""
+    time_us = max(loads)
+    for _ in range(4 * len(switches) + 4):
+        busiest = loads.index(time_us)
+        if not busiest:
+            break
+        best: tuple[float, Switch, float] | None = None
+        for switch in switches:
+            found = _step(loads, switch, busiest, whole=whole)
+            if found is not None and found[0] < time_us * (1 - _NO_GAIN) and (best is None or found[0] < best[0]):
+                best = (found[0], switch, found[1])
+        if best is None:
+            break
+        _, switch, count = best
+        switch.left -= count
+        switch.hidden += count
+        for place, us in switch.us:
+            loads[place] += us * count
+        time_us = max(loads)
+    return time_us
+
+
+def _step(loads: list[float], switch: Switch, busiest: int, *, whole: bool) -> tuple[float, float] | None:
+    """(Time afterwards, layers to switch) where switching relieves the busiest resource."""
+    if switch.left <= 0:
+        return None
+    slope = 0.0
+    for place, us in switch.us:
+        if place == busiest:
+            slope = us
+    if slope >= 0:
+        return None
+    count = float(switch.left)
+    touched = dict(switch.us)
+    for place, load in enumerate(loads):
+        rise = touched.get(place, 0.0) - slope
+        if place != busiest and rise > 0:
+            count = min(count, (loads[busiest] - load) / rise)
+    if not whole:
+        return _after(loads, switch, count), count
+    low = float(floor(count + 1e-9))
+    high = min(switch.left, low + 1)
+    after_low = _after(loads, switch, low) if low else float("inf")
+    after_high = _after(loads, switch, high)
+    return (after_high, high) if after_high < after_low else (after_low, low)
+
+
+def _after(loads: list[float], switch: Switch, count: float) -> float:
+    after = list(loads)
+    for place, us in switch.us:
+        after[place] += us * count
+    return max(after)

@@ -1,0 +1,46 @@
+"""How wrong predicted restorations were, by method: smoothed relative errors, for export as metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.planner.plan import Plan
+
+_KEPT = 0.9
+"""Part of what is known that a further restoration leaves standing."""
+
+
+class MethodError(msgspec.Struct):
+    """Of one method. ``bias`` above 0: it took longer than predicted."""
+
+    observations: int = 0
+    bias: float = 0.0  # Smoothed (observed - predicted) / predicted.
+    magnitude: float = 0.0  # The same without its sign.
+
+
+class PredictionErrors(msgspec.Struct):
+    """By the name of what was restored how: a method and its source, or a mix of them (see :func:`plan_kind`)."""
+
+    by_kind: dict[str, MethodError] = {}
+
+
+def plan_kind(plan: Plan) -> str:
+    """Methods and sources that a plan mixes, such as "kv from host + tokens"; "device" where nothing is to be done."""
+    kinds = {
+        f"{piece.method} from {piece.source}" if piece.source else piece.method: None
+        for piece in plan.pieces
+        if piece.method != "device"
+    }
+    return " + ".join(sorted(kinds)) or "device"
+
+
+def note_restoration(errors: PredictionErrors, kind: str, predicted_us: float, observed_us: float) -> None:
+    """A restoration that was predicted to take so long took so long. What cannot be is ignored. Mutates."""
+    if not predicted_us > 0 or not observed_us >= 0:
+        return
+    error = (observed_us - predicted_us) / predicted_us
+    known = errors.by_kind.setdefault(kind, MethodError())
+    kept = _KEPT if known.observations else 0.0
+    known.observations += 1
+    known.bias = kept * known.bias + (1 - kept) * error
+    known.magnitude = kept * known.magnitude + (1 - kept) * abs(error)

@@ -1,0 +1,54 @@
+"""Which layers of a prefix come back by which means (HCache section 4.1: state is partitioned by layers).
+
+The first layers are recomputed from tokens, because a layer's input needs all layers before it; then come those
+restored from hidden states; the last ones are loaded as KV, so that the link is busy while hidden states are being
+projected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.errors import InvariantViolated
+
+Means = Literal["recompute", "hidden", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMix:
+    """How many layers each means restores, in the order of the layers."""
+
+    recomputed: int
+    from_hidden: int
+    loaded: int
+
+    def __post_init__(self) -> None:
+        if min(self.recomputed, self.from_hidden, self.loaded) < 0 or self.layers < 1:
+            raise InvariantViolated(f"no prefix is restored as {self}")
+
+    @property
+    def layers(self) -> int:
+        return self.recomputed + self.from_hidden + self.loaded
+
+    @property
+    def hidden_layers(self) -> range:
+        return range(self.recomputed, self.recomputed + self.from_hidden)
+
+    @property
+    def loaded_layers(self) -> range:
+        return range(self.recomputed + self.from_hidden, self.layers)
+
+    def means(self, layer: int) -> Means:
+        """How ``layer`` comes back."""
+        if layer < self.recomputed:
+            return "recompute"
+        return "hidden" if layer in self.hidden_layers else "load"
+
+    @staticmethod
+    def every(layers: int) -> Iterator[LayerMix]:
+        """All mixes of a model of ``layers`` layers."""
+        for recomputed in range(layers + 1):
+            for from_hidden in range(layers - recomputed + 1):
+                yield LayerMix(recomputed, from_hidden, layers - recomputed - from_hidden)

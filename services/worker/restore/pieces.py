@@ -1,0 +1,72 @@
+"""Pieces: what a store of hidden states keeps. A piece is up to 64 consecutive tokens of one sequence, layer by layer.
+
+Layers lie one behind the other, so one layer of a piece is one contiguous read, which is the order of restoration
+(HCache section 4.2.1). Pieces end at multiples of 64 tokens from the root, where chunks of KV end too; a sequence's
+first and last piece may be shorter. Each layer has a checksum of its own, seeded with where it belongs, so that a
+layer can be verified alone and a layer or piece in another's place never verifies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from services.worker.restore.refusals import PiecesRefused
+from shared.chunks import CHUNK_TOKENS
+
+_LAYER_BITS = 16
+
+
+def piece_end(position: int) -> int:
+    """Where the piece that holds the token at ``position`` ends at the latest."""
+    return (position // CHUNK_TOKENS + 1) * CHUNK_TOKENS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenPiece:
+    """Hidden states of tokens ``[first, end)`` of one sequence. Nobody writes to it once it is made.
+
+    rows: uint8 [len(layers), tokens, row_bytes]; ``layers`` are the model's layers that it holds, ascending; checksums:
+    uint64 [len(layers)].
+    """
+
+    sequence_id: str
+    first: int
+    layers: tuple[int, ...]
+    rows: npt.NDArray[np.uint8]
+    checksums: npt.NDArray[np.uint64]
+
+    @classmethod
+    def seal(cls, sequence_id: str, first: int, layers: tuple[int, ...], rows: npt.NDArray[np.uint8]) -> HiddenPiece:
+        """A piece of these rows, contiguous in each layer, with their checksums."""
+        sums = [_checksum(rows[index], first, layer) for index, layer in enumerate(layers)]
+        return cls(sequence_id, first, layers, rows, np.array(sums, dtype=np.uint64))
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def layer_rows(self, layer: int) -> npt.NDArray[np.uint8]:
+        """uint8 [tokens, row_bytes] of one layer, verified. Raises PiecesRefused for what is missing or altered."""
+        if layer not in self.layers:
+            raise PiecesRefused(f"the piece at token {self.first} lacks layer {layer}")
+        index = self.layers.index(layer)
+        rows = self.rows[index]
+        if _checksum(rows, self.first, layer) != int(self.checksums[index]):
+            raise PiecesRefused(f"layer {layer} of the piece at token {self.first} is not what was saved")
+        return rows
+
+
+def _checksum(rows: npt.NDArray[np.uint8], first: int, layer: int) -> int:
+    return int(xxhash.xxh3_64_intdigest(rows.data, seed=first << _LAYER_BITS | layer))

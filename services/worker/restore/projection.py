@@ -1,0 +1,201 @@
+"""From the hidden states of a layer to its KV: the model's own K and V projections, norms and RoPE (HCache section
+3.1).
+
+The layer's attention module itself is called, up to the point where it hands K and V to attention, so biases, a K
+norm or scaled positions need no code of ours and the same kernels compute the same bits. Queries are not computed: a
+stand-in for their projection returns zeros. Proof that KV follows from hidden states and positions alone is taken
+once per model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.probe import HARMLESS_EXTRAS, LayoutProbe
+from services.worker.kv.device_pool import DTYPE_NAMES
+from services.worker.restore.attention_inputs import AttentionInputs, input_of
+from services.worker.restore.hidden_shape import HiddenShape
+from services.worker.restore.kv_slots import KvSlots
+from services.worker.restore.refusals import HiddenStatesUnsupported
+
+BLOCK_ROWS = 1024
+"""Rows projected at once on a CPU: K and V of a block are written to the pool while they are still in the cache."""
+
+_PROOF_ROWS = 16
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+"""Largest deviation of proven KV, relative to the largest value: kernels for other shapes may round otherwise, while a
+wrong position or a forgotten bias gives values near 1."""
+
+Emit = Callable[[AttentionCall], None]
+
+
+class _Projected(Exception):
+    """Ends an attention module's forward once K and V are known."""
+
+
+class _Taking:
+    """An attention step that hands K and V on and stops."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self._emit(call)
+        raise _Projected
+
+
+class _NoQueries(torch.nn.Module):
+    """Stands in for ``q_proj``: zeros of its shape, which take no memory and no time."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] to [..., width]."""
+        return hidden.new_zeros(()).expand(*hidden.shape[:-1], self._width)
+
+
+class KvProjection:
+    """The K and V projections of every layer of a runner's model. Used by the thread that computes."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        """Raises HiddenStatesUnsupported, with the reason, when KV cannot be had from hidden states exactly."""
+        self._pool = runner.pool
+        self.inputs = AttentionInputs(runner.model, runner.geometry.layers)
+        self._rotary = getattr(runner.model.base_model, "rotary_emb", None)
+        self._modules: list[torch.nn.Module] = []
+        self._kwargs: list[dict[str, Any]] = []
+        self.shape = self._prove(runner)
+
+    @torch.inference_mode()
+    def position_embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """What the model's attention is told about ``positions`` (int64 [T]); None if it adds positions before."""
+        if not any("position_embeddings" in kwargs for kwargs in self._kwargs):
+            return None
+        assert self._rotary is not None
+        like = torch.empty(0, dtype=self.shape.torch_dtype, device=self._pool.device)
+        return tuple(self._rotary(like, positions[None].to(self._pool.device)))
+
+    @torch.inference_mode()
+    def restore(
+        self, layer: int, hidden: torch.Tensor, embeddings: tuple[torch.Tensor, ...] | None, slots: KvSlots
+    ) -> None:
+        """Write the KV of ``layer`` for hidden states [T, hidden] at the positions of ``embeddings`` into ``slots``."""
+        step = BLOCK_ROWS if hidden.device.type == "cpu" else len(hidden)
+        for start in range(0, len(hidden), step):
+            part = slice(start, start + step)
+            at = None if embeddings is None else tuple(each[:, part] for each in embeddings)
+
+            def write(call: AttentionCall, start: int = start) -> None:
+                slots.write(self._pool, call.layer, call.key, call.value, start)
+
+            self._project(layer, hidden[part], at, write)
+
+    def _project(
+        self, layer: int, hidden: torch.Tensor, embeddings: tuple[torch.Tensor, ...] | None, emit: Emit
+    ) -> None:
+        kwargs = self._kwargs[layer]
+        if "position_embeddings" in kwargs:
+            kwargs = {**kwargs, "position_embeddings": embeddings}
+        try:
+            self._modules[layer](hidden[None], **kwargs, fwd=_Taking(emit))
+        except _Projected:
+            return
+        raise HiddenStatesUnsupported(f"layer {layer} does not go through the attention interface")
+
+    @torch.inference_mode()
+    def _prove(self, runner: ModelRunner) -> HiddenShape:
+        """Compare K and V of a pass with those projected from its hidden states, at positions out of order."""
+        name, layers = type(runner.model).__name__, runner.geometry.layers
+        rows = min(_PROOF_ROWS, runner.max_context - 1)
+        positions = torch.arange(rows, 0, -1) * ((runner.max_context - 1) // rows)
+        ids = torch.arange(rows) * 7919 % runner.vocab_size
+        calls, probe = _Calls(), LayoutProbe()
+        handles = [module.register_forward_pre_hook(calls, with_kwargs=True) for module in self.inputs.modules]
+        try:
+            runner.run(ids, positions, probe, torch.empty(0, dtype=torch.int64))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(calls.hidden) != layers or len(probe.calls) != layers:
+            raise HiddenStatesUnsupported(f"{name} calls {len(calls.hidden)} attention modules in {layers} layers")
+        self._kwargs = [_settings(kwargs, name) for kwargs in calls.kwargs]
+        self._modules = [
+            # RoPE goes over queries as well; where they are shaped by its dimension, one head of zeros will do.
+            _without_queries(module, runner.geometry.head_dim if "position_embeddings" in kwargs else None)
+            for module, kwargs in zip(self.inputs.modules, self._kwargs, strict=True)
+        ]
+        self.shape = HiddenShape(layers, calls.hidden[0].shape[-1], DTYPE_NAMES[calls.hidden[0].dtype])
+        try:
+            embeddings = self.position_embeddings(positions)
+            for layer, (hidden, expected) in enumerate(zip(calls.hidden, probe.calls, strict=True)):
+                found: list[AttentionCall] = []
+                self._project(layer, hidden, embeddings, found.append)
+                _compare(found[0], expected, name)
+        except HiddenStatesUnsupported:
+            raise
+        except Exception as error:  # Of the model's own code, called in a way that it may not know.
+            raise HiddenStatesUnsupported(
+                f"attention modules of {name} cannot be called by themselves: {type(error).__name__}: {error}"
+            ) from error
+        return self.shape
+
+
+class _Calls:
+    """Remembers with what each attention module was called."""
+
+    def __init__(self) -> None:
+        self.hidden: list[torch.Tensor] = []
+        self.kwargs: list[dict[str, Any]] = []
+
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.hidden.append(input_of(args, kwargs)[0].clone())
+        self.kwargs.append({key: value for key, value in kwargs.items() if key not in ("hidden_states", "fwd")})
+
+
+def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    """The keywords to call a module with again. Raises HiddenStatesUnsupported for one that differs from step to
+    step.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        if key == "position_embeddings":
+            kept[key] = None  # Computed anew for each restoration.
+        elif value is None or isinstance(value, bool | int | float | str):
+            kept[key] = value
+        elif key not in HARMLESS_EXTRAS:
+            raise HiddenStatesUnsupported(f"attention of {name} takes {key}, so KV depends on more than hidden states")
+    return kept
+
+
+def _without_queries(module: torch.nn.Module, width: int | None) -> torch.nn.Module:
+    """A second face of ``module`` that shares all weights but computes no queries (zeros of ``width`` take their place,
+    by default of their own width) and calls no hooks.
+    """
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    twin._forward_pre_hooks = OrderedDict()
+    twin._forward_pre_hooks_with_kwargs = OrderedDict()
+    queries = module._modules.get("q_proj")
+    if queries is not None:  # Else the projection is fused, and queries come for nothing more than their share of it.
+        twin._modules["q_proj"] = _NoQueries(width or int(queries.out_features))  # type: ignore[arg-type]
+    return twin
+
+
+def _compare(found: AttentionCall, expected: AttentionCall, name: str) -> None:
+    for kind, mine, theirs in (("K", found.key, expected.key), ("V", found.value, expected.value)):
+        largest = theirs.abs().max().float().clamp_min(1e-12)
+        deviation = ((mine.float() - theirs.float()).abs().max() / largest).item()
+        if not deviation <= _TOLERANCE[theirs.dtype]:
+            raise HiddenStatesUnsupported(
+                f"{kind} of layer {expected.layer} of {name} does not follow from its hidden states: deviation "
+                f"{deviation:.2g}"
+            )

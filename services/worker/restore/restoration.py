@@ -1,0 +1,198 @@
+"""Restores the KV of a prefix layer by layer: transmission of the next layers beside computation of this one (HCache
+section 3.1, figure 5).
+
+The transfer thread brings hidden states to staging buffers, then loads the layers that come back as KV. The computing
+thread recomputes the first layers, and projects each hidden layer when it is first waited for: at the gate, where the
+attention of the request's own prompt asks for it, so that layer l waits for layer l alone and whatever the model
+computes between two layers hides transmission too. A failure closes the gate; the prefix's pages are then undefined and
+the prefix is to be recomputed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.engine.forward_meta import Segment
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.layer_gate import LayerGate, LoadRejected
+from services.worker.kv.loads import JOIN_TIMEOUT_S
+from services.worker.kv.movers.protocol import Fence
+from services.worker.kv.movers.side_stream import side_stream
+from services.worker.restore.first_layers import compute_first_layers
+from services.worker.restore.hidden_source import HiddenSource
+from services.worker.restore.kv_slots import KvSlots
+from services.worker.restore.kv_source import KvSource
+from services.worker.restore.layer_mix import LayerMix
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.staging import Staging
+from shared.errors import InvariantViolated, TransportError
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the layers of a mix come from; None for means that it does not use."""
+
+    hidden: HiddenSource | None = None
+    kv: KvSource | None = None
+    ids: torch.Tensor | None = None  # int64 [tokens], for recomputation.
+
+
+class Restoration:
+    """One prefix: the tokens of ``segment``. A layer gate for the step that needs it, made for one use.
+
+    ``run`` is for the transfer thread, all else for the computing thread: :meth:`begin`, then :meth:`wait` for every
+    layer (by a step, or by :meth:`wait_all`), then :meth:`finish` whatever happened.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        projection: KvProjection,
+        segment: Segment,
+        mix: LayerMix,
+        sources: Sources,
+        *,
+        timeout_s: float,
+        depth: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """``depth`` staging buffers. KV that the segment attends to must be on the device, for what is recomputed."""
+        _check(runner, segment, mix, sources)
+        self._runner, self._projection, self._segment = runner, projection, segment
+        self._mix, self._sources, self._timeout_s = mix, sources, timeout_s
+        device = runner.pool.device
+        self._slots = KvSlots.of_segment(segment, runner.geometry.page_size, device)
+        self._embeddings = projection.position_embeddings(torch.arange(segment.context, segment.length))
+        self._staging = Staging(projection.shape, segment.rows, max(1, min(depth, mix.from_hidden)), device)
+        self._stream = side_stream(device)
+        self._gate = LayerGate(mix.layers, timeout_s=timeout_s, clock_ns=clock_ns)
+        self._projected = 0  # Hidden layers that the computing thread is done with.
+        self._cancelled = threading.Event()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Transmit layer after layer; never raises."""
+        try:
+            self._transmit()
+        except Exception as error:
+            self._gate.reject(f"{type(error).__name__}: {error}")
+        finally:
+            try:
+                self._stream.drain()
+                if self._sources.kv is not None:
+                    self._sources.kv.drain()
+            except Exception as error:  # Of the device: nothing that it was told can be counted on.
+                self._gate.reject(f"{type(error).__name__}: {error}")
+            self._ended.set()
+
+    def begin(self) -> None:
+        """Recompute the first layers."""
+        if self._mix.recomputed:
+            assert self._sources.ids is not None
+            compute_first_layers(self._runner, self._sources.ids, self._segment, self._mix.recomputed)
+
+    def wait(self, layer: int) -> None:
+        """Return when the KV of ``layer`` is in the pool, or ordered before what the current stream does next.
+
+        Raises LoadRejected when anything failed or took too long.
+        """
+        hidden = self._mix.hidden_layers
+        while self._projected < len(hidden) and hidden[self._projected] <= layer:
+            self._project(hidden[self._projected])
+        if self._mix.means(layer) == "load":
+            self._gate.wait(layer)
+        elif self._gate.rejected is not None:
+            raise LoadRejected(self._gate.rejected)
+
+    def wait_all(self) -> None:
+        """Restore every layer now, for a caller that has no step to run meanwhile. Raises as :meth:`wait` does."""
+        for layer in range(self._mix.layers):
+            self.wait(layer)
+
+    @property
+    def rejected(self) -> str | None:
+        """Why the restoration failed, or None."""
+        return self._gate.rejected
+
+    def finish(self) -> None:
+        """Return when nothing is being written any more; gives up what has not arrived.
+
+        Raises LoadRejected if the prefix is not restored whole, TransportError if the transfer does not end.
+        """
+        is_whole = self._gate.rejected is None and self._gate.progress[0] >= self._mix.layers
+        is_whole = is_whole and self._projected == self._mix.from_hidden
+        self._cancelled.set()
+        for _ in range(self._mix.from_hidden):
+            self._staging.wake()
+        if not self._ended.wait(JOIN_TIMEOUT_S):
+            raise TransportError("a restoration does not end; its device pages cannot be used again")
+        if self._gate.rejected is not None or not is_whole:
+            raise LoadRejected(self._gate.rejected or "the restoration was given up")
+
+    def _project(self, layer: int) -> None:
+        self._gate.wait(layer)
+        hidden = self._staging.buffer(self._projected)
+        self._projection.restore(layer, hidden, self._embeddings, self._slots)
+        self._staging.give_back(self._projected)
+        self._projected += 1
+
+    def _transmit(self) -> None:
+        """Launch each layer, then release the one before it when it has arrived, so that the link never idles."""
+        launched: tuple[int, Fence] | None = None
+        for layer in range(self._mix.recomputed, self._mix.layers):
+            # A buffer may become free only when the layer before has been seen to arrive.
+            if launched is not None and self._mix.means(layer) == "hidden":
+                launched = self._release_before_staging(launched)
+            fence = self._launch(layer)
+            if launched is not None:
+                self._release(*launched)
+            launched = None
+            if fence is None:
+                self._gate.release(layer)
+            else:
+                launched = layer, fence
+        if launched is not None:
+            self._release(*launched)
+        if self._mix.recomputed == self._mix.layers:
+            self._gate.release(self._mix.layers - 1)
+
+    def _release_before_staging(self, launched: tuple[int, Fence]) -> tuple[int, Fence] | None:
+        if self._staging.has_free:
+            return launched
+        self._release(*launched)
+        return None
+
+    def _release(self, layer: int, fence: Fence) -> None:
+        fence.synchronize()
+        self._gate.release(layer)
+
+    def _launch(self, layer: int) -> Fence | None:
+        if self._cancelled.is_set():
+            raise TransportError("the restoration was given up")
+        if self._mix.means(layer) == "load":
+            assert self._sources.kv is not None
+            self._sources.kv.load(layer)
+            return self._sources.kv.fence()
+        assert self._sources.hidden is not None
+        with self._stream:
+            into = self._staging.take(self._timeout_s)
+            if self._cancelled.is_set():
+                raise TransportError("the restoration was given up")
+            self._sources.hidden.read(layer, 0, self._segment.rows, into)
+            return self._stream.fence()
+
+
+def _check(runner: ModelRunner, segment: Segment, mix: LayerMix, sources: Sources) -> None:
+    if mix.layers != runner.geometry.layers:
+        raise InvariantViolated(f"{mix} does not restore {runner.geometry.layers} layers")
+    if mix.recomputed and (sources.ids is None or len(sources.ids) != segment.rows):
+        raise InvariantViolated(f"{segment.rows} tokens are to be recomputed and are not given")
+    if mix.from_hidden and (sources.hidden is None or sources.hidden.tokens != segment.rows):
+        raise InvariantViolated(f"hidden states of {segment.rows} tokens are to be restored and are not given")
+    if mix.loaded and sources.kv is None:
+        raise InvariantViolated(f"{mix.loaded} layers are to be loaded and no KV is given")

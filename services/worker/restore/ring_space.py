@@ -1,0 +1,47 @@
+"""Which bytes of a ring are in use: contiguous areas, given out at the front and taken back in the same order. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shared.errors import InvariantViolated
+
+
+class RingSpace:
+    """An area never wraps around: what is left at the end of the ring is skipped and comes back with it."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._areas: deque[tuple[int, int]] = deque()  # (start, end), oldest first.
+
+    @property
+    def areas(self) -> int:
+        """How many are in use."""
+        return len(self._areas)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest area that can be had now."""
+        if not self._areas:
+            return self._capacity
+        oldest, newest = self._areas[0][0], self._areas[-1][1]
+        if newest > oldest:
+            return max(self._capacity - newest, oldest)
+        return oldest - newest
+
+    def take(self, nbytes: int) -> int | None:
+        """The start of a new area, or None when there is no room."""
+        if nbytes < 1 or nbytes > self.largest:
+            return None
+        start = self._areas[-1][1] if self._areas else 0
+        wrapped = bool(self._areas) and start <= self._areas[0][0]
+        if not wrapped and start + nbytes > self._capacity:
+            start = 0
+        self._areas.append((start, start + nbytes))
+        return start
+
+    def give_back_oldest(self) -> None:
+        """Raises InvariantViolated if nothing is in use."""
+        if not self._areas:
+            raise InvariantViolated("a ring in which nothing is in use cannot get anything back")
+        self._areas.popleft()

@@ -1,0 +1,122 @@
+"""Stage one of saving (HCache section 4.2.2): one batched copy per layer into host memory, beside the model's kernels.
+
+The ring lies in /dev/shm, so that another process can map it, and is pinned where there is a GPU. A snapshot is the
+saved rows of one step in all saved layers. On a GPU its copies run on a stream of their own, ordered by events
+(section 5): the copy waits for the layer's input, and the allocator keeps that memory until the copy is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.kv.pinning import cuda_pins
+from services.worker.restore.hidden_shape import HiddenShape
+from services.worker.restore.ring_space import RingSpace
+from shared.memory.segment import SharedSegment
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+
+class Snapshot:
+    """Rows of one step on their way to the host. A :class:`~services.worker.restore.attention_inputs.HiddenSink`.
+
+    ``rows`` uint8 [layers, N, row_bytes] is complete once :meth:`wait` has returned.
+    """
+
+    def __init__(
+        self, rows: npt.NDArray[np.uint8], picked: Sequence[slice], layers: Sequence[int], stream: Any
+    ) -> None:
+        """``picked`` are runs of the step's rows, N in all, in this order."""
+        self.rows = rows
+        self._picked = picked
+        self._index = {layer: index for index, layer in enumerate(layers)}
+        self._stream = stream
+        self._done: Any = None
+        self.layers_taken = 0
+
+    def take(self, layer: int, hidden: torch.Tensor) -> None:
+        into = torch.from_numpy(self.rows[self._index[layer]]).view(hidden.dtype)
+        parts = [hidden[part] for part in self._picked]
+        if self._stream is None:
+            if len(parts) == 1:
+                into.copy_(parts[0])
+            else:
+                torch.cat(parts, out=into)
+        else:
+            # Gathered on the device first: one copy over the link however many sequences there are.
+            gathered = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._stream.wait_stream(_cuda.current_stream(hidden.device))
+            with _cuda.stream(self._stream):
+                into.copy_(gathered, non_blocking=True)
+                self._done = self._stream.record_event()
+            gathered.record_stream(self._stream)
+        self.layers_taken += 1
+
+    def wait(self) -> None:
+        """Return when all that was taken is in host memory. Off the critical path."""
+        if self._done is not None:
+            self._done.synchronize()
+
+
+class SnapshotRing:
+    """Snapshots are given back in the order in which they were taken, by another thread than takes them."""
+
+    def __init__(
+        self, shape: HiddenShape, capacity_bytes: int, *, device: torch.device, shm_prefix: str, layers: Sequence[int]
+    ) -> None:
+        """``layers`` are those that are saved. Raises ConfigError when there is no memory for the ring."""
+        self._shape, self._layers = shape, tuple(layers)
+        self._space = RingSpace(capacity_bytes)
+        self._lock = threading.Lock()
+        self._segment = SharedSegment.create(shm_prefix, "hidden", capacity_bytes)
+        self._pins = cuda_pins(device)
+        self._stream = None if device.type == "cpu" else _cuda.Stream(device=device)
+        if self._pins is not None:
+            try:
+                self._pins.pin(self._segment.array)
+            except BaseException:
+                self._segment.unlink()
+                raise
+
+    @property
+    def name(self) -> str:
+        """Of the shared segment."""
+        return self._segment.name
+
+    @property
+    def room_rows(self) -> int:
+        """How many rows a snapshot could hold now."""
+        with self._lock:
+            return self._space.largest // (len(self._layers) * self._shape.row_bytes)
+
+    def take(self, picked: Sequence[slice]) -> Snapshot | None:
+        """Room for these rows of one step; None when there is none. Never waits."""
+        rows = sum(part.stop - part.start for part in picked)
+        nbytes = len(self._layers) * rows * self._shape.row_bytes
+        with self._lock:
+            start = self._space.take(nbytes)
+        if start is None:
+            return None
+        area = self._segment.array[start : start + nbytes].reshape(len(self._layers), rows, self._shape.row_bytes)
+        return Snapshot(area, picked, self._layers, self._stream)
+
+    def give_back_oldest(self) -> None:
+        """The oldest snapshot's memory may be overwritten."""
+        with self._lock:
+            self._space.give_back_oldest()
+
+    def close(self) -> None:
+        """Let go of the memory; no snapshot may be in use."""
+        if self._segment.is_closed:
+            return
+        if self._pins is not None:
+            self._pins.unpin(self._segment.array)
+        self._segment.unlink()
+        self._segment.close()
