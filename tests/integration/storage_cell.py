@@ -8,11 +8,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
+from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.config import StorageConfig
 from services.storage.media import Media
@@ -344,3 +346,22 @@ async def make_pools(cell: StorageCell, prefix: str) -> None:
 
 
 BLOB_BYTES = blob_nbytes(GEOMETRY)
+
+
+def gated_memory() -> GatedBackend:
+    """A backend in memory whose calls a test can hold back or spoil."""
+    return GatedBackend(MemoryBackend(max_bytes=2**30))
+
+
+def split_names(packed: bytes) -> list[bytes]:
+    """The chunks of a packed list."""
+    return [packed[start : start + 16] for start in range(0, len(packed), 16)]
+
+
+def flip_byte(file: Path, offset: int) -> None:
+    """Spoil one bit of a file."""
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))

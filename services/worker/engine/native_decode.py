@@ -7,14 +7,10 @@ Optional: without a C compiler, or for a dtype it lacks, the portable path of
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
-import os
 import platform
 import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +18,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.native_source import ITEM_KEYS, SOURCE
+from services.worker.native_build import build
 from shared.logs import get_logger
 from shared.messages.pools import KvGeometry
 
@@ -31,7 +28,6 @@ _FLAGS = [
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-ffp-contract=fast"),
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 ]
-_COMPILE_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +135,7 @@ def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | Non
     }
     flags = [*_FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
     try:
-        return NativeDecode(ctypes.CDLL(str(_build(flags))))
+        return NativeDecode(ctypes.CDLL(str(build("decode", SOURCE, flags))))
     except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError) as error:
         get_logger("worker.engine").info("native_decode_unavailable", reason=str(error))
         return None
-
-
-def _build(flags: list[str]) -> Path:
-    """The path of the shared library for these flags, compiled now unless an equal one exists."""
-    compiler = os.environ.get("CC", "cc")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
-    identity = "\0".join([SOURCE, *flags, version, _processor()])
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline"
-    target = folder / f"decode-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.so"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            source, built = Path(scratch) / "decode.c", Path(scratch) / "decode.so"
-            source.write_text(SOURCE, encoding="ascii")
-            command = [compiler, *flags, "-o", str(built), str(source)]
-            subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=True)
-            built.replace(target)  # Two workers may compile at once; either result is good.
-    return target
-
-
-def _processor() -> str:
-    """What ``-march=native`` depends on: a home directory may be shared by unlike machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))

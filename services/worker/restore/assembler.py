@@ -1,5 +1,4 @@
-"""Turns rows as steps bring them into pieces as storage keeps them (HCache section 4.2.2, stage two). No threads, no
-I/O.
+"""Turns rows as steps bring them into pieces as storage keeps them (HCache section 4.2.2, stage two). Pure.
 
 Steps bring a few rows of many sequences, all layers of a token at once; a piece wants 64 tokens of one sequence, one
 layer behind the other.

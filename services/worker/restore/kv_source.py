@@ -1,6 +1,4 @@
-"""The layers of a prefix that come back as KV: page loads by a mover, layer by layer, verified where there are
-checks.
-"""
+"""The layers of a prefix that come back as KV: page loads by a mover, verified where there are checks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""From the hidden states of a layer to its KV: the model's own K and V projections, norms and RoPE (HCache section
-3.1).
+"""From hidden states of a layer to its KV: the model's own K and V projections, norms and RoPE (HCache section 3.1).
 
 The layer's attention module itself is called, up to the point where it hands K and V to attention, so biases, a K
 norm or scaled positions need no code of ours and the same kernels compute the same bits. Queries are not computed: a

@@ -100,7 +100,7 @@ class TwoStageSaver:
         return True
 
     def end(self, sequence_id: str) -> None:
-        """The sequence is finished, preempted or cancelled: its tail becomes a piece. No-op if it is not being saved."""
+        """The sequence is finished, preempted or cancelled: its tail becomes a piece. Others are left alone."""
         if self._next.pop(sequence_id, None) is not None:
             self._submit(lambda: self._end(sequence_id))
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import xxhash
 
 from services.worker.kv.movers.native_source import MIN_HASHED_BYTES, SOURCE
-from services.worker.kv.native_build import build
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native_build import build
 from shared.logs import get_logger
 
 _FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared"]

@@ -1,0 +1,72 @@
+"""The engine's checkpoints and runners, and one family more: Llama with a K and a V for every head (MHA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from services.worker.engine.model_runner import ModelRunner
+from tests.checkpoints import make_checkpoint, save_checkpoint
+from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+
+__all__ = ["_one_thread", "_own_cache"]
+
+LoadRunner = Callable[..., ModelRunner]
+
+
+def _mha() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+@pytest.fixture(scope="session")
+def restore_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of one random checkpoint of a family of :data:`tests.unit.worker.restore.saved.FAMILIES`."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            path = tmp_path_factory.mktemp(family)
+            made[family] = save_checkpoint(_mha(), path) if family == "llama_mha" else make_checkpoint(family, path)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture
+def load_runner(restore_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
+    """Load runners by family; their pools are closed at the end of the test."""
+    runners: list[ModelRunner] = []
+
+    def load(family: str, *, page_size: int = 16, tokens: int = 1024, dtype: str = "auto") -> ModelRunner:
+        runner = ModelRunner.load(
+            restore_checkpoint(family),
+            dtype=dtype,
+            device="cpu",
+            page_size=page_size,
+            device_kv_bytes=None,
+            pages=tokens // page_size,
+            threads=1,
+            shm_prefix="restoretest",
+        )
+        runners.append(runner)
+        return runner
+
+    yield load
+    for runner in runners:
+        runner.close()
