@@ -22,7 +22,9 @@ from services.scheduler.record import record
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.codec import encode
-from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
+from shared.ids import namespace_digest
+from shared.messages.base import pack_int32
+from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, PinPrefix, UnpinPrefix
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.idle import settled, status_at
@@ -45,6 +47,8 @@ class Scenario:
     device_pages: int = 64
     host_pages: int = 256
     scheduler: dict[str, Any] = field(default_factory=dict)
+    has_disk: bool = False
+    workers: int = 1
 
 
 def tokens(rng: random.Random, count: int) -> list[int]:
@@ -142,12 +146,43 @@ async def promotion(cell: Cell) -> None:
             await cell.complete(tokens(rng, 240), 30, ignore_eos=True)
 
 
+async def disk(cell: Cell) -> None:
+    """Documents that are written through, dropped from memory, fetched from disk, and pinned."""
+    rng = random.Random(8)
+    documents = [tokens(rng, 200) for _ in range(3)]
+    for document in documents:
+        await asyncio.gather(*(cell.complete(document + tokens(rng, 9), 6) for _ in range(2)))
+    await cell.flush("device", "host")
+    pin = PinPrefix(pin_id="kept", namespace=await namespace(cell), tokens=pack_int32(documents[0]), ttl_ms=600_000)
+    await cell.bus.append(subjects.cell_input(), encode(pin))
+    await asyncio.gather(*(cell.complete(document + tokens(rng, 9), 6) for document in documents))
+    await cell.flush("device", "host")
+    await cell.bus.append(subjects.cell_input(), encode(UnpinPrefix(pin_id="kept")))
+    await cell.flush("device", "host", "disk")
+    await cell.complete(documents[0] + tokens(rng, 9), 6)
+
+
+async def namespace(cell: Cell) -> str:
+    """Of requests without a salt."""
+    return namespace_digest((await cell.status()).model)
+
+
+async def neighbours(cell: Cell) -> None:
+    """A burst on a document that one of two workers has spreads over both."""
+    rng = random.Random(9)
+    document = tokens(rng, 200)
+    await cell.complete(document + tokens(rng, 5), 4)
+    await asyncio.gather(*(cell.complete(document + tokens(rng, 9), 24) for _ in range(12)))
+
+
 SCENARIOS = {
     "shared-documents": Scenario(shared_documents),
     "multi-turn-chat": Scenario(multi_turn_chat),
     "cancellations": Scenario(cancellations),
     "memory-pressure": Scenario(memory_pressure, device_pages=40, host_pages=60),
     "admin-calls": Scenario(admin_calls),
+    "disk": Scenario(disk, scheduler={"host_writes": "through", "prefetch_wait": "full"}, has_disk=True),
+    "neighbours": Scenario(neighbours, scheduler={"host_tier": False, "max_running": 2}, workers=2),
     "burst": Scenario(burst, scheduler={"max_batch_tokens": 1024}),
     "promotion": Scenario(
         promotion,
@@ -164,15 +199,21 @@ async def make(name: str, scenario: Scenario, model: Path) -> None:
         server = NatsServer(Path(folder))
         server.start()
         try:
-            await _make(name, scenario, model, server.url)
+            await _make(name, scenario, model, server.url, Path(folder))
         finally:
             server.stop()
 
 
-async def _make(name: str, scenario: Scenario, model: Path, url: str) -> None:
+async def _make(name: str, scenario: Scenario, model: Path, url: str, folder: Path) -> None:
+    storage: dict[str, Any] = {}
+    if scenario.has_disk:
+        (folder / "disk").mkdir()
+        storage = {"disk_dir": (str(folder / "disk"),), "disk_kv_bytes": 64 * 2**20}
     async with running_cell(
         url,
         model,
+        workers=scenario.workers,
+        storage_settings=storage,
         worker_settings={"page_size": PAGE_SIZE, "device_kv_bytes": scenario.device_pages * PAGE_BYTES},
         scheduler_settings={"max_batch_tokens": 64, **scenario.scheduler},
         host_kv_bytes=scenario.host_pages * PAGE_BYTES,

@@ -25,6 +25,8 @@ SUBJECTS = {
     "cancellations": ("finished_cancelled",),
     "memory-pressure": ("preemptions", "evicted_pages_device", "evicted_pages_host"),
     "admin-calls": ("flushed_pages_device", "flushed_pages_host", "unknown_policies"),
+    "disk": ("saved_chunks", "fetches_done", "hit_tokens_disk", "pins_set", "copied_ahead_pages"),
+    "neighbours": ("neighbour_loads_started", "hit_tokens_neighbour"),
     "burst": ("requests_deferred", "hit_tokens_device"),
     "promotion": ("promotions_started", "promoted_pages"),
     "worker-loss": ("workers_lost", "hit_tokens_device"),

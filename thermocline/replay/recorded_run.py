@@ -10,10 +10,10 @@ from services.scheduler.recording import InputFrame, OutputFrame, SnapshotFrame,
 from services.scheduler.snapshots import decode_snapshot
 from shared.codec import Input, decode_input, decode_published
 from shared.errors import CodecError, RecordingError
-from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
+from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, PinPrefix, UnpinPrefix
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
-from shared.messages.storage_events import HostPoolCreated
+from shared.messages.storage_events import HostPoolCreated, StorageJoined
 from shared.messages.worker_events import BatchDone, RequestFinished, WorkerJoined
 from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
 
@@ -29,17 +29,20 @@ class RecordedRequest:
     first_token_ns: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
+    neighbour_tokens: int = 0
+    disk_tokens: int = 0  # From the disk or the object store.
 
 
 @dataclass(slots=True)
 class RecordedRun:
-    """``admin`` holds flushes and changes of settings with their times; ``batches`` what workers reported."""
+    """``admin`` holds flushes, pins and changes of settings with their times; ``batches`` what workers reported."""
 
     config: CellConfig = field(default_factory=CellConfig)
     pool_geometry: KvGeometry | None = None  # None as long as no worker has joined.
     device_pages: dict[str, int] = field(default_factory=dict)  # By worker id, as it joined last.
     nodes: dict[str, str] = field(default_factory=dict)  # Worker id to node.
     host_pages: int = 0  # Of one node.
+    disk_bytes: int = 0  # Of one node.
     max_context: int = 0
     requests: dict[str, RecordedRequest] = field(default_factory=dict)
     admin: list[tuple[int, Input]] = field(default_factory=list)
@@ -107,6 +110,7 @@ def _take_snapshot(run: RecordedRun, data: bytes) -> None:
         run.max_context = worker.max_context
     for storage in state.storages.values():
         run.host_pages = storage.pool.total if storage.pool is not None else run.host_pages
+        run.disk_bytes = storage.disk_bytes
 
 
 def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
@@ -116,11 +120,13 @@ def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:
                 run.admin.append((now_ns, message))
             else:
                 run.config = message.config
-        case FlushCache():
+        case FlushCache() | PinPrefix() | UnpinPrefix():
             run.admin.append((now_ns, message))
         case WorkerJoined():
             run.device_pages[message.worker_id], run.nodes[message.worker_id] = message.pool.pages, message.node
             run.pool_geometry, run.max_context = message.pool.geometry, message.max_context
+        case StorageJoined():
+            run.disk_bytes = message.disk_bytes
         case HostPoolCreated(handle=PoolHandle() as handle):
             run.host_pages = handle.pages
         case SubmitRequest():
@@ -137,6 +143,8 @@ def _take_admission(run: RecordedRun, order: AdmitRequest) -> None:
     request = run.requests.get(order.request_id)
     if request is not None and order.attempt == 1:
         request.device_tokens, request.host_tokens = order.device_tokens, order.host_tokens
+        request.neighbour_tokens = order.neighbour_tokens
+        request.disk_tokens = order.disk_tokens + order.remote_tokens
 
 
 def _first_token(run: RecordedRun, request_id: str, now_ns: int) -> None:

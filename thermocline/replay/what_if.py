@@ -113,6 +113,8 @@ def _recorded_figures(run: RecordedRun) -> dict[str, float]:
         "input tokens": sum(request.submit.prompt_tokens for request in run.played),
         "hit tokens, device": sum(request.device_tokens for request in run.played),
         "hit tokens, host": sum(request.host_tokens for request in run.played),
+        "hit tokens, neighbour": sum(request.neighbour_tokens for request in run.played),
+        "hit tokens, below host": sum(request.disk_tokens for request in run.played),
         "TTFT mean, ms": ttft.mean,
         "TTFT p50, ms": ttft.quantile(0.5),
         "TTFT p99, ms": ttft.quantile(0.99),
@@ -141,6 +143,8 @@ def _simulate(run: RecordedRun, costs: Costs, changes: dict[str, Any]) -> dict[s
         "input tokens": figures.input_tokens,
         "hit tokens, device": figures.device_tokens,
         "hit tokens, host": figures.host_tokens,
+        "hit tokens, neighbour": figures.neighbour_tokens,
+        "hit tokens, below host": figures.disk_tokens,
         "TTFT mean, ms": figures.ttft_ms.mean,
         "TTFT p50, ms": figures.ttft_ms.quantile(0.5),
         "TTFT p99, ms": figures.ttft_ms.quantile(0.99),
@@ -163,6 +167,7 @@ def _shape(run: RecordedRun) -> CellShape:
         page_size=geometry.page_size,
         device_tokens=min(run.device_pages.values()) * geometry.page_size,
         host_tokens=run.host_pages * geometry.page_size,
+        disk_tokens=run.disk_bytes // geometry.token_bytes if run.host_pages else 0,
         max_context=run.max_context,
     )
 

@@ -2,7 +2,7 @@
 
 One cost model, no special cases. The parts, from the numbers up:
 
-* :mod:`costs` what a layer of a token costs; :mod:`resources` links, routes and queues; :mod:`rate` how both are learned;
+* :mod:`costs` what a layer of a token costs; :mod:`resources` links, routes, queues; :mod:`rate` how it is learned;
 * :mod:`partition` one stretch of tokens with one source: the paper's closed form, the exact answer, the baselines;
 * :mod:`spans` what exists where; :mod:`groups` spans that are alike; :mod:`sources` which copy is read;
 * :mod:`staircase` which mixes a worker can execute, and the search among them; :mod:`assignment` the forms of the rest;

@@ -22,6 +22,7 @@ class Switch:
     """Layers that can be either; ``hidden`` of ``layers`` are taken as hidden states, the lowest ones."""
 
     cell: int
+    kind: tuple[str, str]  # The source of KV and that of hidden states.
     layers: int
     left: float
     us: list[tuple[int, float]]  # What each resource takes more for a layer that becomes hidden states.
@@ -62,7 +63,8 @@ def assign(
             for place, us in option.us:
                 loads[place] += us * tokens * count
             if cell.kv is not None and cell.hidden is not None:
-                switches.append(Switch(number, layers, count, _difference(cell, tokens)))
+                kind = (cell.kv.source, cell.hidden.source)
+                switches.append(Switch(number, kind, layers, count, _difference(cell, tokens)))
     time_us = _descend(loads, switches, whole=whole) if switches else max(loads)
     return Assignment(time_us, loads, switches)
 
@@ -77,19 +79,25 @@ def _difference(cell: Cell, tokens: int) -> list[tuple[int, float]]:
 
 
 def _descend(loads: list[float], switches: list[Switch], *, whole: bool) -> float:
-    """Switch layers as long as the busiest resource gets less busy; returns its time."""
+    """Switch layers as long as the busiest resource gets less busy; returns its time.
+
+    Of switches between the same two sources, which all trade at the same rate, one is looked at after another.
+    """
+    kinds: dict[tuple[str, str], list[Switch]] = {}
+    for switch in reversed(switches):
+        kinds.setdefault(switch.kind, []).append(switch)
     time_us = max(loads)
-    for _ in range(4 * len(switches) + 4):
+    while loads[0] < time_us:
         busiest = loads.index(time_us)
-        if not busiest:
-            break
         best: tuple[float, Switch, float] | None = None
-        for switch in switches:
-            found = _step(loads, switch, busiest, whole=whole)
+        for line in kinds.values():
+            found = _step(loads, line[-1], busiest, whole=whole) if line else None
             if found is not None and found[0] < time_us * (1 - _NO_GAIN) and (best is None or found[0] < best[0]):
-                best = (found[0], switch, found[1])
+                best = (found[0], line[-1], found[1])
         if best is None:
-            break
+            if not _give_up_first(kinds, busiest):
+                break
+            continue
         _, switch, count = best
         switch.left -= count
         switch.hidden += count
@@ -97,6 +105,16 @@ def _descend(loads: list[float], switches: list[Switch], *, whole: bool) -> floa
             loads[place] += us * count
         time_us = max(loads)
     return time_us
+
+
+def _give_up_first(kinds: dict[tuple[str, str], list[Switch]], busiest: int) -> bool:
+    """Pass to the next switch of each kind that could relieve a resource; False where there is none."""
+    has_more = False
+    for line in kinds.values():
+        if line and any(place == busiest and us < 0 for place, us in line[-1].us):
+            line.pop()
+            has_more = has_more or bool(line)
+    return has_more
 
 
 def _step(loads: list[float], switch: Switch, busiest: int, *, whole: bool) -> tuple[float, float] | None:

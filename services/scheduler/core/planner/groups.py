@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 from services.scheduler.core.planner.spans import Copy, Span, all_layers
 
-MOST_BOUNDARIES = 6
-"""Places at which computing from tokens may begin, at the most: bounds the search."""
+MOST_BOUNDARIES = 5
+"""Places at which computing from tokens may begin, at the most: bounds the search. A path that sinks from the device
+through host, disk and object store has four."""
+
+MOST_GROUPS = 8
+"""Groups for which forms are weighed layer by layer; any more take one form each, and only both ends are boundaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def _boundaries(groups: list[Group], group_of: list[int], every: int) -> list[in
     last_layer = every ^ (every >> 1)
     end = next((index for index in range(first, count) if groups[group_of[index]].lacking & last_layer), count)
     changes = [index for index in range(first + 1, end) if group_of[index] != group_of[index - 1]]
-    room = MOST_BOUNDARIES - 2
+    room = MOST_BOUNDARIES - 2 if len(groups) <= MOST_GROUPS else 0
     if len(changes) > room:
         seen: dict[int, int] = {}
         for index in range(first, end):

@@ -2,7 +2,7 @@
 
 Where there is a choice, layers are dealt out one by one to the source that would be done first with all that it has
 been given, so that sources work at once and finish together. That is a heuristic, since how much is read in the end
-depends on the plan; so sources that everything is read from if possible are tried as well, and the best plan wins.
+depends on the plan; so each source that everything is read from if possible is tried as well, and the best plan wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.core.planner.costs import LayerCosts
-from services.scheduler.core.planner.groups import Group
+from services.scheduler.core.planner.groups import MOST_GROUPS, Group
 from services.scheduler.core.planner.resources import Resources
 from services.scheduler.core.planner.spans import Form
 
@@ -44,7 +44,7 @@ def choices_of_sources(
     names = dict.fromkeys(copy.source for group in groups for copy in group.copies)
     options = {name: _options(name, costs, resources) for name in names}
     preferred: list[str] = [""]
-    if any(_has_choice(group) for group in groups):
+    if len(groups) <= MOST_GROUPS and any(_has_choice(group) for group in groups):
         preferred += sorted(names)
     known: list[list[Cell]] = []
     for name in preferred:
@@ -56,7 +56,20 @@ def choices_of_sources(
         ]
         if cells not in known:
             known.append(cells)
-            yield cells
+            if len(groups) <= MOST_GROUPS:
+                yield cells
+            else:
+                yield [_without(cell, "hidden") for cell in cells]
+                yield [_without(cell, "kv") for cell in cells]
+
+
+def _without(cell: Cell, form: Form) -> Cell:
+    """A cell of a group beyond those that are weighed has one form, where it has two."""
+    if cell.group < MOST_GROUPS or cell.kv is None or cell.hidden is None:
+        return cell
+    if form == "kv":
+        return Cell(cell.group, cell.layers, None, cell.hidden)
+    return Cell(cell.group, cell.layers, cell.kv, None)
 
 
 def _options(name: str, costs: LayerCosts, resources: Resources) -> dict[Form, Option]:
@@ -140,5 +153,3 @@ def _cells(
     for hidden_source, hidden_layers in by_hidden.items():
         if hidden_layers & ~kv_left:
             yield Cell(number, hidden_layers & ~kv_left, None, options[hidden_source]["hidden"])
-
-
