@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.codec import decode, encode
 from shared.config import parse_bytes
+from shared.messages.status import CellStatus, GetStatus
 from thermocline.client import Answer, RequestError, served_model, stream_answer
 from thermocline.demo import report
 from thermocline.demo.workload import Workload, build, talk_messages
@@ -24,6 +31,7 @@ from thermocline.supervisor.config import SupervisorConfig, bundled_model
 MIN_ACCURACY = 0.85
 
 CHAT = "/v1/chat/completions"
+LISTED_S = 30.0
 
 
 def _payload(messages: list[dict[str, Any]], *, cached: bool) -> dict[str, Any]:
@@ -67,12 +75,17 @@ async def _ask_all(
     return done
 
 
-def _verdict(console: Console, cached: report.Pass, plain: report.Pass) -> int:
-    """Print what is wrong, if anything; returns the exit code."""
+def _verdict(console: Console, cached: report.Pass, plain: report.Pass, again: report.Pass, firsts: list[int]) -> int:
+    """Print what is wrong, if anything; returns the exit code. ``again`` answers the questions ``firsts``."""
     faults = []
     differing = sum(a.token_ids != b.token_ids for a, b in zip(cached.answers, plain.answers, strict=True))
     if differing:
         faults.append(f"{differing} answers differ between the pass with the cache and the one without")
+    differing = sum(a.token_ids != plain.answers[i].token_ids for a, i in zip(again.answers, firsts, strict=True))
+    if differing:
+        faults.append(f"{differing} answers differ after the restart")
+    if not all(a.disk_tokens for a in again.answers):
+        faults.append("not every document was found on the disk after the restart")
     for one in (cached, plain):
         if one.accuracy < MIN_ACCURACY:
             faults.append(f"{one.name}: only {one.accuracy:.0%} of the answers are right, below {MIN_ACCURACY:.0%}")
@@ -85,22 +98,71 @@ def _verdict(console: Console, cached: report.Pass, plain: report.Pass) -> int:
     for fault in faults:
         console.print(f"[red]WRONG[/red] {fault}")
     if not faults:
-        console.print(f"[green]OK[/green] all {len(cached.answers)} answers are the same, token for token, both ways.")
+        text = (
+            f"all {len(cached.answers)} answers are the same, token for token, with the cache, without, and from disk."
+        )
+        console.print(f"[green]OK[/green] {text}")
     return 1 if faults else 0
 
 
-async def _run(base_url: str, work: Workload, concurrency: int, console: Console) -> int:
-    limits = httpx.Limits(max_connections=concurrency + 4)
-    async with httpx.AsyncClient(base_url=base_url, timeout=120, limits=limits) as client:
+async def _with_and_without(base_url: str, work: Workload, concurrency: int, bar: Progress) -> list[report.Pass]:
+    """The whole workload twice over: with the cache, and without."""
+    async with _client(base_url, concurrency) as client:
         model = (await served_model(client))["id"]
-        with Progress(console=console) as bar:
-            common: dict[str, Any] = {"concurrency": concurrency, "bar": bar}
-            cached = await _ask_all(client, model, work, name="cached", cached=True, **common)
-            plain = await _ask_all(client, model, work, name="uncached", cached=False, **common)
-    report.print_passes(console, [cached, plain])
-    report.print_sources(console, cached)
+        common: dict[str, Any] = {"concurrency": concurrency, "bar": bar}
+        return [
+            await _ask_all(client, model, work, name="cached", cached=True, **common),
+            await _ask_all(client, model, work, name="uncached", cached=False, **common),
+        ]
+
+
+async def _disk_is_listed(nats_url: str) -> None:
+    """Wait until the scheduler knows of chunks: a cell serves before its storage has looked through its disk."""
+    bus = await connect((nats_url,), "demo")
+    try:
+        async with asyncio.timeout(LISTED_S):
+            while not decode(
+                await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus
+            ).chunks:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pass  # The verdict will say what was not found.
+    finally:
+        await bus.close()
+
+
+async def _after_restart(base_url: str, nats_url: str, work: Workload, concurrency: int, bar: Progress) -> report.Pass:
+    """A question about each document, of a cell that has nothing but the disk of the last one."""
+    await _disk_is_listed(nats_url)
+    async with _client(base_url, concurrency) as client:
+        model = (await served_model(client))["id"]
+        first = dataclasses.replace(work, asks=[work.asks[index] for index in _first_questions(work)], talk=[])
+        return await _ask_all(client, model, first, name="restarted", cached=True, concurrency=concurrency, bar=bar)
+
+
+def _client(base_url: str, concurrency: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=base_url, timeout=120, limits=httpx.Limits(max_connections=concurrency + 4))
+
+
+def _first_questions(work: Workload) -> list[int]:
+    """Indexes of the first question about each document."""
+    first: dict[int, int] = {}
+    for index, ask in enumerate(work.asks):
+        first.setdefault(ask.document, index)
+    return list(first.values())
+
+
+def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Console) -> int:
+    with Progress(console=console) as bar:
+        with running(config) as cell:
+            cached, plain = asyncio.run(_with_and_without(cell.base_url, work, concurrency, bar))
+        # All processes and the broker are new; only the disk is not. A fetch is waited for, however slow.
+        with running(config, environ={"THERMOCLINE_PREFETCH_WAIT": "full"}) as cell:
+            again = asyncio.run(_after_restart(cell.base_url, cell.nats_url, work, concurrency, bar))
+    report.print_passes(console, [cached, plain, again])
+    report.print_sources(console, [*cached.answers, *again.answers])
     report.print_broker(console, cached.answers[len(work.asks) :])
-    return _verdict(console, cached, plain)
+    return _verdict(console, cached, plain, again, _first_questions(work))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -142,8 +204,9 @@ def main(argv: list[str] | None = None) -> int:
         host_kv_bytes=parse_bytes("512MiB"),
     )
     try:
-        with running(config) as cell:
-            return asyncio.run(_run(cell.base_url, work, options.concurrency, console))
+        with tempfile.TemporaryDirectory(prefix="thermocline-disk-") as disk:
+            config = msgspec.structs.replace(config, disk_dir=(disk,), disk_kv_bytes=parse_bytes("1GiB"))
+            return _run(config, work, options.concurrency, console)
     except* RequestError as group:
         console.print(f"[red]WRONG[/red] a request failed: {group.exceptions[0]}")
     except* CellNotReady as group:

@@ -11,8 +11,6 @@ from rich.table import Table
 from thermocline.client import Answer
 from thermocline.client.figures import broker_ms, quantile
 
-SOURCES = ("recomputed", "device", "host")
-
 
 @dataclass
 class Pass:
@@ -52,13 +50,13 @@ def print_passes(console: Console, passes: list[Pass]) -> None:
     console.print(table)
 
 
-def print_sources(console: Console, one: Pass) -> None:
+def print_sources(console: Console, asked: list[Answer]) -> None:
     """TTFT by where the prefix was."""
     table = Table(title="Time to first token by where the prefix was")
     for column in ("prefix was", "requests", "tokens reused", "TTFT median", "TTFT p99"):
         table.add_column(column, justify="left" if column == "prefix was" else "right", no_wrap=True)
-    for source in SOURCES:
-        answers = [a for a in one.answers if a.source == source]
+    for source in ("recomputed", "device", "host", "disk"):
+        answers = [a for a in asked if a.source == source]
         if not answers:
             table.add_row(source, "0", "-", "-", "-")
             continue

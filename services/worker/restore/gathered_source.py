@@ -13,7 +13,9 @@ from services.worker.restore.refusals import PiecesRefused
 
 
 class GatheredSource:
-    """A :class:`HiddenSource` over one on each rank. All ranks read the same layers and tokens in the same order."""
+    """A :class:`HiddenSource` over one on each rank. All ranks read the same layers and tokens in the same order, and
+    none gives up alone: the others would wait for it until the group's own timeout.
+    """
 
     def __init__(self, mine: HiddenSource, group: dist.ProcessGroup) -> None:
         self.tokens = mine.tokens

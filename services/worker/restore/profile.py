@@ -1,10 +1,10 @@
-"""What each way back onto the device costs here: the figures that a restoration planner works with (HCache section 4.1.2
-finds them offline for each machine and model).
+"""What each way back onto the device costs here: the figures that a restoration planner works with (HCache section
+4.1.2 finds them offline for each machine and model).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -30,8 +30,8 @@ PREFIX = "thermocline-restore"
 
 
 class RestorationFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians (HCache section 4.1.2's IO_H, IO_KV, C_H and
-    C_Token, each divided by the tokens). Recomputation alone grows with the length, for its attention.
+    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians (HCache section 4.1.2's IO_H, IO_KV, C_H
+    and C_Token, each divided by the tokens). Recomputation alone grows with the length, for its attention.
     """
 
     tokens: int
@@ -133,7 +133,12 @@ def _measure(runner: ModelRunner, projection: KvProjection, tokens: int, rounds:
             def load() -> None:
                 scene.load(mover, verified=True)
 
-            works = {"transmit": transmit, "load": load, "project": project, "recompute": recompute}
+            works: dict[str, Callable[[], object]] = {
+                "transmit": transmit,
+                "load": load,
+                "project": project,
+                "recompute": recompute,
+            }
             spent = medians(works, rounds)
             loaded = len(scene.pages) * geometry.page_size
     finally:

@@ -29,7 +29,7 @@ from services.worker.restore.kv_slots import KvSlots
 from services.worker.restore.kv_source import KvSource
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.projection import KvProjection
-from services.worker.restore.staging import Staging
+from services.worker.restore.staging import StagingMemory
 from shared.errors import InvariantViolated, TransportError
 
 
@@ -57,18 +57,20 @@ class Restoration:
         mix: LayerMix,
         sources: Sources,
         *,
+        staging: StagingMemory,
         timeout_s: float,
-        depth: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """``depth`` staging buffers. KV that the segment attends to must be on the device, for what is recomputed."""
+        """KV that the segment attends to must be on the device, for what is recomputed. No other restoration may be
+        using ``staging``.
+        """
         _check(runner, segment, mix, sources)
         self._runner, self._projection, self._segment = runner, projection, segment
         self._mix, self._sources, self._timeout_s = mix, sources, timeout_s
         device = runner.pool.device
         self._slots = KvSlots.of_segment(segment, runner.geometry.page_size, device)
         self._embeddings = projection.position_embeddings(torch.arange(segment.context, segment.length))
-        self._staging = Staging(projection.shape, segment.rows, max(1, min(depth, mix.from_hidden)), device)
+        self._staging = staging.buffers(projection.shape, segment.rows, mix.from_hidden)
         self._stream = side_stream(device)
         self._gate = LayerGate(mix.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._projected = 0  # Hidden layers that the computing thread is done with.

@@ -1,6 +1,6 @@
 """Buffers on the device between the thread that brings hidden states and the thread that projects them.
 
-They are used in turn, and one is written again only when its last layer has been projected. How many there are decides
+They are used in turn, and one is written again only when its last layer has been projected. How many layers fit decides
 how far ahead of computation transmission may run: with recomputation in front, as far as all layers (HCache section
 4.1.2 prefetches hidden states while tokens are recomputed).
 """
@@ -13,21 +13,40 @@ from typing import Any
 import torch
 
 from services.worker.restore.hidden_shape import HiddenShape
-from shared.errors import TransportError
+from shared.errors import InvariantViolated, TransportError
 
 # torch leaves these functions without types.
 _cuda: Any = torch.cuda
 
 
-class Staging:
-    """``depth`` buffers [tokens, hidden]."""
+class StagingMemory:
+    """Device memory for one restoration after another, taken once: it is bounded, and its pages are warm."""
 
-    def __init__(self, shape: HiddenShape, tokens: int, depth: int, device: torch.device) -> None:
-        size = (depth, tokens, shape.hidden)
-        self._buffers = torch.empty(size, dtype=shape.torch_dtype, device=device)
-        self._free = threading.Semaphore(depth)
-        self._depth, self._taken, self._given_back = depth, 0, 0
-        self._projected: list[Any] = [None] * depth
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    def buffers(self, shape: HiddenShape, tokens: int, layers: int) -> Staging:
+        """For a restoration of ``tokens`` tokens in ``layers`` layers; the one before must have ended.
+
+        As many buffers as fit. Raises InvariantViolated when not even one does.
+        """
+        each = tokens * shape.row_bytes
+        depth = min(max(1, layers), len(self._bytes) // each)
+        if depth < 1 and layers:
+            raise InvariantViolated(f"{len(self._bytes)} bytes cannot stage hidden states of {tokens} tokens")
+        typed = self._bytes[: depth * each].view(shape.torch_dtype)
+        return Staging(typed.view(depth, tokens, shape.hidden))
+
+
+class Staging:
+    """Buffers [depth, tokens, hidden], of which each is one layer's."""
+
+    def __init__(self, buffers: torch.Tensor) -> None:
+        self._buffers = buffers
+        self._depth, self._taken, self._given_back = len(buffers), 0, 0
+        self._free = threading.Semaphore(self._depth)
+        # What the computing thread has launched may still read this memory.
+        self._projected = [self._event()] * self._depth
 
     def take(self, timeout_s: float) -> torch.Tensor:
         """The next buffer, once it is free; on a GPU the current stream then waits for its last projection.
@@ -53,11 +72,14 @@ class Staging:
 
     def give_back(self, number: int) -> None:
         """The ``number``-th has been projected, or will have been when the current stream comes here."""
-        if self._buffers.is_cuda:
-            self._projected[number % self._depth] = _cuda.current_stream(self._buffers.device).record_event()
+        self._projected[number % self._depth] = self._event()
         self._given_back += 1
         self._free.release()
 
     def wake(self) -> None:
         """Let a waiting :meth:`take` go on; for a restoration that was given up."""
         self._free.release()
+
+    def _event(self) -> Any:
+        """A point in the current stream; None on a CPU, where what was called is done."""
+        return _cuda.current_stream(self._buffers.device).record_event() if self._buffers.is_cuda else None

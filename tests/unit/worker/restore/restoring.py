@@ -20,9 +20,10 @@ from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
+from services.worker.restore.staging import StagingMemory
 from shared.memory.host_pool import layer_checksum
 from tests.engine_driver import Request, page_tables, random_prompt
-from tests.unit.worker.restore.saved import kv_of, saving, shape_of
+from tests.unit.worker.restore.saved import CPU, kv_of, saving, shape_of
 
 
 @dataclass
@@ -38,7 +39,9 @@ class Prefix:
     host: np.ndarray
 
     @classmethod
-    def computed(cls, runner: ModelRunner, length: int, *, chunks: list[int], decoded: int = 0, seed: int = 1) -> Prefix:
+    def computed(
+        cls, runner: ModelRunner, length: int, *, chunks: list[int], decoded: int = 0, seed: int = 1
+    ) -> Prefix:
         """``length`` tokens, the last ``decoded`` of them by decoding; saved whole."""
         (table,) = page_tables(runner, [length + 60], seed=seed)
         request = Request(random_prompt(length - decoded, seed=seed), table)
@@ -48,9 +51,7 @@ class Prefix:
             at.saver.end("r")
         halves = runner.pool.bytes_view()[:, :, table]
         host = np.ascontiguousarray(halves.transpose(2, 0, 1, 3))
-        return cls(
-            runner, request.tokens[:length], length, table, at.shelf.pieces, kv_of(runner, table, length), host
-        )
+        return cls(runner, request.tokens[:length], length, table, at.shelf.pieces, kv_of(runner, table, length), host)
 
     def wipe(self, first: int = 0) -> None:
         """Forget the KV of every token from ``first`` on."""
@@ -95,7 +96,8 @@ class Prefix:
         )
         segment = Segment(self.length - first, first, self.table)
         projection = KvProjection(self.runner)
-        return Restoration(self.runner, projection, segment, mix, sources, timeout_s=timeout_s, depth=depth)
+        staging = StagingMemory(depth * segment.rows * projection.shape.row_bytes, CPU)
+        return Restoration(self.runner, projection, segment, mix, sources, staging=staging, timeout_s=timeout_s)
 
 
 def beside(work: Callable[[], Any]) -> threading.Thread:

@@ -47,11 +47,18 @@ def test_outside_the_block_no_hook_is_left(load_runner: LoadRunner) -> None:
     runner, seen = load_runner("llama"), _Seen()
     inputs = AttentionInputs(runner.model, runner.geometry.layers)
 
-    with pytest.raises(RuntimeError), inputs.given_to(seen, layers=[1]):
-        assert [len(module._forward_pre_hooks) for module in inputs.modules] == [0, 1, 0]
-        raise RuntimeError
+    def hooks() -> list[int]:
+        return [len(module._forward_pre_hooks) for module in inputs.modules]
 
-    assert [len(module._forward_pre_hooks) for module in inputs.modules] == [0, 0, 0]
+    def fail() -> None:
+        with inputs.given_to(seen, layers=[1]):
+            assert hooks() == [0, 1, 0]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    assert hooks() == [0, 0, 0]
 
 
 def test_a_model_without_one_attention_module_a_layer_is_refused(load_runner: LoadRunner) -> None:

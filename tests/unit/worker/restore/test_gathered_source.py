@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 
 from services.worker.engine.forward_meta import Segment
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.layer_gate import LoadRejected
 from services.worker.restore.gathered_source import GatheredSource
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.layer_mix import LayerMix
@@ -21,8 +22,9 @@ from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import PiecesRefused
 from services.worker.restore.restoration import Restoration, Sources
+from services.worker.restore.staging import StagingMemory
 from tests.unit.worker.restore.restoring import Prefix, beside
-from tests.unit.worker.restore.saved import kv_of
+from tests.unit.worker.restore.saved import CPU, kv_of
 
 RANKS = 4
 
@@ -59,16 +61,18 @@ def _rank(rank: int, folder: Path, model_dir: Path) -> None:
             Segment(length, 0, table),
             LayerMix(0, len(layers), 0),
             Sources(hidden=GatheredSource(mine, dist.group.WORLD)),
+            staging=StagingMemory(2 * length * projection.shape.row_bytes, CPU),
             timeout_s=60.0,
-            depth=2,
         )
-        beside(restoration.run)
+        thread = beside(restoration.run)
+        kv, reason = None, ""
         try:
             restoration.wait_all()
-            kv, reason = kv_of(runner, table, length), ""
-            restoration.finish()
-        except Exception as error:
-            kv, reason = None, str(error)
+            kv = kv_of(runner, table, length)
+        except LoadRejected as error:
+            reason = str(error)
+        finally:
+            thread.join(60)  # The group may not go while it is being used.
         (folder / f"rank{rank}").write_bytes(pickle.dumps((kv, sorted(mine.read_tokens), reason)))
     finally:
         runner.close()
@@ -84,7 +88,9 @@ def _on_every_rank(prefix: Prefix, pieces: list[list[HiddenPiece]], folder: Path
 def test_four_ranks_equal_one(
     load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Every rank has the whole KV to the bit, every token was read by one rank alone, and shares differ by rounding up."""
+    """Every rank has the whole KV to the bit, every token was read by one rank alone, and shares differ by rounding
+    up.
+    """
     prefix = Prefix.computed(load_runner("llama"), 150, chunks=[100, 50])
 
     results = _on_every_rank(prefix, [prefix.pieces] * RANKS, tmp_path, restore_checkpoint("llama"))

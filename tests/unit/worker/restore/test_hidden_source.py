@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ def piece(first: int, end: int, *, name: str = "r", layers: tuple[int, ...] = (0
 def test_any_run_of_tokens(cuts: list[int], data: st.DataObject) -> None:
     """Whatever the boundaries of the pieces and their overlaps, a run is the rows of its positions."""
     bounds = sorted({0, *cuts, 200})
-    pieces = [piece(low, min(200, high + 5)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    pieces = [piece(low, min(200, high + 5)) for low, high in itertools.pairwise(bounds)]
     pieces = data.draw(st.permutations(pieces))
     first = data.draw(st.integers(0, 199))
     end = data.draw(st.integers(first + 1, 200))

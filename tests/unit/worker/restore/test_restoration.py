@@ -14,10 +14,11 @@ from services.worker.kv.layer_gate import LoadRejected
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.refusals import PiecesRefused
 from services.worker.restore.restoration import Restoration, Sources
+from services.worker.restore.staging import StagingMemory
 from shared.errors import InvariantViolated
 from tests.engine_driver import Request, decode_greedily, random_prompt, run_step
 from tests.unit.worker.restore.restoring import Prefix, beside
-from tests.unit.worker.restore.saved import FAMILIES, kv_of
+from tests.unit.worker.restore.saved import CPU, FAMILIES, kv_of, shape_of
 
 LoadRunner = Callable[..., ModelRunner]
 
@@ -62,7 +63,7 @@ def test_the_answer_is_that_of_recomputation(family: str, dtype: str, load_runne
 @pytest.mark.parametrize("mix", list(LayerMix.every(3)), ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
 def test_every_mix(family: str, mix: LayerMix, load_runner: LoadRunner) -> None:
-    """Layers from tokens, hidden states and KV together; what was not recomputed in other chunks is equal to the bit."""
+    """Layers from tokens, hidden states and KV together, equal to the bit."""
     runner = load_runner(family)
     prefix = Prefix.computed(runner, 96, chunks=[96])
     prefix.wipe()
@@ -234,7 +235,16 @@ def test_what_a_mix_needs_must_be_given(mix: LayerMix, load_runner: LoadRunner) 
     prefix = Prefix.computed(load_runner("llama"), 64, chunks=[64])
     whole = prefix.restoration(LayerMix(0, 3, 0))
 
+    staging = StagingMemory(1, CPU)
     with pytest.raises(InvariantViolated):
-        Restoration(
-            prefix.runner, whole._projection, whole._segment, mix, Sources(), timeout_s=1.0, depth=1
-        )  # fmt: skip
+        Restoration(prefix.runner, whole._projection, whole._segment, mix, Sources(), staging=staging, timeout_s=1.0)
+
+
+def test_staging_must_hold_one_layer(load_runner: LoadRunner) -> None:
+    """Memory for less than a layer of the prefix is the caller's mistake; more than the layers need is not used."""
+    shape = shape_of(load_runner("llama"))
+
+    with pytest.raises(InvariantViolated, match="cannot stage"):
+        StagingMemory(64 * shape.row_bytes - 1, CPU).buffers(shape, 64, 3)
+
+    assert StagingMemory(9 * 64 * shape.row_bytes, CPU).buffers(shape, 64, 3)._depth == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -23,7 +24,7 @@ LoadRunner = Callable[..., ModelRunner]
 
 def joined(pieces: list[HiddenPiece], layer: int) -> np.ndarray:
     """Rows of consecutive pieces."""
-    assert all(left.end == right.first for left, right in zip(pieces, pieces[1:], strict=False))
+    assert all(left.end == right.first for left, right in itertools.pairwise(pieces))
     return np.concatenate([piece.layer_rows(layer) for piece in pieces])
 
 

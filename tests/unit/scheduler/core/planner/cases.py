@@ -1,6 +1,6 @@
 """Small restorations drawn by hypothesis, and the best plan for each found by trying every executable one."""
 
-from itertools import product
+from itertools import pairwise, product
 
 from hypothesis import strategies as st
 
@@ -66,14 +66,13 @@ def any_span(draw, layers, *, device_too=True):
     return Span(tokens=tokens, copies=tuple(Copy(a, form, layer_mask(start, layers)) for a, form, start in copies))
 
 
-
 def best_by_trying(spans, cost, resource):
     """The least time of the busiest resource over every staircase and every form and source of each span and layer."""
     count, end = len(spans), sum(span.tokens for span in spans)
     starts = [sum(span.tokens for span in spans[:index]) for index in range(count + 1)]
     best = float("inf")
     for rows in product(range(count + 1), repeat=cost.layers):
-        if any(later < earlier for earlier, later in zip(rows, rows[1:], strict=False)):
+        if any(later < earlier for earlier, later in pairwise(rows)):
             continue
         base = [resource.queued_us, *(link.queued_us for link in resource.links)]
         base[0] += sum(cost.recompute_us(starts[row], end) for row in rows)

@@ -1,0 +1,101 @@
+"""HCache's tables: times of a layer, pipelines, and that the page says what the results say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.papers import hcache_page
+from bench.papers.hcache import A100, TESTBED, ablation, partitions, split, storage
+from bench.papers.hcache_platform import Platform, pipelined_us, speed
+from bench.papers.hcache_reuse import REQUESTS, reuse
+from services.scheduler.core.planner.partition import LayerTimes, best_partition, made
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_times_follow_from_the_profile() -> None:
+    """One disk of 6.9 GB/s, and 58% of 312 TFLOPS at 1,024 rows, beside 10 us that a layer costs in any case."""
+    platform = Platform(A100, "llama-2-7b", disks=1)
+    times = platform.times(1024)
+
+    assert times.io_hidden == pytest.approx(1024 * 8192 / 6.9e3)
+    assert times.io_kv == 2 * times.io_hidden
+    assert times.compute_hidden == pytest.approx(1024 * 4 * 4096**2 / (0.58 * 312e6) + 10)
+    assert times.compute_tokens > 5 * times.compute_hidden
+
+
+def test_a_group_of_devices_shares_reading_and_computing() -> None:
+    """Each of four reads a quarter; gathering hidden states costs something."""
+    one, four = (Platform("h800", "opt-30b", degree, disks=1).times(4096) for degree in (1, 4))
+
+    assert one.io_hidden == pytest.approx(4 * four.io_hidden)
+    assert one.compute_hidden / 4 < four.compute_hidden < one.compute_hidden
+
+
+def test_a_pipeline_waits_for_its_first_layer_and_for_nothing_else() -> None:
+    """Hidden states at 3 us a layer are projected in 2; KV follows on the link; tokens come before all."""
+    times = LayerTimes(io_kv=6.0, io_hidden=3.0, compute_hidden=2.0, compute_tokens=10.0)
+
+    assert pipelined_us(made(times, hidden=4), times) == 4 * 3 + 2
+    assert pipelined_us(made(times, hidden=1, kv=2), times) == 3 + 12
+    assert pipelined_us(made(times, tokens=1, hidden=2), times) == 10 + 2 + 2
+    assert speed(made(times, kv=1), times, 12) == pytest.approx(2e6)
+
+
+def test_the_schedules_of_table_3_go_the_papers_way() -> None:
+    """On the testbed most layers are hidden states, beside KV for 7B and 13B and beside tokens for 30B."""
+    found = {row["model"]: row["best"] for row in storage() if row["disks"] and row["tokens"] == 1024}
+
+    assert all(found[model]["hidden"] > 0.75 * TESTBED[model].layers for model in found)
+    assert found["llama-2-7b"]["kv"]
+    assert not found["llama-2-7b"]["tokens"]
+    assert found["llama-2-13b"]["kv"]
+    assert not found["llama-2-13b"]["tokens"]
+    assert found["opt-30b"]["tokens"]
+    assert not found["opt-30b"]["kv"]
+
+
+def test_hidden_states_alone_lose_where_computing_is_scarce() -> None:
+    """Slower than KV in the IO-sufficient setting; the scheduler is the fastest in all three (Figure 12)."""
+    found = {row["setting"]: row for row in ablation()}
+
+    assert found["IO-sufficient"]["hidden"] < found["IO-sufficient"]["kv"]
+    for row in found.values():
+        assert row["planner"] == max(row[name] for name in ("tokens", "kv", "hidden", "naive", "planner"))
+
+
+def test_partitions_by_token_are_slower_than_by_layer() -> None:
+    """Whole tiles and waves cost more than whole layers (Figure 13)."""
+    found = partitions()
+
+    assert found["layer_speed"] > max(found["naive_speed"], found["rounded_speed"])
+    assert found["rounded"]["hidden"] % 256 == 0
+
+
+def test_a_schedule_is_written_as_in_the_paper() -> None:
+    """Only methods that are used are named."""
+    times = LayerTimes(io_kv=2.0, io_hidden=1.0, compute_hidden=1.1, compute_tokens=7.0)
+
+    assert hcache_page.schedule_text(split(best_partition(32, times))) == "31 H + 1 KV"
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    """The committed page is made from the committed results, and from nothing else."""
+    results = json.loads((ROOT / "bench/results/papers_hcache.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/results/hcache.md").read_text(encoding="utf-8")
+
+    assert page == hcache_page.render(results)
+
+
+def test_more_skew_means_more_hits_and_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a short run over few contexts: hits rise, and every method's TTFT falls (Figure 15)."""
+    monkeypatch.setattr("bench.papers.hcache_reuse.REQUESTS", REQUESTS // 20)
+    monkeypatch.setattr("bench.papers.hcache_reuse.CONTEXTS", (20,))
+    monkeypatch.setattr("bench.papers.hcache_reuse.SKEWS", (0.0, 2.0))
+    uniform, skewed = reuse(TESTBED["llama-2-7b"], seed=1)
+
+    assert skewed["hit_ratio"] > uniform["hit_ratio"]
+    for method in ("tokens", "kv", "hcache"):
+        assert skewed["ttft_ms"][method] < uniform["ttft_ms"][method]
+    assert uniform["ttft_ms"]["ideal"] < uniform["ttft_ms"]["hcache"] < uniform["ttft_ms"]["kv"]
