@@ -288,8 +288,8 @@ def _reuse(rows: list[Row]) -> list[str]:
         "## Figure 15: with KV that stays on the device",
         "",
         "The 7B model with four SSDs, an LRU of 48,000 tokens on the device (2.4), requests drawn with Zipf's skew "
-        "from contexts of 16K tokens. How many contexts the paper draws from it does not say: 20 is one for each sub-task "
-        "of L-Eval, 508 its documents. Mean TTFT in ms:",
+        "from contexts of 16K tokens. How many contexts the paper draws from it does not say: 20 is one for each "
+        "sub-task of L-Eval, 508 its documents. Mean TTFT in ms:",
         "",
         *table([*head, "over KV", "over recomputing"], cells),
         "",
@@ -340,20 +340,21 @@ def _what_differs(results: Row) -> list[str]:
         "unfriendly case, with the least gain. A profile that takes Table 2 at its word makes the L20 worse than the "
         "A30. Which models the paper ran on which device only its figures show; the 30B model stands here on four A100 "
         "and on one H800.",
-        "- **Recomputation.** Its baseline is faster here on the H800, and slower on devices with less arithmetic, than "
-        "the paper's range says: one efficiency curve for all devices makes projection and recomputation scale with "
+        "- **Recomputation.** Its baseline is faster here on the H800, and slower on devices with less arithmetic, "
+        "than the paper's range says: one efficiency curve for all devices makes projection and recomputation scale with "
         "the peak alone, while real products of 1,024 rows fill a large device less than a small one.",
         "- **Long histories.** The paper's scheduler falls back to hidden states alone in long contexts. Here the link "
         "is the scarce side for the 30B model only, and a few layers from tokens stay worth it up to 16K.",
         "- **Figure 13.** The direction is the paper's; the loss is larger, because the rows that are left for "
         "recomputation take a whole tile, and the profile gives 256 rows half of the peak. Rounding gains nothing "
         "here, because 768 rows take as many waves of tiles as 820.",
-        f"- **Figure 15.** At skew 2 the hit ratio is {hits} contexts, below the paper's 94%. Three contexts of 16K fit; "
-        "under Zipf's law with exponent 2 the three likeliest of 20 draw 85% of requests, so that no policy reaches "
-        "94%: the paper's contexts must be shorter or fewer, or hits counted another way. And a question on a context "
-        f"that is there takes {missed['ideal']:.0f} ms here, a step at the profile's speed; recomputing all of it takes "
-        f"{missed['tokens'] / missed['ideal']:.0f} times as long, 20 to 26 times in the paper (2.4), whose step costs "
-        "more. So restoring weighs more here in every mean, and the gain falls less with the hit ratio.",
+        f"- **Figure 15.** At skew 2 the hit ratio is {hits} contexts, below the paper's 94%. Three contexts of 16K "
+        "fit; under Zipf's law with exponent 2 the three likeliest of 20 draw 85% of requests, so keeping just these "
+        "would not reach it either: the paper's contexts must be shorter or fewer, or hits counted another way. And a "
+        f"question on a context that is there takes {missed['ideal']:.0f} ms here, a step at the profile's speed; "
+        f"recomputing all of it takes {missed['tokens'] / missed['ideal']:.0f} times as long, 20 to 26 times in the "
+        "paper (2.4), whose step costs more. So restoring weighs more here in every mean, and the gain falls less with "
+        "the hit ratio.",
         "- **Not simulated.** Queueing (Figures 9 and 10), the cost of saving (Figure 14), and how copies and products "
         "share the device's memory.",
     ]

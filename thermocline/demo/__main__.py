@@ -121,9 +121,10 @@ async def _disk_is_listed(nats_url: str) -> None:
     bus = await connect((nats_url,), "demo")
     try:
         async with asyncio.timeout(LISTED_S):
-            while not decode(
-                await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus
-            ).chunks:
+            while True:
+                answer = await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus()))
+                if decode(answer, CellStatus).chunks:
+                    return
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pass  # The verdict will say what was not found.

@@ -9,7 +9,7 @@ from bench.papers import hcache_page
 from bench.papers.hcache import A100, TESTBED, ablation, partitions, split, storage
 from bench.papers.hcache_platform import Platform, pipelined_us, speed
 from bench.papers.hcache_reuse import REQUESTS, reuse
-from services.scheduler.core.planner.partition import LayerTimes, best_partition, made
+from services.scheduler.core.planner.partition import LayerTimes, closed_form, made
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,7 +77,7 @@ def test_a_schedule_is_written_as_in_the_paper() -> None:
     """Only methods that are used are named."""
     times = LayerTimes(io_kv=2.0, io_hidden=1.0, compute_hidden=1.1, compute_tokens=7.0)
 
-    assert hcache_page.schedule_text(split(best_partition(32, times))) == "31 H + 1 KV"
+    assert hcache_page.schedule_text(split(closed_form(32, times))) == "31 H + 1 KV"
 
 
 def test_the_page_says_what_the_results_say() -> None:
