@@ -1,4 +1,4 @@
-"""Opens the tiers that the settings name. One that cannot be opened is left out: the storage serves without it."""
+"""Opens the tiers that the settings name. A disk that cannot be used is left out: the storage serves without it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ class Media:
 
 
 def open_media(config: StorageConfig) -> Media:
-    """Blocking. Raises ConfigError when there are no keys where some are named: nothing is to be in the clear then."""
+    """Blocking. Raises ConfigError when there are no keys where some are named, for nothing is to be in the clear
+    then, and when ``remote`` names no object store that there could ever be.
+    """
     cipher = open_cipher(config)
-    return Media(_open_disk(config), _open_remote(config), cipher)
+    remote = open_remote(config)
+    return Media(_open_disk(config), remote, cipher)
 
 
 def _open_disk(config: StorageConfig) -> ChunkBackend | None:
@@ -50,12 +53,3 @@ def _open_disk(config: StorageConfig) -> ChunkBackend | None:
         return None
     _log.info("disk_opened", directories=config.disk_dir, seconds=round(time.perf_counter() - started_s, 3))
     return disk
-
-
-def _open_remote(config: StorageConfig) -> ChunkBackend | None:
-    try:
-        return open_remote(config)
-    except (ThermoclineError, OSError) as error:
-        measures.TIER_FAILURES.labels("remote").inc()
-        _log.error("remote_left_out", reason=str(error))
-        return None
