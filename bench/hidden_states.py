@@ -190,15 +190,22 @@ class History:
             raise AssertionError("the restored prefix is not the one that was computed")
 
 
-def predict(figure: RestorationFigure, profile: RestorationProfile, mix: LayerMix, bytes_per_s: float) -> float:
-    """Seconds, as HCache's section 4.1.2 has it: whichever of link and processor takes longer."""
+def times_of(
+    figure: RestorationFigure, profile: RestorationProfile, mix: LayerMix, bytes_per_s: float
+) -> tuple[float, float]:
+    """Seconds of the link and of the processor."""
     io_hidden_s, io_kv_s = figure.io_hidden_s, figure.io_kv_s
     if bytes_per_s:
         io_hidden_s = max(io_hidden_s, profile.hidden_bytes / bytes_per_s)
         io_kv_s = max(io_kv_s, profile.kv_bytes / bytes_per_s)
     transmission = mix.from_hidden * io_hidden_s + mix.loaded * io_kv_s
     computation = mix.recomputed * figure.compute_token_s + mix.from_hidden * figure.compute_hidden_s
-    return figure.tokens * max(transmission, computation)
+    return figure.tokens * transmission, figure.tokens * computation
+
+
+def predict(figure: RestorationFigure, profile: RestorationProfile, mix: LayerMix, bytes_per_s: float) -> float:
+    """Seconds, as HCache's section 4.1.2 has it: whichever of link and processor takes longer."""
+    return max(times_of(figure, profile, mix, bytes_per_s))
 
 
 def best_mix(figure: RestorationFigure, profile: RestorationProfile, bytes_per_s: float) -> LayerMix:
@@ -235,24 +242,28 @@ def _bench_length(
 ) -> list[dict[str, Any]]:
     layers = profile.geometry.layers
     measured = next(figure for figure in profile.figures if figure.tokens == tokens)
-    recompute = LayerMix(layers, 0, 0)
-    # Recomputation uses no link: it is measured once for all of them.
-    recomputed = [history.restore(tokens, recompute, 0.0) for _ in range(rounds)]
+    fixed = {
+        "recompute": LayerMix(layers, 0, 0),
+        "kv": LayerMix(0, 0, layers),
+        "hidden": LayerMix(0, layers, 0),
+        "half": LayerMix(layers // 2, 0, layers - layers // 2),
+    }
+    known: dict[tuple[LayerMix, float], float] = {}
     figures = []
     for bandwidth in bandwidths:
         bytes_per_s = bandwidth * 1e9
-        mixes = {
-            "kv": LayerMix(0, 0, layers),
-            "hidden": LayerMix(0, layers, 0),
-            "half": LayerMix(layers // 2, 0, layers - layers // 2),
-            "best": best_mix(measured, profile, bytes_per_s),
-        }
-        times: dict[str, list[float]] = {name: [] for name in mixes}
+        mixes = {**fixed, "best": best_mix(measured, profile, bytes_per_s)}
+        # Where computation takes far longer than the link, the link does not matter: one measurement stands for all.
+        keys = {mix: (mix, bytes_per_s if _needs_link(measured, profile, mix, bytes_per_s) else 0.0)
+                for mix in mixes.values()}  # fmt: skip
+        wanted = [mix for mix in dict.fromkeys(mixes.values()) if keys[mix] not in known]
+        times: dict[LayerMix, list[float]] = {mix: [] for mix in wanted}
         for _ in range(rounds):
-            for name, mix in mixes.items():
-                times[name].append(history.restore(tokens, mix, bytes_per_s))
-        for name, mix, each in [("recompute", recompute, recomputed)] + [(n, mixes[n], times[n]) for n in mixes]:
-            spent = statistics.median(each)
+            for mix in wanted:
+                times[mix].append(history.restore(tokens, mix, bytes_per_s))
+        known.update({keys[mix]: statistics.median(each) for mix, each in times.items()})
+        for name, mix in mixes.items():
+            spent = known[keys[mix]]
             figures.append({
                 "tokens": tokens,
                 "gb_per_s": bandwidth,
@@ -263,6 +274,11 @@ def _bench_length(
                 "predicted_ms": round(predict(measured, profile, mix, bytes_per_s) * 1e3, 2),
             })  # fmt: skip
     return figures
+
+
+def _needs_link(figure: RestorationFigure, profile: RestorationProfile, mix: LayerMix, bytes_per_s: float) -> bool:
+    transmission, computation = times_of(figure, profile, mix, bytes_per_s)
+    return transmission > computation / 4
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -289,7 +289,9 @@ def _reuse(rows: list[Row]) -> list[str]:
         "",
         "The 7B model with four SSDs, an LRU of 48,000 tokens on the device (2.4), requests drawn with Zipf's skew "
         "from contexts of 16K tokens. How many contexts the paper draws from it does not say: 20 is one for each "
-        "sub-task of L-Eval, 508 its documents. Mean TTFT in ms:",
+        "sub-task of L-Eval, 508 its documents. Here whole plans are made and executed: unlike the paper's partition, "
+        "they end recomputation with the keys and values of its last layer, so that the first layer costs no more than "
+        "its projection. Mean TTFT in ms:",
         "",
         *table([*head, "over KV", "over recomputing"], cells),
         "",
@@ -341,8 +343,8 @@ def _what_differs(results: Row) -> list[str]:
         "A30. Which models the paper ran on which device only its figures show; the 30B model stands here on four A100 "
         "and on one H800.",
         "- **Recomputation.** Its baseline is faster here on the H800, and slower on devices with less arithmetic, "
-        "than the paper's range says: one efficiency curve for all devices makes projection and recomputation scale with "
-        "the peak alone, while real products of 1,024 rows fill a large device less than a small one.",
+        "than the paper's range says: one efficiency curve for all devices makes projection and recomputation scale "
+        "with the peak alone, while real products of 1,024 rows fill a large device less than a small one.",
         "- **Long histories.** The paper's scheduler falls back to hidden states alone in long contexts. Here the link "
         "is the scarce side for the 30B model only, and a few layers from tokens stay worth it up to 16K.",
         "- **Figure 13.** The direction is the paper's; the loss is larger, because the rows that are left for "

@@ -112,8 +112,8 @@ class TwoStageSaver:
     def step(self, inputs: AttentionInputs, rows: Sequence[SavedRows]) -> Iterator[None]:
         """Within this block runs one forward pass, whose ``rows`` are saved if their sequences are.
 
-        If the block raises, nothing of it is saved and its rows may come again. So whatever voids the pass must raise in
-        here, the end of the loads that it attended to as well: KV that fails verification makes wrong hidden states.
+        If the block raises, nothing of it is saved and its rows may come again. So whatever voids the pass must raise
+        in here, the end of the loads that it attended to as well: KV that fails verification makes wrong hidden states.
         """
         kept, snapshot = self._take(rows)
         if snapshot is None:

@@ -6,7 +6,8 @@ One cost model, no special cases. The parts, from the numbers up:
 * :mod:`partition` one stretch of tokens with one source: the paper's closed form, the exact answer, the baselines;
 * :mod:`spans` what exists where; :mod:`groups` spans that are alike; :mod:`sources` which copy is read;
 * :mod:`staircase` which mixes a worker can execute, and the search among them; :mod:`assignment` the forms of the rest;
-* :mod:`planning` puts them together, :mod:`plan` is the answer, :mod:`explaining` says it in words;
+* :mod:`planning` puts them together, :mod:`plan` is the answer, :mod:`singles` what one method alone would take,
+  :mod:`explaining` says why in words;
 * :mod:`timeline` executes a plan layer by layer in virtual time, bubbles included;
 * :mod:`storing` which form is worth keeping; :mod:`prediction_error` how wrong plans were.
 """
@@ -15,7 +16,7 @@ from services.scheduler.core.planner.costs import LayerCosts, ModelShape, costs_
 from services.scheduler.core.planner.partition import LayerTimes, Partition, best_partition, layer_times
 from services.scheduler.core.planner.plan import Method, Piece, Plan
 from services.scheduler.core.planner.planning import plan_restoration
-from services.scheduler.core.planner.prediction_error import PredictionErrors, note_restoration
+from services.scheduler.core.planner.prediction_error import PredictionErrors, note_restoration, plan_kind
 from services.scheduler.core.planner.rate import Rate, note, per_us
 from services.scheduler.core.planner.resources import Link, Resources
 from services.scheduler.core.planner.spans import Copy, Span, all_layers, layer_mask
@@ -46,6 +47,7 @@ __all__ = [
     "note",
     "note_restoration",
     "per_us",
+    "plan_kind",
     "plan_restoration",
     "timeline_us",
     "worth_storing",

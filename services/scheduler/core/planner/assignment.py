@@ -2,7 +2,7 @@
 
 All begin as KV, which takes no computing. While a link is the busiest resource, layers that it brings as KV are taken
 as hidden states instead, as many as make it and whatever gets busier finish together (HCache 4.1.2, with any number
-of links). Within one cell that is exact; between cells it is a descent on a convex function.
+of links). Within one cell that is exact; between cells it is a descent on a convex function, by one or two at a time.
 """
 
 from __future__ import annotations
@@ -95,16 +95,43 @@ def _descend(loads: list[float], switches: list[Switch], *, whole: bool) -> floa
             if found is not None and found[0] < time_us * (1 - _NO_GAIN) and (best is None or found[0] < best[0]):
                 best = (found[0], line[-1], found[1])
         if best is None:
+            if _exchange(loads, kinds, busiest, whole=whole):
+                time_us = max(loads)
+                continue
             if not _give_up_first(kinds, busiest):
                 break
             continue
         _, switch, count = best
-        switch.left -= count
-        switch.hidden += count
-        for place, us in switch.us:
-            loads[place] += us * count
+        _take(loads, switch, count)
         time_us = max(loads)
     return time_us
+
+
+def _take(loads: list[float], switch: Switch, count: float) -> None:
+    switch.left -= count
+    switch.hidden += count
+    for place, us in switch.us:
+        loads[place] += us * count
+
+
+def _exchange(loads: list[float], kinds: dict[tuple[str, str], list[Switch]], busiest: int, *, whole: bool) -> bool:
+    """Two switches at once where neither helps alone, because what the first makes busy the second relieves."""
+    heads = [line[-1] for line in kinds.values() if line]
+    time_us = max(loads)
+    for first in heads if len(heads) > 1 else ():
+        if first.left <= 0 or not any(place == busiest and us < 0 for place, us in first.us):
+            continue
+        count = min(1.0, first.left)
+        after = list(loads)
+        for place, us in first.us:
+            after[place] += us * count
+        for second in heads:
+            found = None if second is first else _step(after, second, after.index(max(after)), whole=whole)
+            if found is not None and found[0] < time_us * (1 - _NO_GAIN):
+                _take(loads, first, count)
+                _take(loads, second, found[1])
+                return True
+    return False
 
 
 def _give_up_first(kinds: dict[tuple[str, str], list[Switch]], busiest: int) -> bool:

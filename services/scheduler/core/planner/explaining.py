@@ -45,6 +45,8 @@ def _why(piece: Piece, span: Span, costs: LayerCosts, busiest: str) -> str:
 
 def _why_tokens(piece: Piece, span: Span, costs: LayerCosts) -> str:
     each = costs.recompute_us(piece.start, piece.end) * (piece.end_layer - piece.first_layer)
+    if piece.end_layer < costs.layers:
+        each -= costs.recompute_us(piece.start, piece.end) - (piece.end - piece.start) * costs.hidden_us
     layers = layer_mask(piece.first_layer, piece.end_layer)
     held = span.device
     for copy in span.copies:

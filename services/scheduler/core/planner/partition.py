@@ -50,15 +50,25 @@ def layer_times(costs: LayerCosts, tokens: int, bytes_per_us: float, *, context:
 
 
 def made(
-    times: LayerTimes, *, tokens: int = 0, hidden: int = 0, kv: int = 0, io_queued: float = 0, queued: float = 0
+    times: LayerTimes,
+    *,
+    tokens: int = 0,
+    hidden: int = 0,
+    kv: int = 0,
+    io_queued: float = 0,
+    queued: float = 0,
+    ends_early: bool = False,
 ) -> Partition:
-    """A partition with what it costs."""
+    """A partition with what it costs. ``ends_early``: see :func:`best_partition`."""
+    computing = tokens * times.compute_tokens
+    if ends_early and tokens and hidden + kv:
+        computing += times.compute_hidden - times.compute_tokens
     return Partition(
         tokens=tokens,
         hidden=hidden,
         kv=kv,
         io_us=io_queued + hidden * times.io_hidden + kv * times.io_kv,
-        compute_us=queued + tokens * times.compute_tokens + hidden * times.compute_hidden,
+        compute_us=queued + computing + hidden * times.compute_hidden,
     )
 
 
@@ -83,28 +93,42 @@ def best_two_way(layers: int, times: LayerTimes) -> Partition:
     return min((*with_kv, *with_tokens), key=_time)
 
 
-def best_partition(layers: int, times: LayerTimes, *, io_queued: float = 0.0, queued: float = 0.0) -> Partition:
+def best_partition(
+    layers: int, times: LayerTimes, *, io_queued: float = 0.0, queued: float = 0.0, ends_early: bool = False
+) -> Partition:
     """Minimise max(L_H IO_H + L_KV IO_KV, L_T C_T + L_H C_H), exactly, in O(layers).
 
     For each number of layers from tokens, loading falls and computing rises with those from hidden states, so the
     best lies on either side of where they meet. Where hidden states are no smaller than KV there are none. Ties go
     to fewer bytes. ``io_queued`` and ``queued`` wait on the link and on the device already.
+
+    ``ends_early``: recomputing the first layers ends with the keys and values of the last of them, so that one costs
+    C_H; the paper counts it as C_T.
     """
     found: list[Partition] = []
     for tokens in range(layers + 1):
         left = layers - tokens
-        for hidden in _hidden_layers(left, tokens, times, io_queued - queued):
+        least = made(times, tokens=tokens, kv=left, io_queued=io_queued, queued=queued, ends_early=ends_early)
+        for hidden in _hidden_layers(left, least, times):
+            kv = left - hidden
             found.append(
-                made(times, tokens=tokens, hidden=hidden, kv=left - hidden, io_queued=io_queued, queued=queued)
+                Partition(
+                    tokens=tokens,
+                    hidden=hidden,
+                    kv=kv,
+                    io_us=least.io_us - hidden * (times.io_kv - times.io_hidden),
+                    compute_us=least.compute_us + hidden * times.compute_hidden,
+                )
             )
     return min(found, key=lambda one: (one.time_us, one.io_us))
 
 
-def _hidden_layers(left: int, tokens: int, times: LayerTimes, io_ahead: float) -> Iterable[int]:
+def _hidden_layers(left: int, as_kv: Partition, times: LayerTimes) -> Iterable[int]:
+    """Numbers of ``left`` layers that may be best from hidden states, where ``as_kv`` has them all as KV."""
     relief = times.io_kv - times.io_hidden
     if relief <= 0:
         return (0,)
-    meeting = (io_ahead + left * times.io_kv - tokens * times.compute_tokens) / (relief + times.compute_hidden)
+    meeting = (as_kv.io_us - as_kv.compute_us) / (relief + times.compute_hidden)
     meeting = min(max(meeting, 0.0), float(left))
     low = floor(meeting)
     return (low, min(left, low + 1))

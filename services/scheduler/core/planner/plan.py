@@ -32,15 +32,16 @@ class Plan:
     """Pieces that cover every span and layer of the prefix once, and what they add up to.
 
     The worker computes tokens from ``row_starts[l]`` on at layer l; it never falls from one layer to the next, so one
-    pass does it, from which rows drop out on the way. ``cached_tokens`` is its last value: whatever comes behind is
-    computed as if nobody had known it, together with the request's own tokens. All that comes before a row and is not
-    on the device is loaded or projected before attention at its layer. See :mod:`staircase`.
+    pass does it, from which rows drop out on the way. At the last layer of a row only its keys and values are made.
+    ``cached_tokens`` is where rows begin at the end: whatever comes behind is computed as if nobody had known it,
+    together with the request's own tokens. All that comes before a row and is not on the device is loaded or projected
+    before attention at its layer. See :mod:`staircase`.
     """
 
     pieces: tuple[Piece, ...]
     row_starts: tuple[int, ...]
     cached_tokens: int
-    predicted_us: float  # The busiest resource; bubbles add at most about one layer (see :mod:`timeline`).
+    predicted_us: float  # The busiest resource; what bubbles add says :mod:`timeline`.
     resource_us: tuple[tuple[str, float], ...]  # Computing first, then each link, queues included.
     single_us: tuple[tuple[str, float], ...]  # What one method alone would take, where one alone can do it.
     explanations: tuple[str, ...]

@@ -16,19 +16,22 @@ from services.scheduler.core.planner.spans import Span, all_layers, lowest, rang
 from services.scheduler.core.planner.staircase import Search, Staircase
 
 
-def plan_restoration(spans: Sequence[Span], costs: LayerCosts, resources: Resources) -> Plan:
+def plan_restoration(
+    spans: Sequence[Span], costs: LayerCosts, resources: Resources, *, first_layers: bool = True
+) -> Plan:
     """The fastest executable way to get a prefix's KV onto the device.
 
     ``spans`` are the prefix, top first. The time that is minimised is that of the busiest resource: the device's
-    computing or a link, with what waits there already. Deterministic; O(spans + layers) for a bounded number of
-    groups. Raises InvariantViolated for a source without a route.
+    computing or a link, with what waits there already. ``first_layers``: whether the worker can compute the first
+    layers of tokens alone; otherwise tokens are computed in all layers or in none. Deterministic; O(spans + layers)
+    for a bounded number of groups. Raises InvariantViolated for a source without a route.
     """
     prefix = group_spans(spans, costs.layers)
     queued = [resources.queued_us + resources.beside_us, *(link.queued_us for link in resources.links)]
     best: Staircase | None = None
     chosen: list[Cell] = []
     for cells in choices_of_sources(prefix.groups, prefix.before[-1], costs, resources):
-        found = Search(prefix, cells, costs, queued).best(best)
+        found = Search(prefix, cells, costs, queued, first_layers=first_layers).best(best)
         if found is not best:
             best, chosen = found, cells
     assert best is not None

@@ -10,6 +10,12 @@ _KEPT = 0.9
 """Part of what is known that a further restoration leaves standing."""
 
 
+MOST_KINDS = 64
+"""Kinds that are told apart; what comes after counts as OTHER. Bounds the state and the metrics made of it."""
+
+OTHER = "other"
+
+
 class MethodError(msgspec.Struct):
     """Of one method. ``bias`` above 0: it took longer than predicted."""
 
@@ -39,6 +45,8 @@ def note_restoration(errors: PredictionErrors, kind: str, predicted_us: float, o
     if not predicted_us > 0 or not observed_us >= 0:
         return
     error = (observed_us - predicted_us) / predicted_us
+    if kind not in errors.by_kind and len(errors.by_kind) >= MOST_KINDS:
+        kind = OTHER
     known = errors.by_kind.setdefault(kind, MethodError())
     kept = _KEPT if known.observations else 0.0
     known.observations += 1

@@ -43,20 +43,18 @@ def choices_of_sources(
     """Cells for each way to choose sources that is worth trying: one, where no group has a choice."""
     names = dict.fromkeys(copy.source for group in groups for copy in group.copies)
     options = {name: _options(name, costs, resources) for name in names}
-    preferred: list[str] = [""]
-    if len(groups) <= MOST_GROUPS and any(_has_choice(group) for group in groups):
-        preferred += sorted(names)
+    # What has no choice is dealt out first, so that the rest goes where there is room.
+    with_choice = [_has_choice(group) for group in groups]
+    order = sorted(range(len(groups)), key=with_choice.__getitem__)
+    is_few = len(groups) <= MOST_GROUPS
+    preferred = ["", *sorted(names)] if is_few and any(with_choice) else [""]
     known: list[list[Cell]] = []
     for name in preferred:
-        dealt = _Dealer(options, resources, name)
-        cells = [
-            cell
-            for number, group in enumerate(groups)
-            for cell in _cells(number, group, dealt, tokens[number], options)
-        ]
+        dealer = _Dealer(options, resources, name, layer_by_layer=is_few)
+        cells = [cell for number in order for cell in _cells(number, groups[number], dealer, tokens[number], options)]
         if cells not in known:
             known.append(cells)
-            if len(groups) <= MOST_GROUPS:
+            if is_few:
                 yield cells
             else:
                 yield [_without(cell, "hidden") for cell in cells]
@@ -91,7 +89,15 @@ def _has_choice(group: Group) -> bool:
 class _Dealer:
     """Deals layers out to sources; remembers what each link was given."""
 
-    def __init__(self, options: dict[str, dict[Form, Option]], resources: Resources, preferred: str) -> None:
+    def __init__(
+        self,
+        options: dict[str, dict[Form, Option]],
+        resources: Resources,
+        preferred: str,
+        *,
+        layer_by_layer: bool,
+    ) -> None:
+        self._layer_by_layer = layer_by_layer
         self._options = options
         self._preferred = preferred
         queued = [0.0, *(link.queued_us for link in resources.links)]
@@ -108,13 +114,18 @@ class _Dealer:
             return dealt
         for copy in copies:
             if copy.source == self._preferred:
-                dealt[copy.source] = copy.layers & left
+                dealt[copy.source] = dealt.get(copy.source, 0) | (copy.layers & left)
                 left &= ~copy.layers
+        if not self._layer_by_layer:
+            for copy in sorted(copies, key=lambda one: self._done(one.source, form, tokens)):
+                dealt[copy.source] = dealt.get(copy.source, 0) | (copy.layers & left)
+                left &= ~copy.layers
+            return dealt
         union = 0
         for copy in copies:
             union |= copy.layers & left
         while union:
-            layer = union & -union
+            layer = 1 << (union.bit_length() - 1)  # From the top, so that what first layers leave is shared out evenly.
             union ^= layer
             source = min(
                 (copy.source for copy in copies if copy.layers & layer),

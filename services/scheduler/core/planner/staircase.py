@@ -5,16 +5,19 @@ token that is computed at a layer needs its own hidden state from the layer befo
 stretch begins at r(l), and r never falls from layer to layer; rows drop out of the pass, none join. Attention of the
 rows needs KV of everything before r(l) at that layer: it is on the device, arrives, or is projected from hidden
 states that arrive, and the pass waits for it at that layer. Nothing else is needed, so every such r is executable
-and no other mix is. Recomputing the first layers of everything (HCache 4.1.2) is r = 0, then the prefix's end;
+and no other mix is. A row that goes no further than a layer is only projected there: nobody needs what attention would
+make of it. Recomputing the first layers of everything (HCache 4.1.2) is r = 0, then the prefix's end;
 recomputing a suffix is r constant. A hole that is computed between spans that are loaded is no such pass.
 
 Which of them are looked at. With layers that are alike, a best r takes at most two values a <= b: for given prices of
 links and computing, each layer by itself has the same best beginning, and mixing two of them balances the two. So a
-staircase is (a, b, k): layers [0, k) begin at a, those from k on at b. As a token costs more to compute the deeper it
+staircase is (a, b, k): layers [0, k) begin at a, those from k on at b. (What a row's last layer saves may make a third
+value better by less than a layer.) As a token costs more to compute the deeper it
 is, while a copy costs the same everywhere, beginnings are looked for only where groups change (:mod:`groups`).
 
-Tokens come first, then hidden states, KV last, by layer. Loading per layer therefore never falls from layer to layer
-and computing never rises, so whoever executes layers in order waits for about one of them in all (Johnson's rule).
+Tokens come first, then hidden states, KV last, by layer. Where all layers have the same copies on one link, loading
+per layer therefore never falls from layer to layer and computing never rises, so whoever executes layers in order
+waits for about one of them in all (Johnson's rule).
 """
 
 from __future__ import annotations
@@ -41,12 +44,16 @@ class Staircase:
 class Search:
     """For one prefix and one choice of sources."""
 
-    def __init__(self, prefix: Prefix, cells: list[Cell], costs: LayerCosts, queued: list[float]) -> None:
+    def __init__(
+        self, prefix: Prefix, cells: list[Cell], costs: LayerCosts, queued: list[float], *, first_layers: bool
+    ) -> None:
+        self._first_layers = first_layers
         self._prefix = prefix
         self._cells = cells
         self._queued = queued
         self._layers = costs.layers
         self._every = all_layers(costs.layers)
+        self._hidden_us = costs.hidden_us
         end = prefix.tokens
         self._row_us = [costs.recompute_us(prefix.starts[span], end) for span in prefix.boundaries]
         self._nothing = [0] * len(prefix.groups)
@@ -60,7 +67,7 @@ class Search:
                 break  # Computing that much alone takes longer, and what is further left even more.
             if not self._lacking(0, high):
                 best = self._better(best, high, high, 0)
-            for low in range(high):
+            for low in range(high if self._first_layers else 0):
                 best = self._best_between(best, low, high)
         if best is None:
             best = self._better(None, 0, 0, 0)
@@ -116,13 +123,24 @@ class Search:
         return assign(loads, self._cells, stretches, whole=whole)
 
     def _least_us(self, low: int, high: int, layers: int) -> float:
-        """Computing from tokens alone, and what goes before."""
-        return self._queued[0] + layers * self._row_us[low] + (self._layers - layers) * self._row_us[high]
+        """Computing from tokens alone, and what goes before; rows that end with the last low layer are projected."""
+        computing = self._queued[0] + self._layers * self._row_us[high]
+        if not layers or low == high:
+            return computing
+        return computing + (layers - 1) * (self._row_us[low] - self._row_us[high]) + self._projected_us(low, high)
+
+    def _projected_us(self, low: int, high: int) -> float:
+        """Keys and values of a layer for the tokens between two boundaries, whose hidden states are at hand."""
+        starts, boundaries = self._prefix.starts, self._prefix.boundaries
+        return (starts[boundaries[high]] - starts[boundaries[low]]) * self._hidden_us
 
     def _most_layers(self, low: int, high: int, time_us: float) -> int:
         """Layers that can begin at ``low`` within a time."""
         each = self._row_us[low] - self._row_us[high]
-        return int((time_us - self._least_us(high, high, 0)) / each) if each > 0 else self._layers
+        left = time_us - self._least_us(low, high, 1)
+        if left < 0:
+            return 0
+        return 1 + int(left / each) if each > 0 else self._layers
 
     def _lacking(self, low: int, high: int) -> int:
         """Layers of which nothing exists for some span between two boundaries, or from the first one on."""

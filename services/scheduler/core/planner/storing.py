@@ -51,7 +51,7 @@ def worth_storing(
             compute_hidden=times.compute_hidden,
             compute_tokens=times.compute_tokens,
         )
-    best = best_partition(costs.layers, times)
+    best = best_partition(costs.layers, times, ends_early=True)
     computed = tokens_only(costs.layers, times)
     kv_bytes = costs.layers * costs.kv_bytes
     if best.time_us > computed.time_us * _WORTH_STORING:

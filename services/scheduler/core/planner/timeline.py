@@ -1,8 +1,8 @@
 """A plan executed layer by layer in virtual time: what it takes with bubbles, on links that serve in order.
 
 Links bring layer after layer, hidden states before KV within one; a copy that passes several links goes on as it
-arrives. The device goes through the layers once: it projects a layer's hidden states when they are there, and
-computes the layer's rows when all KV of the layer is there, too.
+arrives. The device goes through the layers once: it projects a layer's hidden states when they are there, and those of
+rows that end with the layer, and computes the other rows when all KV of the layer is there, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def timeline_us(plan: Plan, costs: LayerCosts, resources: Resources, *, tokens: 
         restored = max(restored, hidden_there, kv_there)
         if hidden_tokens:
             now = max(now, hidden_there) + hidden_tokens * costs.hidden_us
-        rows_us = costs.recompute_us(plan.row_starts[layer], tokens) + beside_us
+        going_on = plan.row_starts[min(layer + 1, costs.layers - 1)]
+        now += (going_on - plan.row_starts[layer]) * costs.hidden_us
+        rows_us = costs.recompute_us(going_on, tokens) + beside_us
         if rows_us:
             now = max(now, kv_there) + rows_us
     return max(now, restored)

@@ -75,7 +75,7 @@ def best_by_trying(spans, cost, resource):
         if any(later < earlier for earlier, later in pairwise(rows)):
             continue
         base = [resource.queued_us, *(link.queued_us for link in resource.links)]
-        base[0] += sum(cost.recompute_us(starts[row], end) for row in rows)
+        base[0] += sum(rows_us([starts[row] for row in rows], layer, cost, end) for layer in range(cost.layers))
         options = [
             options_of(spans[index], layer, cost, resource)
             for layer, row in enumerate(rows)
@@ -84,6 +84,12 @@ def best_by_trying(spans, cost, resource):
         ]
         best = min([best, *(time_of(base, chosen) for chosen in product(*options))])
     return best
+
+
+def rows_us(row_starts, layer, cost, end):
+    """Computing at a layer: rows that go on to the next one in full, the others' keys and values alone."""
+    going_on = row_starts[min(layer + 1, cost.layers - 1)]
+    return cost.recompute_us(going_on, end) + (going_on - row_starts[layer]) * cost.hidden_us
 
 
 def options_of(span, layer, cost, resource):

@@ -31,6 +31,7 @@ from tests.unit.scheduler.core.planner.cases import (
     one_layer_us,
     options_of,
     resources,
+    rows_us,
 )
 
 LAYERS = 3
@@ -43,7 +44,7 @@ def loads_of(plan, spans, cost, resource):
     """Microseconds of each resource, added up from a plan's pieces alone."""
     loads = [resource.queued_us + resource.beside_us, *(link.queued_us for link in resource.links)]
     end = sum(span.tokens for span in spans)
-    loads[0] += sum(cost.recompute_us(start, end) for start in plan.row_starts)
+    loads[0] += sum(rows_us(plan.row_starts, layer, cost, end) for layer in range(cost.layers))
     for piece in plan.pieces:
         if piece.method in ("kv", "hidden"):
             nbytes = piece.token_layers * (cost.kv_bytes if piece.method == "kv" else cost.hidden_bytes)
@@ -73,7 +74,7 @@ def test_one_stretch_from_one_source_is_solved_exactly(layers, tokens, cost, spe
     resource = resources(host=speed, queued_us=waiting_us, queued_bytes=waiting_bytes)
     plan = plan_restoration([held(layers, "kv", "hidden", tokens=tokens)], cost, resource)
     times = layer_times(cost, tokens, speed)
-    exact = best_partition(layers, times, io_queued=waiting_bytes / speed, queued=waiting_us)
+    exact = best_partition(layers, times, io_queued=waiting_bytes / speed, queued=waiting_us, ends_early=True)
 
     assert plan.predicted_us == pytest.approx(exact.time_us)
 
@@ -197,10 +198,20 @@ def test_first_layers_that_are_kept_nowhere_are_computed():
 
 def test_hidden_states_that_are_larger_than_kv_are_left_alone():
     """Under grouped queries KV is taken, and the explanation says why."""
-    plan = plan_restoration([held(8, "kv", "hidden")], costs(8, kv_bytes=0.5, token_us=100.0), resources())
+    plan = plan_restoration([held(8, "kv", "hidden")], costs(8, kv_bytes=0.5), resources(), first_layers=False)
 
     assert {piece.method for piece in plan.pieces} == {"kv"}
     assert any("no smaller than KV" in text for text in plan.explanations)
+
+
+def test_the_first_layer_needs_no_copy():
+    """Its input are the embeddings: projecting them takes no link, which helps wherever the link is the slow side."""
+    plan = plan_restoration([held(8, "kv")], costs(8, token_us=1e6), resources())
+    without = plan_restoration([held(8, "kv")], costs(8, token_us=1e6), resources(), first_layers=False)
+
+    assert plan.row_starts == (0, *(10,) * 7)
+    assert without.row_starts == (10,) * 8
+    assert plan.predicted_us < without.predicted_us
 
 
 def test_a_busy_link_turns_a_plan_to_computing():
@@ -218,14 +229,38 @@ def test_a_busy_link_turns_a_plan_to_computing():
 def test_two_sources_of_the_same_share_it():
     """Layers are dealt out so that the host link and the wire are done together."""
     span = Span(tokens=10, copies=(Copy("host", "kv", all_layers(12)), Copy("neighbour", "kv", all_layers(12))))
-    plan = plan_restoration([span], costs(12, token_us=1e6), resources(host=2.0, wire=4.0))
+    plan = plan_restoration([span], costs(12), resources(host=2.0, wire=4.0), first_layers=False)
 
     assert dict(plan.resource_us)["host link"] == dict(plan.resource_us)["wire"] == 40
 
 
+def test_what_one_switch_makes_busy_another_relieves():
+    """The wire is relieved by hidden states from disk, and the disk by those of another span from the host."""
+    cost = costs(6, kv_bytes=1.0, hidden_us=0.05, token_us=7.0, pair_us=0.1)
+    link = resources(host=8.0, disk=3.75, wire=1.2)
+    spans = [
+        Span(tokens=19, copies=(Copy("host", "hidden", all_layers(6)), Copy("disk", "kv", all_layers(6)))),
+        Span(tokens=22, copies=(Copy("disk", "hidden", all_layers(6)), Copy("neighbour", "kv", all_layers(6)))),
+    ]
+    plan = plan_restoration(spans, cost, link)
+
+    assert plan.predicted_us <= best_by_trying(spans, cost, link) * 1.1
+
+
+def test_layers_that_are_on_the_device_are_not_brought_again():
+    """Of a span that lost its upper layers only these are loaded, from copies that may come in parts."""
+    span = Span(tokens=10, device=0b0011, copies=(Copy("host", "kv", 0b0110), Copy("host", "kv", 0b1000)))
+    plan = plan_restoration([span], costs(4), resources(), first_layers=False)
+    found = [(piece.method, piece.first_layer, piece.end_layer) for piece in plan.pieces]
+
+    assert found == [("device", 0, 2), ("kv", 2, 4)]
+    assert dict(plan.resource_us)["host link"] == 20
+
+
 def test_a_route_over_two_links_takes_time_of_both():
     """What comes from disk passes the host link, too."""
-    plan = plan_restoration([held(4, "kv", source="disk")], costs(4, token_us=1e6), resources(host=2.0, disk=1.0))
+    spans, link = [held(4, "kv", source="disk")], resources(host=2.0, disk=1.0)
+    plan = plan_restoration(spans, costs(4), link, first_layers=False)
 
     assert dict(plan.resource_us) == {"compute": 0, "host link": 40, "disk": 80, "wire": 0}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.planner import Copy, PredictionErrors, Span, note_restoration, plan_restoration
-from services.scheduler.core.planner.prediction_error import plan_kind
+from services.scheduler.core.planner.prediction_error import MOST_KINDS, OTHER, plan_kind
 from tests.unit.scheduler.core.planner.cases import costs, held, resources
 
 
@@ -40,6 +40,16 @@ def test_what_cannot_be_is_not_counted(predicted, observed):
     assert errors == PredictionErrors()
 
 
+def test_kinds_are_bounded():
+    """What comes after so many kinds is counted together."""
+    errors = PredictionErrors()
+    for number in range(MOST_KINDS + 10):
+        note_restoration(errors, f"kv from {number}", 100.0, 110.0)
+
+    assert len(errors.by_kind) == MOST_KINDS + 1
+    assert errors.by_kind[OTHER].observations == 10
+
+
 def test_a_plan_is_named_by_what_it_mixes():
     """Methods with their sources, in order of the alphabet; what is on the device does not count."""
     cost, resource = costs(4), resources()
@@ -47,5 +57,5 @@ def test_a_plan_is_named_by_what_it_mixes():
     mixed = [device, held(4, "hidden", source="disk"), Span(tokens=10, copies=(Copy("host", "kv", 0b1111),))]
 
     assert plan_kind(plan_restoration([device], cost, resource)) == "device"
-    kind = plan_kind(plan_restoration(mixed, costs(4, token_us=1e6), resource))
+    kind = plan_kind(plan_restoration(mixed, costs(4, token_us=1e6), resource, first_layers=False))
     assert kind == "hidden from disk + kv from host"
