@@ -2,7 +2,7 @@
 
     python -m bench.hidden_saving [--batches 1,4,8,16,32] [--history 512] [--steps 16] [--rounds 3] [--save]
 
-After HCache's figure 14: every sequence of a decode batch has a history of 512 tokens and is saved. ``two_stage``
+After HCache's figure 14: every sequence of a decode batch has a history of about 512 tokens and is saved. ``two_stage``
 copies each layer's rows to the ring within the step and assembles pieces beside it; ``direct`` writes every row of
 every layer to its file at once, ``direct_io`` does so past the page cache. Ways take turns within a round, because on
 a shared machine only neighbouring measurements compare. ``stopped`` counts sequences whose saving stopped for lack of
@@ -34,6 +34,7 @@ from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from shared.chunks import CHUNK_TOKENS
 from shared.errors import ConfigError
 
 PAGE_SIZE = 16
@@ -88,7 +89,7 @@ class TwoStage:
         self._saver = TwoStageSaver(shape, self._ring, self._taker, layers=layers, max_sequences=batch)
         self.stopped = 0
         for number in range(batch):
-            self._saver.begin(str(number), history)
+            self._saver.begin(str(number), begun(history, number))
 
     def step(self, rows: list[SavedRows]) -> AbstractContextManager[None]:
         return self._saver.step(self._inputs, rows)
@@ -118,8 +119,13 @@ class Direct:
         self._saver.close()
 
 
+def begun(history: int, number: int) -> int:
+    """Tokens that the sequence of this number has: not all alike, so that pieces fill up in different steps."""
+    return history - 5 * number % CHUNK_TOKENS
+
+
 class Batch:
-    """Sequences of equal length that decode together."""
+    """Sequences that decode together."""
 
     def __init__(self, runner: ModelRunner, batch: int, history: int, steps: int) -> None:
         self._runner, self._history = runner, history
@@ -128,18 +134,19 @@ class Batch:
         self._tables = list(numbers.reshape(batch, per))
         ids = torch.randint(3, VOCABULARY, (batch, history), generator=torch.Generator().manual_seed(SEED))
         for number, table in enumerate(self._tables):
-            self._forward(ids[number], [Segment(history, 0, table)], torch.arange(history))
+            length = begun(history, number)
+            self._forward(ids[number, :length], [Segment(length, 0, table)], torch.arange(length))
 
     def decode(self, way: Way, steps: int) -> list[float]:
         """Seconds of each step but the first, whose lazy set-up is not what is measured."""
         token, times = torch.zeros(len(self._tables), dtype=torch.int64), []
         for step in range(steps + 1):
-            position = self._history + step
+            positions = [begun(self._history, number) + step for number in range(len(self._tables))]
             began = time.perf_counter()
-            segments = [Segment(1, position, table) for table in self._tables]
-            rows = [SavedRows(str(number), number, 1, position) for number in range(len(self._tables))]
+            segments = [Segment(1, place, table) for place, table in zip(positions, self._tables, strict=True)]
+            rows = [SavedRows(str(number), number, 1, place) for number, place in enumerate(positions)]
             with way.step(rows):
-                token = self._forward(token, segments, torch.full((len(segments),), position))
+                token = self._forward(token, segments, torch.tensor(positions))
             times.append(time.perf_counter() - began)
         return times[1:]
 
