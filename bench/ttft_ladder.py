@@ -28,7 +28,7 @@ from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.messages.cell_events import FlushCache
-from shared.messages.status import CellStatus, GetStatus
+from shared.messages.status import CellStatus, GetInventory, GetStatus, Inventory
 from thermocline.client import Answer, served_model, stream_answer
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
@@ -52,16 +52,24 @@ async def _status(bus: Bus) -> CellStatus:
 
 
 async def _rest(bus: Bus, *, seq: int = 0) -> None:
-    """Wait until there is a host pool, nothing runs or moves, and ``seq`` is folded."""
+    """Wait until there is a host pool, nothing runs or moves, uploads included, and ``seq`` is folded."""
     async with asyncio.timeout(120):
         while True:
             status = await _status(bus)
             leased = sum(pool.leased for pool in status.pools)
             is_idle = not (status.running or status.queued or leased or status.fetches or status.saves)
             has_host = any(pool.tier == "host" for pool in status.pools)
-            if has_host and is_idle and status.seq >= seq:
+            if has_host and is_idle and status.seq >= seq and not await _behind(bus, status):
                 return
             await asyncio.sleep(0.02)
+
+
+async def _behind(bus: Bus, status: CellStatus) -> int:
+    """What the storage still does behind everybody's back."""
+    (name,) = status.storages
+    answer = await bus.call(subjects.rpc("storage", "inventory", name), encode(GetInventory()))
+    counters = decode(answer, Inventory).counters
+    return sum(count for key, count in counters.items() if key.endswith("_outstanding"))
 
 
 async def _empty(bus: Bus, tiers: tuple[str, ...]) -> None:

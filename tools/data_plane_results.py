@@ -24,7 +24,10 @@ _DISK = """\
 ## Disk
 
 Reading the chunks of a prefix through the disk tier, every checksum verified, against reading one large file
-sequentially with O_DIRECT on the same disk in the same run. The target is 80 % of the best sequential figure.
+sequentially with O_DIRECT on the same disk in the same run, one request at a time and eight. The target is 80 % of
+sequential reading. Against one request at a time (what `fio` does unless told otherwise) the tier exceeds it; against
+the best that this disk gives it falls short: opening and reading 64 files instead of one costs about a fifth, and each
+chunk's checksums 50 to 80 microseconds of one of two cores.
 """
 
 _MOVERS = """\
@@ -68,14 +71,14 @@ def _ladder(results: dict[str, Any], origin: str) -> list[str]:
 
 
 def _disk(results: dict[str, Any], origin: str) -> list[str]:
-    rows = ["| reading | GB/s, median | least to most | of the best sequential |", "|---|---|---|---|"]
+    rows = ["| reading | GB/s, median | least to most | of depth 1 | of the best sequential |", "|---|---|---|---|---|"]
     for name, row in results["sequential"].items():
-        rows.append(f"| sequential, {name.replace('_', ' ')} | {_spread(row)} | |")
+        rows.append(f"| sequential, {name.replace('_', ' ')} | {_spread(row)} | | |")
+    alone = results["sequential"]["depth_1"]["median_gb_per_s"]
     for name, row in results["tier"].items():
-        share = f"{row['share_of_sequential']:.0%}"
-        rows.append(
-            f"| disk tier, verified, {name.removeprefix('threads_')} threads | {_spread(row['verified'])} | {share} |"
-        )
+        threads, share = name.removeprefix("threads_"), f"{row['share_of_sequential']:.0%}"
+        of_depth_1 = f"{row['verified']['median_gb_per_s'] / alone:.0%}"
+        rows.append(f"| disk tier, verified, {threads} threads | {_spread(row['verified'])} | {of_depth_1} | {share} |")
     written = f"{results['write_durable_gb_per_s']:.2f} GB/s written durably"
     return [*rows, "", f"{results['prefix_chunks']} chunks of {results['chunk_bytes']} bytes; {written}. {origin}\n"]
 
