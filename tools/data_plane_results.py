@@ -26,9 +26,9 @@ _DISK = """\
 Reading the chunks of a prefix through the disk tier, every checksum verified, against reading one large file
 sequentially with O_DIRECT on the same disk in the same run, one request at a time and eight. The target is 80 % of
 sequential reading by `fio`, which the tier exceeds. Where `fio` is not installed the benchmark uses a reader of its
-own; with eight threads and huge pages that one has read the same disk at 2.5 to 2.8 GB/s, of which the tier gave 60 to
-79 %: opening and reading 64 files instead of one costs about a fifth, and each chunk's checksums 50 to 80 microseconds of one
-of two cores.
+own; with eight threads and huge pages that one has read the same disk at 2.5 to 2.8 GB/s, of which the tier gave 60
+to 79 %: opening and reading 64 files instead of one costs about a fifth, and each chunk's checksums 50 to 80
+microseconds of one of two cores.
 """
 
 _MOVERS = """\
