@@ -20,19 +20,15 @@ from typing import Any
 import httpx
 
 from bench import results_file
+from bench.asking import ask_one
 from bench.make_model import make_model
-from thermocline.client import Answer, served_model, stream_answer
+from thermocline.client import served_model
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
 VOCABULARY = 16_000
 DEVICE_TOKENS = 10_240
 FILLER_TOKENS = 2048
-
-
-async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int]) -> Answer:
-    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    return await stream_answer(client, "/v1/completions", body | {"return_token_ids": True})
 
 
 async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int) -> dict[str, Any]:
@@ -45,17 +41,17 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
     table: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
         model = (await served_model(client))["id"]
-        await _ask(client, model, fresh(512))
+        await ask_one(client, model, fresh(512))
         for length in lengths:
             times: dict[str, list[float]] = {"recomputed": [], "device": [], "host": []}
             for _ in range(repeats):
                 prompt = fresh(length)
-                first = await _ask(client, model, prompt)
-                again = await _ask(client, model, prompt)
+                first = await ask_one(client, model, prompt)
+                again = await ask_one(client, model, prompt)
                 # More than the pool holds, in other prompts, leaves nothing of this one on the device.
                 for _ in range(DEVICE_TOKENS // FILLER_TOKENS + 1):
-                    await _ask(client, model, fresh(FILLER_TOKENS))
-                back = await _ask(client, model, prompt)
+                    await ask_one(client, model, fresh(FILLER_TOKENS))
+                back = await ask_one(client, model, prompt)
                 for name, answer in (("recomputed", first), ("device", again), ("host", back)):
                     if answer.source != name or answer.token_ids != first.token_ids:
                         raise SystemExit(f"{length} tokens: wanted {name}, got {answer}")

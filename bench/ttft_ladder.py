@@ -22,14 +22,16 @@ from uuid import uuid4
 import httpx
 
 from bench import results_file
+from bench.asking import ask_one
 from bench.make_model import make_model
+from services.gateway.cache_calls import CacheCalls
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.messages.cell_events import FlushCache
-from shared.messages.status import CellStatus, GetInventory, GetStatus, Inventory
-from thermocline.client import Answer, served_model, stream_answer
+from shared.messages.status import CellStatus, GetInventory, Inventory
+from thermocline.client import served_model
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -47,15 +49,11 @@ EMPTIED: dict[str, tuple[str, ...]] = {
 }
 
 
-async def _status(bus: Bus) -> CellStatus:
-    return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
-
-
 async def _rest(bus: Bus, *, seq: int = 0) -> None:
     """Wait until there is a host pool, nothing runs or moves, uploads included, and ``seq`` is folded."""
     async with asyncio.timeout(120):
         while True:
-            status = await _status(bus)
+            status = await CacheCalls(bus).status()
             leased = sum(pool.leased for pool in status.pools)
             is_idle = not (status.running or status.queued or leased or status.fetches or status.saves)
             has_host = any(pool.tier == "host" for pool in status.pools)
@@ -77,11 +75,6 @@ async def _empty(bus: Bus, tiers: tuple[str, ...]) -> None:
     await _rest(bus, seq=await bus.append(subjects.cell_input(), encode(order), message_id=order.call_id))
 
 
-async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int]) -> Answer:
-    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    return await stream_answer(client, "/v1/completions", body | {"return_token_ids": True})
-
-
 async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
     """Median TTFT in ms by tier, quartiles, and how many times faster than recomputing."""
     rng = random.Random(seed)
@@ -94,13 +87,13 @@ async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: 
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
         model = (await served_model(client))["id"]
         await _rest(bus)  # The cell serves before its host pool is made.
-        await _ask(client, model, fresh(512))
+        await ask_one(client, model, fresh(512))
         for _ in range(repeats):
             document = fresh(tokens)
             for name in TIERS:
                 if name in EMPTIED:
                     await _empty(bus, EMPTIED[name])
-                answer = await _ask(client, model, document + fresh(QUESTION_TOKENS))
+                answer = await ask_one(client, model, document + fresh(QUESTION_TOKENS))
                 if answer.source != name:
                     raise SystemExit(f"wanted {name}, got {answer}")
                 times[name].append(answer.ttft_s * 1e3)

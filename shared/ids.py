@@ -54,6 +54,11 @@ def chain_pages(previous: bytes, tokens: bytes, page_bytes: int) -> bytes:
     return b"".join(identities)
 
 
+def split_digests(packed: bytes) -> list[bytes]:
+    """The digests of a packed list (identities of pages, names of chunks), 16 bytes each."""
+    return [packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES)]
+
+
 def new_id(prefix: str) -> str:
     """A fresh random identity such as ``req-3f…`` for edges; never called in a core."""
     return f"{prefix}-{secrets.token_hex(8)}"

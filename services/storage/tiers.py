@@ -35,7 +35,7 @@ from shared import logs
 from shared.chunks import geometry_id
 from shared.errors import ConfigError, InvalidRequest, QueueFull
 from shared.event_outbox import EventOutbox
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import KvGeometry
 from shared.messages.status import ChunksVerified, VerifyChunks
 from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
@@ -153,8 +153,7 @@ class Tiers:
             return
         if len(order.chunks) % DIGEST_BYTES:
             raise InvalidRequest(f"{len(order.chunks)} bytes are no list of chunks")
-        for start in range(0, len(order.chunks), DIGEST_BYTES):
-            identity = order.chunks[start : start + DIGEST_BYTES]
+        for identity in split_digests(order.chunks):
             if not order.is_pinned:
                 self._disk.index.unpin(identity, self._events.geometry)
             elif not self._disk.index.pin(identity, self._events.geometry):

@@ -353,11 +353,6 @@ def gated_memory() -> GatedBackend:
     return GatedBackend(MemoryBackend(max_bytes=2**30))
 
 
-def split_names(packed: bytes) -> list[bytes]:
-    """The chunks of a packed list."""
-    return [packed[start : start + 16] for start in range(0, len(packed), 16)]
-
-
 def flip_byte(file: Path, offset: int) -> None:
     """Spoil one bit of a file."""
     with file.open("r+b") as opened:

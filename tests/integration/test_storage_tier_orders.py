@@ -12,7 +12,7 @@ from services.storage.backends.disk import DiskBackend
 from services.storage.backends.memory import MemoryBackend
 from services.storage.media import Media
 from shared.codec import Input
-from shared.ids import namespace_digest
+from shared.ids import namespace_digest, split_digests
 from shared.messages.base import pack_int32
 from shared.messages.status import VerifyChunks
 from shared.messages.storage_events import (
@@ -32,7 +32,6 @@ from tests.integration.storage_cell import (
     gated_memory,
     make_pools,
     running_storage,
-    split_names,
 )
 
 pytestmark = pytest.mark.integration
@@ -55,14 +54,14 @@ def _catalogue(events: list[Input]) -> set[bytes]:
     for event in events:
         match event:
             case ChunksSaved():
-                held -= set(split_names(event.dropped))
-                held |= set(split_names(event.chunks))
+                held -= set(split_digests(event.dropped))
+                held |= set(split_digests(event.chunks))
             case ChunksListed():
-                held |= set(split_names(event.chunks))
+                held |= set(split_digests(event.chunks))
             case ChunksDropped():
-                held -= set(split_names(event.chunks))
+                held -= set(split_digests(event.chunks))
             case ChunksFetched():
-                held -= set(split_names(event.missing))
+                held -= set(split_digests(event.missing))
             case _:
                 pass
     return held

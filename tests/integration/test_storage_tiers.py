@@ -15,7 +15,7 @@ from services.storage.media import Media
 from shared.bus import nats_bus
 from shared.bus.protocol import StreamLimits
 from shared.chunks import chunk_pages
-from shared.ids import namespace_digest
+from shared.ids import namespace_digest, split_digests
 from shared.messages.pools import KvGeometry
 from shared.messages.storage_events import (
     ChunksDropped,
@@ -35,7 +35,6 @@ from tests.integration.storage_cell import (
     gated_memory,
     make_pools,
     running_storage,
-    split_names,
 )
 from tests.nats_server import NatsServer
 
@@ -235,5 +234,5 @@ async def test_a_killed_storage_is_warm_again(nats_server: NatsServer, prefix: s
 
     assert cell.joined.disk_bytes == 8 * 2**20
     assert saved.chunks == b"".join(sequence.names)
-    assert sorted(split_names(listed.chunks)) == sorted(sequence.names)
+    assert sorted(split_digests(listed.chunks)) == sorted(sequence.names)
     assert (fetched.chunks, is_equal, exit_code) == (2, True, 0)

@@ -16,11 +16,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from shared import subjects
-from shared.bus.nats_bus import connect
-from shared.codec import decode, encode
 from shared.config import parse_bytes
-from shared.messages.status import CellStatus, GetStatus
+from thermocline.cache.connection import cell
 from thermocline.client import Answer, RequestError, served_model, stream_answer
 from thermocline.demo import report
 from thermocline.demo.workload import Workload, build, talk_messages
@@ -118,18 +115,14 @@ async def _with_and_without(base_url: str, work: Workload, concurrency: int, bar
 
 async def _disk_is_listed(nats_url: str) -> None:
     """Wait until the scheduler knows of chunks: a cell serves before its storage has looked through its disk."""
-    bus = await connect((nats_url,), "demo")
     try:
-        async with asyncio.timeout(LISTED_S):
+        async with cell((nats_url,)) as calls, asyncio.timeout(LISTED_S):
             while True:
-                answer = await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus()))
-                if decode(answer, CellStatus).chunks:
+                if (await calls.status()).chunks:
                     return
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pass  # The verdict will say what was not found.
-    finally:
-        await bus.close()
 
 
 async def _after_restart(base_url: str, nats_url: str, work: Workload, concurrency: int, bar: Progress) -> report.Pass:
@@ -155,11 +148,11 @@ def _first_questions(work: Workload) -> list[int]:
 
 def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Console) -> int:
     with Progress(console=console) as bar:
-        with running(config) as cell:
-            cached, plain = asyncio.run(_with_and_without(cell.base_url, work, concurrency, bar))
+        with running(config) as first:
+            cached, plain = asyncio.run(_with_and_without(first.base_url, work, concurrency, bar))
         # All processes and the broker are new; only the disk is not. A fetch is waited for, however slow.
-        with running(config, environ={"THERMOCLINE_PREFETCH_WAIT": "full"}) as cell:
-            again = asyncio.run(_after_restart(cell.base_url, cell.nats_url, work, concurrency, bar))
+        with running(config, environ={"THERMOCLINE_PREFETCH_WAIT": "full"}) as second:
+            again = asyncio.run(_after_restart(second.base_url, second.nats_url, work, concurrency, bar))
     report.print_passes(console, [cached, plain, again])
     report.print_sources(console, [*cached.answers, *again.answers])
     report.print_broker(console, cached.answers[len(work.asks) :])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.storage.backends import ChunkKey
 from services.storage.core.chunk_index import Arrival, ChunkIndex
 from shared.chunks import chunk_bytes, chunk_names, chunk_pages, chunk_tokens, geometry_id
-from shared.ids import DIGEST_BYTES
+from shared.ids import split_digests
 from shared.messages import storage_plans as plans
 from shared.messages.pools import KvGeometry
 from thermocline.simulate.events import NS_PER_S, EventQueue, to_ns
@@ -97,8 +97,8 @@ class VirtualDisk:
     def pin(self, order: plans.PinChunks) -> None:
         """Keep chunks, or let go of them."""
         change = self.index.pin if order.is_pinned else self.index.unpin
-        for start in range(0, len(order.chunks), DIGEST_BYTES):
-            change(order.chunks[start : start + DIGEST_BYTES], self._geometry_id)
+        for name in split_digests(order.chunks):
+            change(name, self._geometry_id)
 
     def drop(self, namespace: str) -> bytes:
         """Forget the chunks of a namespace, or all; returns their names."""

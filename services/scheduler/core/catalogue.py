@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from services.scheduler.core.state import CellState, Storage, count
 from shared.chunks import chunk_bytes
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 
 
 def chunks_added(state: CellState, storage: Storage, names: bytes) -> None:
@@ -22,8 +22,8 @@ def chunks_added(state: CellState, storage: Storage, names: bytes) -> None:
         return
     most = most_chunks(state, storage)
     held = storage.chunks
-    for start in range(0, len(names), DIGEST_BYTES):
-        held[names[start : start + DIGEST_BYTES]] = None
+    for name in split_digests(names):
+        held[name] = None
     while len(held) > most:
         del held[next(iter(held))]
         count(state, "catalogue_overflow_chunks")
@@ -34,8 +34,8 @@ def chunks_gone(state: CellState, storage: Storage, names: bytes) -> None:
     if len(names) % DIGEST_BYTES:
         count(state, "malformed_inputs")
         return
-    for start in range(0, len(names), DIGEST_BYTES):
-        storage.chunks.pop(names[start : start + DIGEST_BYTES], None)
+    for name in split_digests(names):
+        storage.chunks.pop(name, None)
 
 
 def most_chunks(state: CellState, storage: Storage) -> int:

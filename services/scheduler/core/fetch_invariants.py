@@ -9,7 +9,7 @@ from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.state import CellState, Fetch, Request, Storage
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.base import pack_int32, unpack_int32
 
 
@@ -59,8 +59,7 @@ def _check_storage(state: CellState, storage: Storage) -> None:
     _require(storage.late_fetches == sum(fetch.is_late for fetch in own), f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
-        for start in range(0, 0 if fetch.is_cancelled else len(fetch.names), DIGEST_BYTES):
-            chunk = fetch.names[start : start + DIGEST_BYTES]
+        for chunk in () if fetch.is_cancelled else split_digests(fetch.names):
             _require(chunk not in coming, f"a chunk of {name} is fetched twice")
             coming[chunk] = fetch.fetch_id
     _require(storage.fetching == coming, f"{name} fetches other chunks than it thinks")

@@ -18,7 +18,7 @@ from services.scheduler.core.saves import remember_taken
 from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch
 
@@ -153,8 +153,7 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
 
 def _forget_names(storage: Storage, fetch: Fetch) -> None:
     """Its chunks are not on their way any more, as far as this fetch goes."""
-    for start in range(0, len(fetch.names), DIGEST_BYTES):
-        name = fetch.names[start : start + DIGEST_BYTES]
+    for name in split_digests(fetch.names):
         if storage.fetching.get(name) == fetch.fetch_id:
             del storage.fetching[name]
 

@@ -8,15 +8,13 @@ by an order, and lets go of exactly what it held. It outlives its storage, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.prefix_tree import Node, ancestors, match_prefix, namespace_of, page_count
 from services.scheduler.core.residency import lock_host, split_node, unlock_host
 from services.scheduler.core.state import CellState, Pin, Storage, count
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_names, chunk_pages
-from shared.ids import DIGEST_BYTES
+from shared.ids import split_digests
 from shared.messages.base import count_int32
 from shared.messages.cell_events import PinPrefix, UnpinPrefix
 from shared.messages.storage_plans import PinChunks
@@ -209,14 +207,10 @@ def _end(turn: Turn, pin: Pin) -> None:
     for node in _held(state, pin):
         unlock_host(state, node, storage)
     others = b"".join(other.chunks for other in state.pins.values() if other.storage_id == pin.storage_id)
-    kept = dict.fromkeys(_names(others))
-    freed = b"".join(name for name in _names(pin.chunks) if name not in kept)
+    kept = dict.fromkeys(split_digests(others))
+    freed = b"".join(name for name in split_digests(pin.chunks) if name not in kept)
     if freed:
         turn.to_storage(storage, PinChunks(chunks=freed, is_pinned=False))
-
-
-def _names(chunks: bytes) -> Iterator[bytes]:
-    return (chunks[start : start + DIGEST_BYTES] for start in range(0, len(chunks), DIGEST_BYTES))
 
 
 def _held(state: CellState, pin: Pin) -> list[Node]:

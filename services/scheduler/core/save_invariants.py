@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.prefix_tree import ancestors
 from services.scheduler.core.state import CellState, Worker
 from shared.errors import InvariantViolated
-from shared.ids import DIGEST_BYTES
+from shared.ids import split_digests
 
 
 def check_saves(state: CellState) -> None:
@@ -19,8 +19,7 @@ def check_saves(state: CellState) -> None:
         _require(not save.worker_id or save.worker_id in state.workers, f"{name} reads a worker that is gone")
         _require(bool(save.worker_id) == bool(save.node), f"{name} reads a device only in part")
         late[save.storage_id] = late.get(save.storage_id, 0) + save.is_late
-        for start in range(0, len(save.chunks), DIGEST_BYTES):
-            chunk = save.chunks[start : start + DIGEST_BYTES]
+        for chunk in split_digests(save.chunks):
             known = saving.setdefault(save.storage_id, {})
             _require(chunk not in known, f"a chunk of {name} is in two saves")
             known[chunk] = save.save_id

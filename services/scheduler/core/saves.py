@@ -21,7 +21,7 @@ from services.scheduler.core.residency import lock_path, unlock_path
 from services.scheduler.core.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save
 from services.scheduler.core.state import CellState, Save, Storage, Worker, count
 from services.scheduler.core.turn import Turn
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
@@ -207,7 +207,7 @@ def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
 def remember_taken(storage: Storage, names: bytes) -> None:
     """The storage has these chunks (16 bytes each) somewhere, if not on its disk: they are not offered to it again."""
     taken = storage.taken
-    taken |= dict.fromkeys(name for name in _split(names) if name not in storage.chunks)
+    taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.chunks)
     while len(taken) > _TAKEN_REMEMBERED:
         del taken[next(iter(taken))]
 
@@ -232,12 +232,8 @@ def remember_key(state: CellState, message: SubmitRequest) -> None:
 def _close(state: CellState, storage: Storage, save: Save) -> None:
     """Forget a save, and unlock what it read."""
     del state.saves[save.save_id]
-    for name in _split(save.chunks):
+    for name in split_digests(save.chunks):
         storage.saving.pop(name, None)
     worker = state.workers.get(save.worker_id)
     if worker is not None and save.node:
         unlock_path(state, state.tree.nodes[save.node], worker)
-
-
-def _split(names: bytes) -> list[bytes]:
-    return [names[start : start + DIGEST_BYTES] for start in range(0, len(names), DIGEST_BYTES)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidRequest
-from shared.ids import DIGEST_BYTES
+from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import PoolHandle
 from shared.messages.storage_plans import BackupPages
 
@@ -49,9 +49,7 @@ def check_backup(order: BackupPages, device: PoolHandle, host: PoolHandle) -> Tr
         )
     if len(np.unique(host_pages)) != count:
         raise InvalidRequest("a host page is named twice")
-    identities = tuple(
-        order.identities[start : start + DIGEST_BYTES] for start in range(0, len(order.identities), DIGEST_BYTES)
-    )
+    identities = tuple(split_digests(order.identities))
     if bytes(DIGEST_BYTES) in identities:
         raise InvalidRequest("the all-zero identity belongs to no page")
     return Transfer(order.transfer_id, order.worker_id, order.worker_incarnation, device_pages, host_pages, identities)

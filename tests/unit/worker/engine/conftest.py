@@ -10,10 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from services.worker.engine.model_runner import ModelRunner
 from tests.checkpoints import make_checkpoint
-
-LoadRunner = Callable[..., ModelRunner]
+from tests.unit.worker.runners import LoadRunner, runners_of
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -68,22 +66,5 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[..., Any]:
 @pytest.fixture
 def load_runner(checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    runners: list[ModelRunner] = []
-
-    def load(family: str, *, page_size: int = 16, tokens: int = 1024, dtype: str = "auto") -> ModelRunner:
-        runner = ModelRunner.load(
-            checkpoint(family),
-            dtype=dtype,
-            device="cpu",
-            page_size=page_size,
-            device_kv_bytes=None,
-            pages=tokens // page_size,
-            threads=1,
-            shm_prefix="enginetest",
-        )
-        runners.append(runner)
-        return runner
-
-    yield load
-    for runner in runners:
-        runner.close()
+    with runners_of(checkpoint, "enginetest") as load:
+        yield load

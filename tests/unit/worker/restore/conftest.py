@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from services.worker.engine.model_runner import ModelRunner
 from tests.checkpoints import make_checkpoint, save_checkpoint
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
-
-LoadRunner = Callable[..., ModelRunner]
 
 
 def _mha() -> LlamaConfig:
@@ -51,22 +49,5 @@ def restore_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 @pytest.fixture
 def load_runner(restore_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    runners: list[ModelRunner] = []
-
-    def load(family: str, *, page_size: int = 16, tokens: int = 1024, dtype: str = "auto") -> ModelRunner:
-        runner = ModelRunner.load(
-            restore_checkpoint(family),
-            dtype=dtype,
-            device="cpu",
-            page_size=page_size,
-            device_kv_bytes=None,
-            pages=tokens // page_size,
-            threads=1,
-            shm_prefix="restoretest",
-        )
-        runners.append(runner)
-        return runner
-
-    yield load
-    for runner in runners:
-        runner.close()
+    with runners_of(restore_checkpoint, "restoretest") as load:
+        yield load
