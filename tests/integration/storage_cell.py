@@ -106,7 +106,6 @@ class GatedBackend:
 
     def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
         self.puts += 1
-        self.patience_s = TIMEOUT_S  # How long a get waits for its gate before it fails.
         self.put_entered.set()
         assert self.put_gate.wait(TIMEOUT_S)
         if self.put_error is not None:
@@ -156,6 +155,7 @@ class StorageCell:
         self._number = 0
         self._ids = 0
         self.seen: list[Input] = []
+        self._passed: list[Input] = []  # Seen on the way to an event of another kind.
         self.is_member = True  # What the scheduler says when it is asked.
         self.asked_for_standing = 0
 
@@ -177,13 +177,18 @@ class StorageCell:
         await self.bus.publish(subjects.storage_output("s0"), encode(plan))
 
     async def event(self, kind: type[E]) -> E:
-        """The next event of this kind; others on the way are kept in ``seen``."""
+        """The first event of this kind that has not been returned yet; events of two kinds may come in any order."""
+        for event in self._passed:
+            if isinstance(event, kind):
+                self._passed.remove(event)
+                return event
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 event = decode_input((await anext(self._events)).data)
                 self.seen.append(event)
                 if isinstance(event, kind):
                     return event
+                self._passed.append(event)
 
     def save_order(self, sequence: Sequence, *, device: list[int] | None = None, host: list[int] | None = None,
                    first: int = 0, chunks: int | None = None, **change: object) -> SaveChunks:  # fmt: skip

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import LlamaConfig
 
+from services.worker import bubble
+from services.worker.kv.layer_gate import LayerGate
 from shared import metrics
 from tests.cell import Cell, running_cell
 from tests.checkpoints import MAX_POSITIONS, VOCAB_SIZE, make_checkpoint, save_checkpoint
@@ -88,14 +92,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
 
 @pytest.mark.parametrize("bubble_filling", [True, False])
 async def test_a_loading_batch_is_filled_with_decode_steps(
-    wide: tuple[Path, Reference], nats_server: NatsServer, bubble_filling: bool
+    wide: tuple[Path, Reference], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, bubble_filling: bool
 ) -> None:
     """A document comes back from host memory while another answer is decoded: both are exact, and with bubble filling
     tokens are decoded while it loads.
     """
+    if bubble_filling:
+        load_no_faster_than_decoding(monkeypatch)
     model, reference = wide
     rng = random.Random(7)
     document = draw(rng, 1600)
+    other = endless_prompt(rng, reference)
     worker = {"page_size": PAGE_SIZE, "device_pages": 200}
     # Under LRU the fillers drive all of the document out of the device, whatever the timing.
     scheduler = {"bubble_filling": bubble_filling, "load_compute_ratio": 1.0, "policy": "lru"}
@@ -108,7 +115,7 @@ async def test_a_loading_batch_is_filled_with_decode_steps(
             await ask(cell, reference, draw(rng, 1200), 2)  # Pushes the document out of the device.
             await cell.settle()
         decoded = await counted(cell, "decode_tokens")
-        beside = asyncio.create_task(ask(cell, reference, draw(rng, 40), DECODED_TOKENS))
+        beside = asyncio.create_task(ask(cell, reference, other, DECODED_TOKENS))
         async with asyncio.timeout(60):
             while await counted(cell, "decode_tokens") < decoded + 5:
                 await asyncio.sleep(0.005)
@@ -130,6 +137,34 @@ async def test_a_loading_batch_is_filled_with_decode_steps(
     else:
         assert counters["bubble_tokens"] == counters["bubble_us"] == 0
         assert grown["thermocline_worker_bubble_tokens_total"] == 0
+
+
+def load_no_faster_than_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer of a load that leaves a bubble lands only when something was decoded in that bubble."""
+    decoded = threading.Event()
+    fill, release = bubble.fill, LayerGate.release
+
+    def watched(transfer: Any, rows: int, pace: bubble.Pace, decode: Callable[[], int], clock: Any) -> bubble.Bubble:
+        def step() -> int:
+            tokens = decode()
+            decoded.set()
+            return tokens
+
+        return fill(transfer, rows, pace, step, clock)
+
+    def held(gate: LayerGate, layer: int) -> None:
+        decoded.wait(60)
+        release(gate, layer)
+
+    monkeypatch.setattr(bubble, "fill", watched)
+    monkeypatch.setattr(LayerGate, "release", held)
+
+
+def endless_prompt(rng: random.Random, reference: Reference) -> list[int]:
+    """A prompt whose answer goes on for as long as it may."""
+    while len(reference.greedy(prompt := draw(rng, 40), DECODED_TOKENS)) < DECODED_TOKENS:
+        pass
+    return prompt
 
 
 def bubble_metrics() -> dict[str, float]:
