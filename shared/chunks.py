@@ -1,8 +1,10 @@
-"""Chunks: what the tiers below host memory keep. A chunk is the KV of 64 tokens, cut at multiples of 64 from the root.
+"""Chunks: what the tiers below host memory keep. A chunk is the KV of 64 tokens, cut at multiples of 64 from the root,
+or the state that it is restored from.
 
 A chunk holds whole pages, one behind the other, each page-first; its grid is absolute, so two prompts that share a
 prefix share its chunks however the radix tree has cut them into nodes. A chunk is named by the identity of its
-last page (``shared.ids``), which stands for its namespace and for every token from the root to its end.
+last page (``shared.ids``), which stands for its namespace and for every token from the root to its end; together with
+its geometry, which tells KV from state, that is its key in every tier.
 """
 
 from __future__ import annotations
@@ -28,13 +30,21 @@ def chunk_pages(page_size: int) -> int:
 
 
 def chunk_bytes(geometry: KvGeometry) -> int:
-    """Bytes of the KV of one chunk, without its header."""
+    """Bytes of the pages of one chunk, without its header."""
     return chunk_pages(geometry.page_size) * geometry.page_bytes
 
 
 def geometry_id(geometry: KvGeometry) -> bytes:
-    """Eight bytes that stand for a geometry in the names of chunks: KV of another shape is never found."""
-    parts = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.page_size, geometry.dtype)
+    """Eight bytes that stand for a geometry in the names of chunks: pages of another shape are never found."""
+    parts: tuple[int | str, ...] = (
+        geometry.layers,
+        geometry.kv_heads,
+        geometry.head_dim,
+        geometry.page_size,
+        geometry.dtype,
+    )
+    if geometry.is_state:
+        parts += (geometry.hidden, geometry.absent, geometry.from_hidden)
     return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
 
 

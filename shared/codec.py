@@ -32,6 +32,7 @@ Input = (
     | worker_events.RequestFinished
     | worker_events.RequestPreempted
     | worker_events.PagesPromoted
+    | worker_events.StateSaved
     | storage_events.StorageJoined
     | storage_events.StorageLeft
     | storage_events.HostPoolCreated

@@ -68,7 +68,8 @@ class Reporter:
     def batch_done(self, plan: int, failed: list[str], load_failures: list[LoadFailure], figures: BatchFigures) -> None:
         self.report.events.append(
             BatchDone(
-                **self._who,
+                worker_id=self._who["worker_id"],
+                incarnation=self._who["incarnation"],
                 plan=plan,
                 failed=tuple(dict.fromkeys(failed)),
                 load_failures=tuple(load_failures),

@@ -6,6 +6,8 @@ Layout of the segment (``PoolHandle``, layout ``page_first``)::
     table_offset  identities  [pages, 16] uint8
                   checksums   [pages, layers] little-endian uint64
 
+A pool of state pages is laid out alike, with units in the place of layers (``KvGeometry``).
+
 The storage writes, workers read. A page is cleared before it is overwritten and sealed after, so a copy that
 died half-way never verifies.
 """
@@ -19,7 +21,7 @@ import xxhash
 from shared.errors import ConfigError, IntegrityError, TransportError
 from shared.ids import DIGEST_BYTES
 from shared.memory.segment import SharedSegment
-from shared.messages.pools import DTYPE_BYTES, KvGeometry, PoolHandle
+from shared.messages.pools import KvGeometry, PoolHandle
 
 CHECKSUM_BYTES = 8
 
@@ -31,9 +33,9 @@ _UNSEALED = bytes(DIGEST_BYTES)
 
 def check_geometry(geometry: KvGeometry) -> None:
     """Raise ConfigError for a geometry that no pool can have."""
-    sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.page_size)
-    if min(sizes) < 1 or geometry.dtype not in DTYPE_BYTES:
-        raise ConfigError(f"no pool can have this geometry: {geometry}")
+    fault = geometry.fault()
+    if fault:
+        raise ConfigError(f"no pool can have this geometry: {geometry}: {fault}")
 
 
 def table_offset_for(geometry: KvGeometry, pages: int) -> int:
@@ -43,13 +45,13 @@ def table_offset_for(geometry: KvGeometry, pages: int) -> int:
 
 def nbytes_for(geometry: KvGeometry, pages: int) -> int:
     """Bytes of a segment that holds ``pages`` pages and their tables."""
-    return table_offset_for(geometry, pages) + pages * (DIGEST_BYTES + CHECKSUM_BYTES * geometry.layers)
+    return table_offset_for(geometry, pages) + pages * (DIGEST_BYTES + CHECKSUM_BYTES * geometry.units)
 
 
 def pages_for(geometry: KvGeometry, nbytes: int) -> int:
     """How many pages fit in a budget of ``nbytes``, tables included; 0 if not even one does."""
     check_geometry(geometry)
-    each = geometry.page_bytes + DIGEST_BYTES + CHECKSUM_BYTES * geometry.layers
+    each = geometry.page_bytes + DIGEST_BYTES + CHECKSUM_BYTES * geometry.units
     pages = max(0, nbytes // each)
     # The gap before the tables may cost pages: more than one only if pages are tiny.
     while pages and nbytes_for(geometry, pages) > nbytes:
@@ -58,14 +60,15 @@ def pages_for(geometry: KvGeometry, nbytes: int) -> int:
 
 
 def layer_checksum(layer: npt.NDArray[np.uint8] | memoryview, identity: bytes) -> int:
-    """xxh3_64 of one page's K and V of one layer (contiguous bytes), seeded with the low 8 identity bytes."""
+    """xxh3_64 of one unit of one page (contiguous bytes), seeded with the low 8 identity bytes."""
     data = layer if isinstance(layer, memoryview) else layer.data
     return int(xxhash.xxh3_64_intdigest(data, seed=int.from_bytes(identity[:8], "little")))
 
 
 class HostPoolView:
-    """A mapped host pool. ``pages`` is uint8 [pages, layers, 2 * half_bytes]; ``identities`` uint8 [pages, 16];
-    ``checksums`` uint64 [pages, layers]. All are views of shared memory and keep it mapped.
+    """A mapped host pool. ``pages`` is uint8 [pages, units, unit_bytes]; ``identities`` uint8 [pages, 16];
+    ``checksums`` uint64 [pages, units]. Units are layers in a pool of KV (``KvGeometry``). All are views of shared
+    memory and keep it mapped.
     """
 
     def __init__(self, segment: SharedSegment, handle: PoolHandle) -> None:
@@ -74,11 +77,11 @@ class HostPoolView:
         self._segment = segment
         data, offset = segment.array, handle.table_offset
         page_end, identity_end = count * geometry.page_bytes, offset + count * DIGEST_BYTES
-        self.pages: npt.NDArray[np.uint8] = data[:page_end].reshape(count, geometry.layers, 2 * geometry.half_bytes)
+        self.pages: npt.NDArray[np.uint8] = data[:page_end].reshape(count, geometry.units, geometry.unit_bytes)
         self.identities: npt.NDArray[np.uint8] = data[offset:identity_end].reshape(count, DIGEST_BYTES)
-        checksum_end = identity_end + count * geometry.layers * CHECKSUM_BYTES
+        checksum_end = identity_end + count * geometry.units * CHECKSUM_BYTES
         self.checksums: npt.NDArray[np.uint64] = (
-            data[identity_end:checksum_end].view("<u8").reshape(count, geometry.layers)
+            data[identity_end:checksum_end].view("<u8").reshape(count, geometry.units)
         )
 
     @classmethod
@@ -122,20 +125,23 @@ class HostPoolView:
         self.checksums[page] = 0
 
     def seal_page(self, page: int, identity: bytes) -> None:
-        """Say that the bytes now in ``page`` are the KV of ``identity``: write its checksums, then the identity.
+        """Say that the bytes now in ``page`` are those of ``identity``: write its checksums, then the identity.
 
         Raises IntegrityError for an identity that is not 16 bytes or all zero (which marks a cleared page).
         """
         if len(identity) != DIGEST_BYTES or identity == _UNSEALED:
             raise IntegrityError(f"page {page} cannot be sealed as {identity.hex() or 'nothing'}")
         # Slices of one flat memoryview: an array per layer would cost more than hashing a small page.
-        flat, layer_bytes = self.pages[page].reshape(-1).data, 2 * self.geometry.half_bytes
+        flat, layer_bytes = self.pages[page].reshape(-1).data, self.geometry.unit_bytes
         starts = range(0, flat.nbytes, layer_bytes)
         self.checksums[page] = [layer_checksum(flat[start : start + layer_bytes], identity) for start in starts]
         self.identities[page] = np.frombuffer(identity, dtype=np.uint8)
 
     def verify_layer(self, page: int, layer: int, identity: bytes) -> None:
-        """Raise IntegrityError, saying what was wrong, unless ``page`` holds the sealed KV of ``identity``."""
+        """Raise IntegrityError, saying what was wrong, unless ``page`` holds what was sealed of ``identity``.
+
+        Only unit ``layer`` of it is looked at, which in a pool of KV is a layer.
+        """
         found = self.identities[page].tobytes()
         if found != identity or found == _UNSEALED:
             held = "has never been sealed" if found == _UNSEALED else f"holds {found.hex()}"
@@ -170,7 +176,7 @@ def _check_handle(handle: PoolHandle) -> None:
         check_geometry(handle.geometry)
     except ConfigError as error:
         raise TransportError(f"pool {handle.name}: {error.message}") from error
-    tables = handle.pages * (DIGEST_BYTES + CHECKSUM_BYTES * handle.geometry.layers)
+    tables = handle.pages * (DIGEST_BYTES + CHECKSUM_BYTES * handle.geometry.units)
     overlaps = handle.table_offset < handle.pages * handle.geometry.page_bytes
     if (
         handle.pages < 1

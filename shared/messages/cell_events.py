@@ -11,6 +11,7 @@ Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
 Schedule = Literal["balanced", "lpm", "fcfs"]
 HostWrites = Literal["through", "selective", "on_evict"]
 DiskWrites = Literal["through", "selective", "on_evict", "off"]
+Restoring = Literal["planned", "kv", "state", "recompute"]
 PrefetchWait = Literal["best_effort", "deadline", "full"]
 
 
@@ -58,6 +59,8 @@ class CellConfig(Message, frozen=True):
     min_prefetch_tokens: int = 64  # A shorter hit below host memory is recomputed.
     prefetch_fraction: float = 0.5  # Host pages that fetches under way may fill at the most.
     neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
+    state_form: str = "auto"  # What is kept below host memory in the place of KV: "off", "auto", or layers as "T/H/K".
+    restoring: Restoring = "planned"  # By which means a prefix comes back from below host memory.
     pin_fraction: float = 0.25  # Host pages that pins may hold at the most.
     max_attempts: int = 4  # After so many starts of one request it fails.
 

@@ -10,15 +10,44 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Layout = Literal["layer_first", "page_first"]
 
+ChunkForm = Literal["kv", "state"]
+"""What a page or chunk holds: the KV of all layers, or a state from which their KV is restored (``KvGeometry``)."""
+
 
 class KvGeometry(Message, frozen=True):
-    """Shape of the KV of one page. Two pools can exchange pages only if their geometries are equal."""
+    """Shape of one page. Two pools can exchange pages only if their geometries are equal.
+
+    A page of KV holds K and V of every layer. A state page (HCache 4.1) is what KV is restored from: nothing of the
+    first ``absent`` layers, which are recomputed from tokens; the hidden states (``hidden`` values a token) that the
+    next ``from_hidden`` layers begin with; and KV of the rest. It consists of units: a layer's hidden states are one,
+    its K and its V are one each, in the order of the layers. All units of a geometry have one size, so hidden states
+    and KV share a page only where a hidden state is as wide as K: under multi-head attention.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     page_size: int
     dtype: str
+    hidden: int = 0
+    absent: int = 0
+    from_hidden: int = 0
+
+    @property
+    def is_state(self) -> bool:
+        """Whether pages are state pages."""
+        return self.absent > 0 or self.from_hidden > 0
+
+    @property
+    def as_kv(self) -> KvGeometry:
+        """The geometry of the KV that is restored."""
+        return KvGeometry(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            dtype=self.dtype,
+        )
 
     @property
     def half_bytes(self) -> int:
@@ -26,24 +55,54 @@ class KvGeometry(Message, frozen=True):
         return self.page_size * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
+    def loaded_layers(self) -> int:
+        """Layers of which a page holds KV: the last ones."""
+        return self.layers - self.absent - self.from_hidden
+
+    @property
+    def units(self) -> int:
+        """Pieces of a page, each with a checksum of its own: layers of K and V or, of a state page, see above."""
+        return self.from_hidden + 2 * self.loaded_layers if self.is_state else self.layers
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one such piece."""
+        if not self.is_state:
+            return 2 * self.half_bytes
+        return self.page_size * self.hidden * DTYPE_BYTES[self.dtype] if self.from_hidden else self.half_bytes
+
+    @property
     def page_bytes(self) -> int:
-        """Bytes of one page: all layers, K and V."""
-        return self.layers * 2 * self.half_bytes
+        """Bytes of one page."""
+        return self.units * self.unit_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV of one token: all layers, K and V."""
+        """Bytes that a page takes for one token."""
         return self.page_bytes // self.page_size
+
+    def fault(self) -> str:
+        """Why no pool can have this geometry, or ""."""
+        sizes = (self.layers, self.kv_heads, self.head_dim, self.page_size)
+        if min(sizes) < 1 or self.dtype not in DTYPE_BYTES:
+            return "a size is below one or the dtype unknown"
+        if min(self.hidden, self.absent, self.from_hidden) < 0 or self.units < 1:
+            return "it keeps nothing"
+        if bool(self.hidden) != bool(self.from_hidden) or self.loaded_layers < 0:
+            return "its layers do not add up"
+        if self.from_hidden and self.loaded_layers and self.hidden != self.kv_heads * self.head_dim:
+            return "hidden states are not as wide as K, so one page cannot hold both"
+        return ""
 
 
 class PoolHandle(Message, frozen=True):
     """How another process maps a pool.
 
     layout ``layer_first``: bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` (device pools).
-    layout ``page_first``: ``[pages, layers, 2, page_size, kv_heads, head_dim]`` (host pools), followed, from
-    offset ``table_offset``, by the identity table ``[pages, 16]`` uint8 and then the checksum table
-    ``[pages, layers]`` little-endian uint64 (xxh3_64 over K then V bytes of that page and layer, seeded with
-    the low 8 bytes of the identity).
+    layout ``page_first``: ``[pages, layers, 2, page_size, kv_heads, head_dim]`` (host pools; of state pages
+    ``[pages, units, page_size, width]``), followed, from offset ``table_offset``, by the identity table ``[pages, 16]``
+    uint8 and then the checksum table ``[pages, units]`` little-endian uint64 (xxh3_64 over the bytes of that page and
+    unit, K then V of a layer where it holds KV alone, seeded with the low 8 bytes of the identity).
     ``kind`` is ``shm`` (``name`` is a file in /dev/shm) or ``cuda_ipc`` (``ipc`` is the exported handle).
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.messages.base import Message
-from shared.messages.pools import PoolHandle
+from shared.messages.pools import ChunkForm, PoolHandle
 
 LISTED_AT_ONCE = 4096
 """Chunks that one ``ChunksListed`` names at the most."""
@@ -12,7 +12,7 @@ LISTED_AT_ONCE = 4096
 class StorageJoined(Message, frozen=True):
     """A storage is ready, with this many bytes for host KV. Its pools are empty.
 
-    What its disk holds of the cell's geometry follows in ``ChunksListed`` after ``HostPoolCreated``.
+    What its disk holds of the cell's geometry follows in ``ChunksListed`` after ``HostPoolCreated``, of either form.
     """
 
     storage_id: str
@@ -21,6 +21,8 @@ class StorageJoined(Message, frozen=True):
     host_bytes: int
     disk_bytes: int = 0  # Budget of the disk tier; 0 is none.
     has_remote: bool = False  # It has an object store, which may hold what others wrote.
+    state_bytes: int = 0  # Budget of a state pool; 0 is none.
+    disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
 
 
 class StorageLeft(Message, frozen=True):
@@ -37,6 +39,7 @@ class HostPoolCreated(Message, frozen=True):
     incarnation: str
     handle: PoolHandle | None
     error: str = ""
+    form: ChunkForm = "kv"
 
 
 class BackupDone(Message, frozen=True):
@@ -56,12 +59,14 @@ class ChunksListed(Message, frozen=True):
     storage_id: str
     incarnation: str
     chunks: bytes
+    form: ChunkForm = "kv"
 
 
 class ChunksSaved(Message, frozen=True):
     """Answer to ``SaveChunks``. ``chunks`` (16 bytes each) are durable on the disk now, whoever wrote them.
 
-    A chunk that went to the object store only is not among them. ``dropped`` had to make room.
+    A chunk that went to the object store only is not among them. ``dropped`` are chunks of the same form that had to
+    make room; those of the other form are in a ``ChunksDropped``.
     """
 
     storage_id: str
@@ -100,3 +105,4 @@ class ChunksDropped(Message, frozen=True):
     storage_id: str
     incarnation: str
     chunks: bytes
+    form: ChunkForm = "kv"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from shared.messages.base import Message
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 
 
 class CreateHostPool(Message, frozen=True):
-    """Make the page-first host pool for this geometry, as many pages as fit in the host KV budget."""
+    """Make the page-first host pool for this geometry, as many pages as fit in the host KV budget.
+
+    With a geometry of state pages it is the state pool: room for state on its way to the disk and back, as many pages
+    as fit in the storage's budget for that.
+    """
 
     geometry: KvGeometry
 
@@ -49,6 +53,8 @@ class SaveChunks(Message, frozen=True):
     own pool or, where that is -1, ``device_pages[i]`` of the worker's (both packed int32, one entry a page). Nobody
     frees a device page before the answer. A host page may be given to a later order's data at once: orders take
     effect in order, so the storage reads it first.
+
+    With form ``state``, all pages are of the state pool, and nobody else writes to them before the answer.
     """
 
     save_id: int
@@ -63,6 +69,7 @@ class SaveChunks(Message, frozen=True):
     worker_incarnation: str = ""
     key_id: str = ""  # Whose key encrypts it at rest; see ``SubmitRequest.key_id``.
     value: float = 0.0  # How hot it is now; the disk keeps what is worth more.
+    form: ChunkForm = "kv"
 
 
 class FetchChunks(Message, frozen=True):
@@ -70,7 +77,7 @@ class FetchChunks(Message, frozen=True):
 
     ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
     Each tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails
-    verification.
+    verification. With form ``state`` the pages are of the state pool.
     """
 
     fetch_id: int
@@ -80,6 +87,7 @@ class FetchChunks(Message, frozen=True):
     host_pages: bytes
     deadline_ms: int
     key_id: str = ""
+    form: ChunkForm = "kv"
 
 
 class CancelFetch(Message, frozen=True):
@@ -89,7 +97,10 @@ class CancelFetch(Message, frozen=True):
 
 
 class PinChunks(Message, frozen=True):
-    """Never evict these chunks from the disk (16 bytes each), or do so again. Pins do not outlive the incarnation."""
+    """Never evict these chunks from the disk (16 bytes each, in either form), or do so again.
+
+    Pins do not outlive the incarnation.
+    """
 
     chunks: bytes
     is_pinned: bool = True

@@ -10,6 +10,18 @@ from shared.messages.pools import PoolHandle
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
+class RestorationCosts(Message, frozen=True):
+    """What ways back onto the device cost on a worker, as a profile of this model on this machine has it (HCache
+    4.1.2). Times are microseconds for one token in one layer.
+    """
+
+    hidden: int  # Values of a hidden state; 0 where the model's KV cannot be restored from hidden states.
+    hidden_us: float  # K and V from a hidden state.
+    token_us: float  # The whole layer without attention.
+    pair_us: float  # Attention to one token of context.
+    link_bytes_per_us: float  # Host memory to the device, verified.
+
+
 class WorkerJoined(Message, frozen=True):
     """A worker is ready. Sent once per incarnation; all its device pages are free."""
 
@@ -19,6 +31,7 @@ class WorkerJoined(Message, frozen=True):
     model: str  # Fingerprint of weights, config and tokenizer.
     pool: PoolHandle
     max_context: int  # tokens
+    restoration: RestorationCosts | None = None  # None where nothing was measured: only KV is kept then.
 
 
 class WorkerLeft(Message, frozen=True):
@@ -61,6 +74,22 @@ class BatchDone(Message, frozen=True):
     bubble_us: int = 0  # Time in which decode steps ran while this batch was only loading.
     bubble_tokens: int = 0  # Tokens that these decode steps computed.
     stall_us: int = 0  # Time in which computation waited for a load; part of compute_us.
+    restored_tokens: int = 0  # Of ``restores`` that took place.
+    restore_us: int = 0  # Wall time of all restorations, one after another, before the step; not in compute_us.
+    restores_refused: tuple[str, ...] = ()  # Of ``failed``: their state pages were not what was saved.
+
+
+class StateSaved(Message, frozen=True):
+    """Answer to a ``StateLease``: nothing writes to its pages any more, and the first ``chunks`` chunks are sealed.
+
+    ``tokens`` (packed int32) are those of these chunks.
+    """
+
+    worker_id: str
+    incarnation: str
+    lease_id: int
+    chunks: int = 0
+    tokens: bytes = b""
 
 
 class PagesPromoted(Message, frozen=True):

@@ -11,6 +11,21 @@ from shared.messages.pools import PoolHandle
 from shared.messages.requests import SamplingParams
 
 
+class StateLease(Message, frozen=True):
+    """Pages of the node's state pool (packed int32) for the state of one request's tokens from ``depth`` on (HCache
+    4.2.2).
+
+    The worker fills and seals them as it computes those tokens; ``depth`` is a multiple of a chunk's tokens and
+    ``parent`` the identity of the page before it. Answered by one ``StateSaved``, whatever becomes of the request.
+    """
+
+    lease_id: int
+    storage_id: str
+    depth: int
+    pages: bytes
+    parent: bytes
+
+
 class AdmitRequest(Message, frozen=True):
     """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
 
@@ -37,6 +52,7 @@ class AdmitRequest(Message, frozen=True):
     neighbour_tokens: int = 0  # The same: copied from another worker's device pool.
     received_ns: int = 0
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
+    state_lease: StateLease | None = None
 
 
 class PrefillChunk(Message, frozen=True):
@@ -46,6 +62,25 @@ class PrefillChunk(Message, frozen=True):
     attempt: int
     start: int
     end: int
+
+
+class RestoreChunk(Message, frozen=True):
+    """Restore the KV of tokens [start, end) of a request from state pages: a chunk that need not be computed.
+
+    ``start`` is where the request's KV ends so far; both are multiples of the page size. ``state_pages`` (packed
+    int32, of the storage's state pool) and ``identities`` (16 bytes each) have an entry a page. The first
+    ``recomputed`` layers are computed from tokens, those behind from what the pages hold; every unit is verified
+    before it is used.
+    """
+
+    request_id: str
+    attempt: int
+    start: int
+    end: int
+    storage_id: str
+    state_pages: bytes
+    identities: bytes
+    recomputed: int = 0
 
 
 class PageLoad(Message, frozen=True):
@@ -67,7 +102,8 @@ class PageLoad(Message, frozen=True):
 
 
 class RunBatch(Message, frozen=True):
-    """One forward step: these loads, then these chunks together with one token of every decoding request.
+    """One forward step: these loads and restorations, then these chunks together with one token of every decoding
+    request. A request has a chunk or is restored, not both.
 
     Answered by ``BatchDone`` with this plan's number.
     """
@@ -75,6 +111,7 @@ class RunBatch(Message, frozen=True):
     chunks: tuple[PrefillChunk, ...]
     loads: tuple[PageLoad, ...] = ()
     fill_bubble: bool = False  # Decode while the loads run, and compute the chunks when that stalls no more.
+    restores: tuple[RestoreChunk, ...] = ()
 
 
 class PromotePages(Message, frozen=True):
@@ -91,11 +128,12 @@ class PromotePages(Message, frozen=True):
 
 
 class ExtendLease(Message, frozen=True):
-    """Append pages (packed int32) to a running request's page table."""
+    """Append pages (packed int32) to a running request's page table, and pages to its state lease if it has one."""
 
     request_id: str
     attempt: int
     pages: bytes
+    state_pages: bytes = b""
 
 
 class PreemptRequest(Message, frozen=True):
@@ -117,14 +155,17 @@ class AbortRequest(Message, frozen=True):
 
 
 class AttachHostPool(Message, frozen=True):
-    """Map the host pool of this node's storage; loads may name it from now on."""
+    """Map a pool of this node's storage; orders may name it from now on.
+
+    A geometry of state pages says that it is the state pool, which the worker also writes to.
+    """
 
     storage_id: str
     handle: PoolHandle
 
 
 class DetachHostPool(Message, frozen=True):
-    """Unmap a host pool; no later load names it."""
+    """Unmap the pools of a storage; no later order names them."""
 
     storage_id: str
 

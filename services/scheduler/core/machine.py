@@ -26,6 +26,7 @@ from services.scheduler.core.queueing import submit
 from services.scheduler.core.resumption import resume
 from services.scheduler.core.saves import finish_save
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
+from services.scheduler.core.state_leases import state_saved
 from services.scheduler.core.timers import timer_fired
 from services.scheduler.core.turn import Turn
 from shared.messages import cell_events, requests, storage_events, worker_events
@@ -159,6 +160,12 @@ def _pages_promoted(turn: Turn, message: worker_events.PagesPromoted) -> None:
         pages_promoted(turn, worker, message)
 
 
+def _state_saved(turn: Turn, message: worker_events.StateSaved) -> None:
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is not None:
+        state_saved(turn, worker, message)
+
+
 def _storage_gone(turn: Turn, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
@@ -225,6 +232,7 @@ _LOCAL = (
     worker_events.RequestFinished,
     worker_events.RequestPreempted,
     worker_events.PagesPromoted,
+    worker_events.StateSaved,
     storage_events.BackupDone,
     storage_events.ChunksSaved,
     storage_events.ChunksListed,
@@ -245,6 +253,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     worker_events.RequestFinished: _request_finished,
     worker_events.RequestPreempted: _request_preempted,
     worker_events.PagesPromoted: _pages_promoted,
+    worker_events.StateSaved: _state_saved,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,

@@ -13,12 +13,35 @@ from services.scheduler.core.fair_share import Queue
 from services.scheduler.core.hotness.filter import HotnessFilter
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.planner.prediction_error import PredictionErrors
+from services.scheduler.core.planner.rate import Rate
 from services.scheduler.core.prefix_tree import PrefixTree
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
+from shared.messages.worker_events import RestorationCosts
+
+
+class StateRun(msgspec.Struct):
+    """State of a request's tokens [depth, end) on its way from below host memory to its worker.
+
+    ``pages`` (packed, one entry a page from ``depth`` on) are leased pages of the storage's state pool; those of tokens
+    up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the others.
+    """
+
+    storage_id: str
+    fetch: int
+    depth: int
+    end: int
+    arrived: int
+    pages: bytes
+    identities: bytes  # 16 bytes a page.
+    recomputed: int  # Layers that are computed from tokens.
+    kind: str = ""  # What was planned, in the words of :func:`planner.plan_kind`,
+    predicted_us: float = 0.0  # and how long it should take.
+    began_ns: int = 0
 
 
 class Request(msgspec.Struct):
@@ -68,6 +91,9 @@ class Request(msgspec.Struct):
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
     matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
     matched_tokens: int = 0
+    run: StateRun | None = None  # Its prefix comes back from state below host memory.
+    lease: int = 0  # Under which its own state is being saved; 0 is none.
+    state_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
 
     @property
     def request_id(self) -> str:
@@ -89,12 +115,13 @@ class Request(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """A chunk of an outstanding batch: tokens [start, end) of a request's attempt."""
+    """A chunk of an outstanding batch: tokens [start, end) of a request's attempt, computed or restored."""
 
     request_id: str
     attempt: int
     start: int
     end: int
+    is_restored: bool = False
 
 
 class Load(msgspec.Struct):
@@ -166,6 +193,8 @@ class Worker(msgspec.Struct):
     promotion: Promotion | None = None
     is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
     neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
+    restoration: RestorationCosts | None = None  # As it said when it joined.
+    restoring: Rate = msgspec.field(default_factory=Rate)  # Tokens restored, as observed.
 
 
 class Storage(msgspec.Struct):
@@ -194,6 +223,14 @@ class Storage(msgspec.Struct):
     taken_from: int = 0  # by saves from this one on: those before it were flushed.
     fetched_tokens: float = 0.0  # What it brought up lately, and how long that took.
     fetched_us: float = 0.0
+    disk_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read for fetches, as observed.
+    disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most; 0 is no limit.
+    state_bytes: int = 0  # Budget of its state pool; 0 is none.
+    is_state_requested: bool = False
+    state_handle: PoolHandle | None = None
+    state_pool: PagePool | None = None
+    state_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
+    state_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease.
 
 
 class Transfer(msgspec.Struct):
@@ -255,6 +292,37 @@ class Fetch(msgspec.Struct):
     is_late: bool = False  # Its deadline passed.
 
 
+class StateFetch(msgspec.Struct):
+    """A FetchChunks of state that is not over. It is for one request; once that is gone its pages wait for the end."""
+
+    fetch_id: int
+    storage_id: str
+    request_id: str  # "" once nobody waits for it.
+    timer_id: str
+    chunks: int  # Ordered.
+    pages: bytes = b""  # To be given back when it is over, because no request has them any more.
+    is_cancelled: bool = False
+
+
+class Lease(msgspec.Struct):
+    """A StateLease, from its order to the end of the save that comes of it.
+
+    ``names`` are the chunks, 16 bytes each, that were known when it was given: nobody else saves them meanwhile.
+    ``save`` is the SaveChunks that writes them down, 0 until ``StateSaved``.
+    """
+
+    lease_id: int
+    storage_id: str
+    worker_id: str
+    namespace: str
+    key_id: str
+    depth: int
+    parent: bytes
+    pages: bytes
+    names: bytes = b""
+    save: int = 0
+
+
 class Pin(msgspec.Struct):
     """A prefix that is to be kept: a host lock on every node from the root to ``node`` at this storage.
 
@@ -310,6 +378,11 @@ class CellState(msgspec.Struct):
     key_ids: dict[str, str] = {}  # Whose key encrypts a namespace at rest, where anybody's does.
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
+    state_fetches: dict[int, StateFetch] = {}  # Numbered like ``fetches``.
+    leases: dict[int, Lease] = {}
+    next_lease: int = 1
+    state_saves: dict[int, int] = {}  # The leases of saves of state, numbered like ``saves``.
+    predictions: PredictionErrors = msgspec.field(default_factory=PredictionErrors)
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
