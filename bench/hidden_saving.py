@@ -30,10 +30,11 @@ from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.direct_saving import DirectSaver
-from services.worker.restore.pieces import HiddenPiece
+from services.worker.restore.pieces import HiddenPiece, HiddenPieces
 from services.worker.restore.projection import KvProjection
+from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
-from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from shared.chunks import CHUNK_TOKENS
 from shared.errors import ConfigError
 
@@ -86,13 +87,13 @@ class TwoStage:
         self._inputs = projection.inputs
         self._ring = SnapshotRing(shape, RING_BYTES, device=torch.device("cpu"), shm_prefix=PREFIX, layers=layers)
         self._taker = Appended(folder / "pieces")
-        self._saver = TwoStageSaver(shape, self._ring, self._taker, layers=layers, max_sequences=batch)
+        self._saver = TwoStageSaver(self._ring, HiddenPieces(self._taker, layers), max_sequences=batch)
         self.stopped = 0
         for number in range(batch):
             self._saver.begin(str(number), begun(history, number))
 
     def step(self, rows: list[SavedRows]) -> AbstractContextManager[None]:
-        return self._saver.step(self._inputs, rows)
+        return self._saver.one_pass(self._inputs, rows)
 
     def close(self) -> None:
         self._saver.close()

@@ -33,16 +33,19 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers import DEFAULT_MOVER, make_mover
 from services.worker.kv.movers.protocol import Fence
+from services.worker.kv.pinning import cuda_pins
+from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.hidden_source import HiddenSource, PieceSource
 from services.worker.restore.kv_source import HostPages, KvSource
 from services.worker.restore.layer_mix import LayerMix
-from services.worker.restore.pieces import HiddenPiece
-from services.worker.restore.profile import RestorationFigure, RestorationProfile, measure_restoration
+from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.profile import measure_restoration
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
+from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.staging import StagingMemory
-from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from shared.memory import HostPoolView
 
 KV_HEADS = {"mha": 12, "gqa": 4}
@@ -109,35 +112,39 @@ class History:
 
     def __init__(self, runner: ModelRunner, tokens: int) -> None:
         self.runner, self.projection = runner, KvProjection(runner)
-        self.ids = torch.randint(3, VOCABULARY, (tokens,), generator=torch.Generator().manual_seed(SEED))
+        self.ids = torch.randint(3, runner.vocab_size, (tokens,), generator=torch.Generator().manual_seed(SEED))
         pages = tokens // PAGE_SIZE
         self.table = np.random.default_rng(SEED).permutation(runner.pool.pages)[:pages].astype(np.int32)
         shape, shelf = self.projection.shape, Shelf()
         layers = range(shape.layers)
         ring_bytes = 2 * CHUNK * shape.layers * shape.row_bytes
         ring = SnapshotRing(shape, ring_bytes, device=runner.pool.device, shm_prefix=PREFIX, layers=layers)
-        saver = TwoStageSaver(shape, ring, shelf, layers=layers, max_sequences=1, submit=lambda work: work())
+        saver = TwoStageSaver(ring, HiddenPieces(shelf, layers), max_sequences=1, submit=lambda work: work())
         saver.begin("history", 0)
         for start in range(0, tokens, CHUNK):
             rows = min(CHUNK, tokens - start)
-            with saver.step(self.projection.inputs, [SavedRows("history", 0, rows, start)]):
+            with saver.one_pass(self.projection.inputs, [SavedRows("history", 0, rows, start)]):
                 self.compute(start, rows)
         saver.close()
         ring.close()
         self.pieces = shelf.pieces
-        self.expected = runner.pool.tensor[:, :, self._pages(tokens)].clone()
+        # Kept on the host: on a GPU a second copy of so much KV might not fit.
+        self.expected = runner.pool.tensor[:, :, self._pages(tokens)].cpu()
         self.host = HostPoolView.create(PREFIX, runner.geometry, pages)
-        self.host.pages[:] = (
-            runner.pool.bytes_view()[:, :, self.table].transpose(2, 0, 1, 3).reshape(self.host.pages.shape)
-        )
         for page in range(pages):
+            kv = self.expected[:, :, page].contiguous().view(torch.uint8).numpy()
+            self.host.pages[page] = kv.reshape(self.host.pages[page].shape)
             self.host.seal_page(page, np.random.default_rng(page).bytes(16))
+        self._pins = cuda_pins(runner.pool.device)
+        self._pinned = [self.host.flat_pages(), *(piece.rows.reshape(-1) for piece in self.pieces)]
+        for array in self._pinned if self._pins is not None else ():
+            self._pins.pin(array)
         self.mover = make_mover(runner.pool, DEFAULT_MOVER, programs=1)
         self.staging = StagingMemory(tokens * shape.row_bytes * shape.layers, runner.pool.device)
         self._transfer = ThreadPoolExecutor(max_workers=1)
 
     def compute(self, start: int, rows: int) -> None:
-        meta = ForwardMeta.build([Segment(rows, start, self.table)], PAGE_SIZE, "cpu")
+        meta = ForwardMeta.build([Segment(rows, start, self.table)], PAGE_SIZE, self.runner.pool.device)
         positions = torch.arange(start, start + rows)
         self.runner.forward(self.ids[start : start + rows], positions, meta, torch.empty(0, dtype=torch.int64))
 
@@ -146,6 +153,7 @@ class History:
         shape, geometry = self.projection.shape, self.runner.geometry
         link, pages = Link(bytes_per_s), np.arange(tokens // PAGE_SIZE, dtype=np.int32)
         self.runner.pool.tensor[:, :, self._pages(tokens)] = 0
+        self._synchronize()
         began = time.perf_counter()
         hidden = PieceSource(shape, self.pieces, 0, tokens, mix.hidden_layers) if mix.from_hidden else None
         kv = HostPages(
@@ -165,29 +173,38 @@ class History:
         restoration.begin()
         restoration.wait_all()
         restoration.finish()
+        self._synchronize()
         spent = time.perf_counter() - began
         self._compare(tokens)
         return spent
 
     def close(self) -> None:
         self._transfer.shutdown()
+        for array in self._pinned if self._pins is not None else ():
+            self._pins.unpin(array)
+        self._pinned = []
         self.host.unlink()
         self.host.close()
 
     def _host_memory(self) -> Any:
         from services.worker.kv.host_pools import AttachedPool
 
-        return AttachedPool(self.host, is_pinned=False).memory()
+        return AttachedPool(self.host, is_pinned=self._pins is not None).memory()
 
     def _pages(self, tokens: int) -> torch.Tensor:
-        return torch.from_numpy(self.table[: tokens // PAGE_SIZE]).long()
+        return torch.from_numpy(self.table[: tokens // PAGE_SIZE]).long().to(self.runner.pool.device)
+
+    def _synchronize(self) -> None:
+        if self.runner.pool.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _compare(self, tokens: int) -> None:
         """What was recomputed in other chunks may round otherwise; what is wrong is far away."""
-        found, expected = self.runner.pool.tensor[:, :, self._pages(tokens)], self.expected[:, :, : tokens // PAGE_SIZE]
-        scale = 1e-3 if found.dtype == torch.float32 else 0.1
-        if not bool(((found - expected).abs() <= scale * (1 + expected.abs())).all()):
-            raise AssertionError("the restored prefix is not the one that was computed")
+        scale = 1e-3 if self.expected.dtype == torch.float32 else 0.1
+        for page, at in enumerate(self.table[: tokens // PAGE_SIZE].tolist()):
+            found, expected = self.runner.pool.tensor[:, :, at].cpu(), self.expected[:, :, page]
+            if not bool(((found - expected).abs() <= scale * (1 + expected.abs())).all()):
+                raise AssertionError("the restored prefix is not the one that was computed")
 
 
 def times_of(
@@ -223,6 +240,11 @@ def bench(
             model_dir, dtype=dtype, device="cpu", page_size=PAGE_SIZE, device_kv_bytes=None,
             pages=max(lengths) // PAGE_SIZE, threads=threads, shm_prefix=PREFIX,
         )  # fmt: skip
+    return bench_runner(runner, lengths, bandwidths, rounds)
+
+
+def bench_runner(runner: ModelRunner, lengths: list[int], bandwidths: list[float], rounds: int) -> dict[str, Any]:
+    """Of a model that is loaded, with room for the longest prefix; closes it."""
     try:
         profile = measure_restoration(runner, lengths, rounds=rounds)
         history = History(runner, max(lengths))

@@ -17,20 +17,14 @@ import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 
 from bench import results_file
 from bench.asking import ask_one
+from bench.emptying import empty, rest
 from bench.make_model import make_model
-from services.gateway.cache_calls import CacheCalls
-from shared import subjects
 from shared.bus.nats_bus import connect
-from shared.bus.protocol import Bus
-from shared.codec import decode, encode
-from shared.messages.cell_events import FlushCache
-from shared.messages.status import CellStatus, GetInventory, Inventory
 from thermocline.client import served_model
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
@@ -49,32 +43,6 @@ EMPTIED: dict[str, tuple[str, ...]] = {
 }
 
 
-async def _rest(bus: Bus, *, seq: int = 0) -> None:
-    """Wait until there is a host pool, nothing runs or moves, uploads included, and ``seq`` is folded."""
-    async with asyncio.timeout(120):
-        while True:
-            status = await CacheCalls(bus).status()
-            leased = sum(pool.leased for pool in status.pools)
-            is_idle = not (status.running or status.queued or leased or status.fetches or status.saves)
-            has_host = any(pool.tier == "host" for pool in status.pools)
-            if has_host and is_idle and status.seq >= seq and not await _behind(bus, status):
-                return
-            await asyncio.sleep(0.02)
-
-
-async def _behind(bus: Bus, status: CellStatus) -> int:
-    """What the storage still does behind everybody's back."""
-    (name,) = status.storages
-    answer = await bus.call(subjects.rpc("storage", "inventory", name), encode(GetInventory()))
-    counters = decode(answer, Inventory).counters
-    return sum(count for key, count in counters.items() if key.endswith("_outstanding"))
-
-
-async def _empty(bus: Bus, tiers: tuple[str, ...]) -> None:
-    order = FlushCache(call_id=uuid4().hex, tiers=tiers)
-    await _rest(bus, seq=await bus.append(subjects.cell_input(), encode(order), message_id=order.call_id))
-
-
 async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
     """Median TTFT in ms by tier, quartiles, and how many times faster than recomputing."""
     rng = random.Random(seed)
@@ -86,18 +54,18 @@ async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: 
     bus = await connect((nats,), "bench")
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
         model = (await served_model(client))["id"]
-        await _rest(bus)  # The cell serves before its host pool is made.
+        await rest(bus)  # The cell serves before its host pool is made.
         await ask_one(client, model, fresh(512))
         for _ in range(repeats):
             document = fresh(tokens)
             for name in TIERS:
                 if name in EMPTIED:
-                    await _empty(bus, EMPTIED[name])
+                    await empty(bus, EMPTIED[name])
                 answer = await ask_one(client, model, document + fresh(QUESTION_TOKENS))
                 if answer.source != name:
                     raise SystemExit(f"wanted {name}, got {answer}")
                 times[name].append(answer.ttft_s * 1e3)
-                await _rest(bus)
+                await rest(bus)
     await bus.close()
     ladder = {}
     for name, values in times.items():

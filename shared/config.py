@@ -46,7 +46,7 @@ def _convert(name: str, kind: Any, value: Any) -> Any:
     # A description rides on the type as ``Annotated[tuple[str, ...], Meta(...)]``.
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if isinstance(value, str):
-        if name.endswith("_bytes"):
+        if name.endswith(("_bytes", "_bytes_per_s")):
             value = parse_bytes(value)
         elif typing.get_origin(bare) is tuple:
             value = [part.strip() for part in value.split(",") if part.strip()]

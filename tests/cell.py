@@ -162,6 +162,7 @@ async def _ready(cell: Cell, workers: int, pools: int) -> None:
                 status = await cell.status() if response.status_code == httpx.codes.OK else None
             except httpx.HTTPError:
                 status = None
-            if status is not None and len(status.workers) == workers and len(status.pools) == pools:
+            made = [] if status is None else [pool for pool in status.pools if pool.tier != "state"]
+            if status is not None and len(status.workers) == workers and len(made) == pools:
                 return
             await asyncio.sleep(0.05)

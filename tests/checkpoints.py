@@ -80,13 +80,18 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
 FAMILIES = tuple(_CONFIGS)
 """llama3 is Llama with llama3 RoPE scaling and tied embeddings; mistral and gemma2 have sliding windows."""
 
+_VARIANTS: dict[str, Callable[[], Any]] = {
+    "llama_mha": lambda: LlamaConfig(**{**_GATED, "num_key_value_heads": 4}, **_WIDE),
+}
+"""Of a family that is there already: here with a K and a V for every query head."""
+
 
 def make_checkpoint(family: str, path: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
-    """Write a random checkpoint of ``family`` into ``path`` (made if need be) and return ``path``.
+    """Write a random checkpoint of ``family``, or of the variant llama_mha, into ``path`` (made if need be).
 
-    The same family, seed and dtype give the same weights.
+    Returns ``path``. The same family, seed and dtype give the same weights.
     """
-    config = _CONFIGS[family]()
+    config = (_CONFIGS | _VARIANTS)[family]()
     return save_checkpoint(config, path, seed=seed, dtype=dtype)
 
 

@@ -17,6 +17,26 @@ from shared.messages.pools import KvGeometry
 SMALL = KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="float16")
 """Its blobs have two blocks."""
 
+STATES = {
+    "hidden alone": KvGeometry(
+        layers=3, kv_heads=1, head_dim=2, page_size=16, dtype="float16", hidden=6, from_hidden=3
+    ),
+    "tokens, hidden": KvGeometry(
+        layers=4, kv_heads=1, head_dim=2, page_size=16, dtype="bfloat16", hidden=10, absent=1, from_hidden=3
+    ),
+    "hidden, KV": KvGeometry(layers=3, kv_heads=2, head_dim=4, page_size=1, dtype="float16", hidden=8, from_hidden=1),
+    "tokens, hidden, KV": KvGeometry(
+        layers=5, kv_heads=2, head_dim=3, page_size=32, dtype="float32", hidden=6, absent=1, from_hidden=2
+    ),
+    "tokens, KV": KvGeometry(layers=3, kv_heads=2, head_dim=2, page_size=64, dtype="float16", absent=1),
+}
+"""Shapes of state, by what its layers are restored from, in order."""
+
+SMALL_STATE = KvGeometry(
+    layers=4, kv_heads=1, head_dim=4, page_size=16, dtype="float16", hidden=4, absent=1, from_hidden=2
+)
+"""Its pages have 4 units: two of hidden states, K and V. Its blobs have two blocks."""
+
 
 @dataclass(frozen=True)
 class MadeChunk:
@@ -31,7 +51,7 @@ class MadeChunk:
 
 
 def make_chain(count: int, *, seed: int, geometry: KvGeometry = SMALL, model: str = "model") -> list[MadeChunk]:
-    """The first ``count`` chunks of one sequence: random tokens and random KV."""
+    """The first ``count`` chunks of one sequence: random tokens and random KV or state."""
     random = np.random.default_rng(seed)
     namespace = namespace_digest(model)
     parent, made = chain_root(namespace), []

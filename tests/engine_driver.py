@@ -31,7 +31,7 @@ class Request:
 def run_step(runner: ModelRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None) -> torch.Tensor:
     """Compute the next ``rows`` tokens of each request; the logits of each one's last row, [len(work), vocab]."""
     segments = [Segment(rows, request.computed, request.pages) for request, rows in work]
-    meta = ForwardMeta.build(segments, runner.geometry.page_size, "cpu", gate)
+    meta = ForwardMeta.build(segments, runner.geometry.page_size, runner.pool.device, gate)
     ids = [token for request, rows in work for token in request.tokens[request.computed : request.computed + rows]]
     positions = [place for request, rows in work for place in range(request.computed, request.computed + rows)]
     last = np.cumsum([rows for _, rows in work]) - 1

@@ -141,7 +141,7 @@ class CacheCalls:
         return Flushed(
             device_pages=_risen(before, after, "flushed_pages_device"),
             host_pages=_risen(before, after, "flushed_pages_host"),
-            disk_chunks=max(0, before.chunks - after.chunks) if "disk" in tiers else 0,
+            disk_chunks=max(0, before.chunks_in_all - after.chunks_in_all) if "disk" in tiers else 0,
             status=after,
         )
 
@@ -198,10 +198,10 @@ class CacheCalls:
     async def _quiet(self, status: CellStatus) -> CellStatus:
         """Wait until the number of chunks on the disks is 0 or stands still."""
         begun_s = changed_s = self.clock()
-        while status.chunks and self.clock() - changed_s < self.quiet_s and self.clock() - begun_s < self.drop_s:
+        while status.chunks_in_all and self.clock() - changed_s < self.quiet_s and self.clock() - begun_s < self.drop_s:
             await asyncio.sleep(POLL_S)
             latest = await self.status()
-            if latest.chunks != status.chunks:
+            if latest.chunks_in_all != status.chunks_in_all:
                 changed_s = self.clock()
             status = latest
         return status

@@ -46,6 +46,7 @@ def observe_end(generation: Generation, now_s: float) -> None:
             CACHED_TOKENS.labels("disk").inc(usage.disk_tokens)
             CACHED_TOKENS.labels("remote").inc(usage.remote_tokens)
             CACHED_TOKENS.labels("neighbour").inc(usage.neighbour_tokens)
+            CACHED_TOKENS.labels("hidden").inc(usage.hidden_tokens)
         if choice.failure is not None:
             REQUEST_FAILURE.labels(choice.failure.code).inc()
         else:

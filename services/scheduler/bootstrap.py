@@ -6,6 +6,7 @@ from services.scheduler.cell_metrics import CellCollector
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.hotness.expression import parse
+from services.scheduler.core.state_form import parse_form
 from services.scheduler.shell import Shell
 from shared import metrics
 from shared.bus.nats_bus import connect
@@ -29,6 +30,10 @@ def check(config: SchedulerConfig) -> None:
             parse(text)
         except ConfigError as fault:
             faults.append(f"{flag}: {fault.message}")
+    try:
+        parse_form(config.state_form)
+    except ConfigError as fault:
+        faults.append(f"--state-form: {fault.message}")
     if not config.nats:
         faults.append("--nats names no server")
     if faults:

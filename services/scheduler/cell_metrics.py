@@ -45,6 +45,9 @@ _SCHEDULING = (
     ("stall_seconds", "stall_us", "Time in which computation waited for a load", 1e-6),
     ("bubble_seconds", "bubble_us", "Time of decode steps that ran while a batch only loaded", 1e-6),
     ("bubble_tokens", "bubble_tokens", "Tokens sampled by such decode steps", 1),
+    ("restored_tokens", "restored_tokens", "Tokens restored from state in the place of being computed", 1),
+    ("restore_seconds", "restore_us", "Time of workers in which they restored them", 1e-6),
+    ("restores_refused", "restores_refused", "Restorations that failed because state was not what was saved", 1),
 )
 """Counters of the core that have a metric of their own: its name, the counter's, what it counts, and its unit."""
 
@@ -86,6 +89,7 @@ class CellCollector(Collector):
             for state, count in (("free", pool.free), ("cached", pool.cached), ("leased", pool.leased)):
                 pages.add_metric([pool.owner, pool.tier, state], count)
         yield pages
+        yield from _restorations(status)
         for name, counter, documentation, unit in _SCHEDULING:
             amount = status.counters.get(counter, 0) * unit
             yield CounterMetricFamily(f"thermocline_{name}", documentation, value=amount)
@@ -93,3 +97,21 @@ class CellCollector(Collector):
         for name, value in status.counters.items():
             counters.add_metric([name], value)
         yield counters
+
+
+_RESTORATIONS = (
+    ("restoration_predicted_seconds", "Predicted time of restorations that are over", "predicted_seconds"),
+    ("restoration_observed_seconds", "Observed time of the same", "observed_seconds"),
+    ("restorations", "How many there were", "count"),
+    ("restoration_bias", "Smoothed relative error of the prediction; above 0, it took longer", "bias"),
+    ("restoration_error", "The same without its sign", "error"),
+)
+"""Gauges by the kind of restoration: name, what it is, and the status's field."""
+
+
+def _restorations(status: CellStatus) -> Iterator[Metric]:
+    for name, documentation, field in _RESTORATIONS:
+        gauge = GaugeMetricFamily(f"thermocline_{name}", documentation, labels=["kind"])
+        for found in status.restorations:
+            gauge.add_metric([found.kind], getattr(found, field))
+        yield gauge

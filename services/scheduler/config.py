@@ -119,6 +119,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     neighbour_loads: Annotated[bool, Meta(description="copy prefixes from other devices of the node")] = (
         _CELL.neighbour_loads
     )
+    state_form: Annotated[
+        str,
+        Meta(
+            description="what is kept below host memory in the place of KV: off, auto, or numbers of layers absent, "
+            "from hidden states and as KV, as 8/24/0"
+        ),
+    ] = _CELL.state_form
+    restoring: Annotated[
+        Literal["planned", "kv", "state", "recompute"],
+        Meta(description="how a prefix comes back from below host memory: by cost, or always by one means"),
+    ] = _CELL.restoring
     pin_fraction: Annotated[float, Meta(description="host pages that pins may hold", ge=0, le=1)] = _CELL.pin_fraction
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
 

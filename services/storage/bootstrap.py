@@ -33,7 +33,7 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
     try:
         bus = await nats_bus.connect(config.nats, f"storage {config.id}")
         try:
-            pools = Pools(config.shm_prefix, config.host_kv_bytes)
+            pools = Pools(config.shm_prefix, config.host_kv_bytes, config.state_bytes)
             await StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage")).run(life)
         finally:
             await bus.close()

@@ -58,6 +58,7 @@ class Buffers:
         """End the use of a buffer that :meth:`take` returned."""
         self._staging.give_back(buffer)
         self._taken[is_urgent] -= 1
+        measures.STAGING_TAKEN.dec()
         self._serve()
 
     def close(self) -> None:
@@ -78,4 +79,4 @@ class Buffers:
                     break
                 waiting.popleft().set_result(self._staging.take(timeout_s=0.0))
                 self._taken[is_urgent] += 1
-        measures.STAGING_TAKEN.set(self.taken)
+                measures.STAGING_TAKEN.inc()

@@ -1,17 +1,18 @@
-"""The blob of a chunk, format version 1: a header that tells everything about itself, and the KV of whole pages.
+"""The blob of a chunk, format version 1: a header that tells everything about itself, and whole pages of KV or state.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
     0                    fixed header, 256 bytes: sizes, geometry, whose KV it is and of which tokens, two checksums
     256                  zeros
-    header_bytes - t     tables: tokens [tokens] int32, then checksums [pages, layers] uint64
-    header_bytes         KV [pages, layers, 2, page_size, kv_heads, head_dim], each page contiguous
+    header_bytes - t     tables: tokens [tokens] int32, then checksums [pages, units] uint64
+    header_bytes         pages [pages, units, unit_bytes], each contiguous
     ... + payload_bytes  zeros up to a whole block
 
 The tables lie against the payload so that both are one piece, which is what gets sealed (``chunk_sealing``); the gap
-before them takes the nonce and the tag, so a sealed blob is not larger. Every size follows from the geometry alone.
-Every byte is covered: by the magic, one of the header's checksums, the checksum of a page and layer, or by having
-to be zero. All integers are little-endian. Nothing here does I/O or reads a clock: equal KV makes equal blobs.
+before them takes the nonce and the tag, so a sealed blob is not larger. A unit is a layer of KV, or what ``KvGeometry``
+says for state. Every size follows from the geometry alone, and the header says all of the geometry.
+Every byte is covered: by the magic, one of the header's checksums, the checksum of a page and unit, or by having
+to be zero. All integers are little-endian. Nothing here does I/O or reads a clock: equal pages make equal blobs.
 
 Codes of IntegrityError: ``not_a_chunk``, ``unknown_version``, ``truncated``, ``header_checksum``, ``wrong_layout``,
 ``wrong_geometry``, ``wrong_dtype``, ``wrong_namespace``, ``wrong_identity``, ``wrong_tokens``, ``sealed``, and from
@@ -32,7 +33,7 @@ from services.storage.backends import BLOCK_BYTES, ChunkKey
 from shared.chunks import chunk_bytes, chunk_pages, chunk_tokens, geometry_id
 from shared.errors import IntegrityError, InvalidRequest
 from shared.ids import DIGEST_BYTES, chain_pages, chain_root
-from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCKVCHNK"
 VERSION = 1
@@ -48,9 +49,10 @@ MAX_KEY_ID_BYTES = 32
 IS_SEALED = 1  # The only flag of version 1.
 
 # magic, version, header bytes, payload bytes, flags, pages, depth, first layer, end of layers, geometry (layers,
-# heads, head_dim, page_size), dtype, layout, namespace, identity, parent, key id, checksum's name, zeros. Then come
-# the checksum of the body, and that of all of this.
-_FIELDS = struct.Struct("<8sIIQIIQIIIIII16s16s16s16s16s32s16s48s")
+# heads, head_dim, page_size), dtype, layout, namespace, identity, parent, key id, checksum's name, hidden values and
+# layers of them (zeros in a chunk of KV), zeros. Then come the checksum of the body, and that of all of this.
+_FIELDS = struct.Struct("<8sIIQIIQIIIIII16s16s16s16s16s32s16sII40s")
+_SPARE_BYTES = 40
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = FIXED_BYTES - _CHECKSUM.size
 _VERSION = struct.Struct("<I")
@@ -72,6 +74,7 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
     geometry: KvGeometry
     pages: int
     first_layer: int = 0
+    """Before it there is nothing: ``geometry.absent``."""
     layer_end: int
     layout: str = LAYOUT
     key_id: str = ""
@@ -87,8 +90,8 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checksums(self) -> Checksums:
-        """uint64 [pages, layers]; not for a sealed header. A view of :attr:`checksum_table`."""
-        return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.layers)
+        """uint64 [pages, units]; not for a sealed header. A view of :attr:`checksum_table`."""
+        return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.units)
 
     @property
     def key(self) -> ChunkKey:
@@ -110,8 +113,8 @@ def _whole_blocks(nbytes: int) -> int:
 
 
 def table_nbytes(geometry: KvGeometry) -> int:
-    """Bytes of the tables: the tokens and one checksum for each page and layer."""
-    checksums = chunk_pages(geometry.page_size) * geometry.layers * _CHECKSUM.size
+    """Bytes of the tables: the tokens and one checksum for each page and unit."""
+    checksums = chunk_pages(geometry.page_size) * geometry.units * _CHECKSUM.size
     return chunk_tokens(geometry.page_size) * TOKEN_BYTES + checksums
 
 
@@ -126,7 +129,7 @@ def blob_nbytes(geometry: KvGeometry) -> int:
 
 
 def payload_view(blob: memoryview, geometry: KvGeometry) -> memoryview:
-    """The part of an unsealed blob that is KV; a page is the next ``geometry.page_bytes`` of it."""
+    """The part of an unsealed blob that is pages; a page is the next ``geometry.page_bytes`` of it."""
     start = header_nbytes(geometry)
     return blob[start : start + chunk_bytes(geometry)]
 
@@ -149,15 +152,17 @@ def write_header(
     """Make the payload that ``blob`` holds (see :func:`payload_view`) a chunk: write all but the payload.
 
     ``blob`` is writable and has :func:`blob_nbytes` bytes, whatever was in them; ``tokens`` are packed int32;
-    ``checksums`` is uint64 [pages, layers]: xxh3_64 seeded with the page's identity, as host pools keep it. Compare
+    ``checksums`` is uint64 [pages, units]: xxh3_64 seeded with the page's identity, as host pools keep it. Compare
     the answer with the chunk's name by :func:`check` before the blob is kept. Raises InvalidRequest when the
     arguments do not make a chunk.
     """
-    pages, layers = chunk_pages(geometry.page_size), geometry.layers
+    pages, fault = chunk_pages(geometry.page_size), geometry.fault()
+    if fault:
+        raise InvalidRequest(f"not a chunk: no pages have the geometry {geometry}: {fault}")
     faults = {
         f"a blob of {blob.nbytes} bytes is not {blob_nbytes(geometry)}": blob.nbytes != blob_nbytes(geometry),
         f"{len(tokens)} bytes of tokens": len(tokens) != chunk_tokens(geometry.page_size) * TOKEN_BYTES,
-        f"checksums of shape {checksums.shape}": checksums.shape != (pages, layers),
+        f"checksums of shape {checksums.shape}": checksums.shape != (pages, geometry.units),
         f"a parent of {len(parent)} bytes": len(parent) != DIGEST_BYTES,
         f"depth {depth} is not on the grid": depth < 0 or depth % chunk_tokens(geometry.page_size) != 0,
         f"{depth=} but parent {parent.hex()}": (depth == 0) != (parent == chain_root(namespace)),
@@ -172,7 +177,8 @@ def write_header(
         depth=depth,
         geometry=geometry,
         pages=pages,
-        layer_end=layers,
+        first_layer=geometry.absent,
+        layer_end=geometry.layers,
         header_bytes=header_nbytes(geometry),
         payload_bytes=chunk_bytes(geometry),
         tokens=tokens,
@@ -218,7 +224,9 @@ def fixed_fields(header: ChunkHeader) -> bytes:
         header.parent,
         header.key_id.encode(),
         CHECKSUM.encode(),
-        bytes(48),
+        geometry.hidden,
+        geometry.from_hidden,
+        bytes(_SPARE_BYTES),
     )
 
 
@@ -279,16 +287,22 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
     fields = _FIELDS.unpack_from(head)
     _, _, header_bytes, payload_bytes, flags, pages, depth, first_layer, layer_end = fields[:9]
     layers, kv_heads, head_dim, page_size = fields[9:13]
-    dtype, layout, namespace, identity, parent, key_id, checksum_name, zeros = fields[13:]
+    dtype, layout, namespace, identity, parent, key_id, checksum_name, hidden, from_hidden, zeros = fields[13:]
     try:
         geometry = KvGeometry(
-            layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=_text(dtype)
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            dtype=_text(dtype),
+            hidden=hidden,
+            absent=first_layer,
+            from_hidden=from_hidden,
         )
         is_sound = (
-            geometry.dtype in DTYPE_BYTES
-            and min(layers, kv_heads, head_dim, page_size) > 0
+            not geometry.fault()
             and (header_bytes, payload_bytes) == (header_nbytes(geometry), chunk_bytes(geometry))
-            and (pages, first_layer, layer_end) == (chunk_pages(page_size), 0, layers)
+            and (pages, layer_end) == (chunk_pages(page_size), layers)
             and _text(checksum_name) == CHECKSUM
             and flags == (IS_SEALED if _text(key_id) else 0)
             and not any(zeros)
@@ -329,7 +343,7 @@ def _text(padded: bytes) -> str:
 
 
 def check(header: ChunkHeader, key: ChunkKey, geometry: KvGeometry) -> None:
-    """Raise IntegrityError unless ``header`` is that of the chunk called ``key`` with KV of ``geometry``.
+    """Raise IntegrityError unless ``header`` is that of the chunk called ``key`` with pages of ``geometry``.
 
     Codes: ``wrong_namespace``, ``wrong_identity``, ``wrong_dtype``, ``wrong_geometry``, ``wrong_layout``, and
     ``wrong_tokens`` when the identity does not follow from parent and tokens (not told of a sealed header).

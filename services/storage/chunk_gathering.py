@@ -1,8 +1,9 @@
-"""A chunk's pages from the pools into a buffer, and from a buffer into the host pool. Blocking: for I/O threads.
+"""A chunk's pages from the pools into a buffer, and from a buffer into a pool. Blocking: for I/O threads.
 
-KV is hashed once on its way. What comes from the host pool must hash to the checksums of the pool's own table, which
-the chunk's header then carries; what comes from a device is hashed here for the first time; and what goes into the
-host pool was verified against its header before, so that its checksums are written, not computed.
+Pages are hashed once on their way. What comes from the host pool must hash to the checksums of the pool's own table,
+which the chunk's header then carries; what comes from a device is hashed here for the first time; and what goes into
+the host pool was verified against its header before, so that its checksums are written, not computed. For chunks of
+state the host pool is the state pool, to which workers write too: what they overwrite is found out in the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from shared.messages.pools import KvGeometry
 
 
 def pages_of(blob: memoryview, geometry: KvGeometry) -> npt.NDArray[np.uint8]:
-    """The payload of a blob as a host pool has its pages: uint8 [pages, layers, 2 * half_bytes]. No copy."""
+    """The payload of a blob as a host pool has its pages: uint8 [pages, units, unit_bytes]. No copy."""
     payload = np.frombuffer(payload_view(blob, geometry), dtype=np.uint8)
-    return payload.reshape(-1, geometry.layers, 2 * geometry.half_bytes)
+    return payload.reshape(-1, geometry.units, geometry.unit_bytes)
 
 
 def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device: DevicePages | None) -> Checksums:
-    """Copy the pages of ``chunk`` into the payload of ``blob``; returns their checksums, uint64 [pages, layers].
+    """Copy the pages of ``chunk`` into the payload of ``blob``; returns their checksums, uint64 [pages, units].
 
     Raises IntegrityError (``wrong_identity``, ``wrong_checksum``) when a host page does not hold, or no more, what the
     order says, and TransportError when the device pool cannot be read.

@@ -1,6 +1,6 @@
-"""The checksums of a chunk's payload: one for each page and layer, as host pools keep them.
+"""The checksums of a chunk's payload: one for each page and unit (``KvGeometry``), as host pools keep them.
 
-Because the tables of a chunk and of a host pool are alike, KV is hashed once on its way: what was read from a tier
+Because the tables of a chunk and of a host pool are alike, a page is hashed once on its way: what was read from a tier
 is verified here, and the table that comes of it goes into the host pool as it is.
 """
 
@@ -20,28 +20,28 @@ _SEED_BYTES = 8
 
 
 def hash_payload(payload: memoryview, geometry: KvGeometry, identities: bytes) -> Checksums:
-    """The checksums uint64 [pages, layers] of contiguous pages; ``identities`` is 16 bytes a page.
+    """The checksums uint64 [pages, units] of contiguous pages; ``identities`` is 16 bytes a page.
 
     The same figures as ``shared.memory.host_pool.layer_checksum``.
     """
-    return np.array(_digests(payload, geometry, identities), np.uint64).reshape(-1, geometry.layers)
+    return np.array(_digests(payload, geometry, identities), np.uint64).reshape(-1, geometry.units)
 
 
 def _digests(payload: memoryview, geometry: KvGeometry, identities: bytes) -> list[int]:
-    layer_bytes, page_bytes, digest = 2 * geometry.half_bytes, geometry.page_bytes, xxhash.xxh3_64_intdigest
+    unit_bytes, page_bytes, digest = geometry.unit_bytes, geometry.page_bytes, xxhash.xxh3_64_intdigest
     found: list[int] = []
     for page, start in enumerate(range(0, payload.nbytes, page_bytes)):
         # One seed a page: for small pages this loop, not the hashing, is what costs.
         seed = int.from_bytes(identities[page * DIGEST_BYTES : page * DIGEST_BYTES + _SEED_BYTES], "little")
-        found += [digest(payload[at : at + layer_bytes], seed) for at in range(start, start + page_bytes, layer_bytes)]
+        found += [digest(payload[at : at + unit_bytes], seed) for at in range(start, start + page_bytes, unit_bytes)]
     return found
 
 
 def verify_payload(blob: memoryview, header: ChunkHeader) -> Checksums:
     """Check the payload of an unsealed blob against the checksums of its header, in one pass over the bytes.
 
-    Returns the checksums, uint64 [pages, layers], for the host pool's table. Raises IntegrityError:
-    ``wrong_checksum``, naming the first page and layer, or ``sealed``.
+    Returns the checksums, uint64 [pages, units], for the host pool's table. Raises IntegrityError:
+    ``wrong_checksum``, naming the first page and unit, or ``sealed``.
     """
     if header.is_sealed:
         raise IntegrityError("a sealed chunk must be opened before it can be verified", code="sealed")
@@ -49,13 +49,17 @@ def verify_payload(blob: memoryview, header: ChunkHeader) -> Checksums:
     end = header.header_bytes + header.payload_bytes
     found = _digests(blob[header.header_bytes : end], geometry, header.identities)
     if struct.pack(f"<{len(found)}Q", *found) != header.checksum_table:
-        actual, expected = np.array(found, np.uint64).reshape(-1, geometry.layers), header.checksums
-        page, layer = np.argwhere(actual != expected)[0].tolist()
+        actual, expected = np.array(found, np.uint64).reshape(-1, geometry.units), header.checksums
+        page, unit = np.argwhere(actual != expected)[0].tolist()
         raise IntegrityError(
-            f"wrong checksum: page {page} of chunk {header.identity.hex()} in layer {layer} has "
-            f"{actual[page, layer]:016x}, not {expected[page, layer]:016x}",
+            f"wrong checksum: page {page} of chunk {header.identity.hex()} in {_unit_name(geometry)} {unit} has "
+            f"{actual[page, unit]:016x}, not {expected[page, unit]:016x}",
             code="wrong_checksum",
         )
     if not is_zero(blob[end : header.nbytes]):
         raise IntegrityError(f"chunk {header.identity.hex()} is not filled up with zeros", code="wrong_checksum")
     return header.checksums
+
+
+def _unit_name(geometry: KvGeometry) -> str:
+    return "unit" if geometry.is_state else "layer"

@@ -18,6 +18,9 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="name of this storage, unique in its cell")] = "storage-0"
     node: Annotated[str, Meta(description="name of this machine; by default its host name")] = ""
     host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
+    state_bytes: Annotated[
+        int, Meta(description="memory for state on its way to and from disk, tables included; 0 keeps none", ge=0)
+    ] = 256 * 2**20
     shm_prefix: Annotated[str, Meta(description="start of the names of this cell's files in /dev/shm")] = "thermocline"
     disk_dir: Annotated[
         tuple[str, ...],
@@ -26,16 +29,21 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_kv_bytes: Annotated[int, Meta(description="disk space for chunks, in all directories", ge=2**20)] = (
         10 * 1024**3
     )
+    disk_read_bytes_per_s: Annotated[
+        int, Meta(description="what the disk tier may be read with at the most, such as 500MB; 0 is no limit", ge=0)
+    ] = 0
     disk_direct: Annotated[bool, Meta(description="bypass the page cache where the file system allows")] = True
     remote: Annotated[
         str, Meta(description="object store: s3://bucket/path, gs://, az:// or file:///directory; empty is none")
     ] = ""
     remote_timeout_ms: Annotated[int, Meta(description="longest wait for one object, retries included", ge=1)] = 5_000
     io_threads: Annotated[int, Meta(description="chunks that are read or written at once", ge=1, le=256)] = 8
-    max_saves: Annotated[int, Meta(description="saves that may wait or run; more are refused", ge=1)] = 1024
-    staging_bytes: Annotated[int, Meta(description="memory for chunks on their way to or from disk", ge=2**20)] = (
-        256 * 2**20
+    max_saves: Annotated[int, Meta(description="saves of either form that may wait or run; more are refused", ge=1)] = (
+        1024
     )
+    staging_bytes: Annotated[
+        int, Meta(description="memory for chunks on their way to or from disk, for KV and for state each", ge=2**20)
+    ] = 256 * 2**20
     keys: Annotated[
         str, Meta(description="TOML file of encryption keys by cache salt; empty leaves chunks unencrypted")
     ] = ""

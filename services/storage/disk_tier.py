@@ -20,6 +20,7 @@ from services.storage.chunk_reading import ReadChunk
 from services.storage.core.chunk_index import Arrival, ChunkIndex
 from services.storage.core.tier_health import TierHealth
 from services.storage.io_threads import IoThreads
+from services.storage.paced_reads import PacedReads
 from services.storage.removals import Removals
 from shared import logs
 from shared.errors import CapacityError, IntegrityError, ThermoclineError, TransportError
@@ -60,8 +61,15 @@ class DiskTier:
     name = "disk"
 
     def __init__(
-        self, backend: ChunkBackend, quota: int, threads: IoThreads, *, clock_s: Callable[[], float] = time.monotonic
+        self,
+        backend: ChunkBackend,
+        quota: int,
+        threads: IoThreads,
+        *,
+        pace: PacedReads | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Reads keep to ``pace``, by default to none."""
         set_aside = backend.quarantine if isinstance(backend, Quarantining) else backend.delete
         self.index = ChunkIndex(quota)
         self.removals = Removals(
@@ -72,6 +80,7 @@ class DiskTier:
         self.quarantined_by_reason: dict[str, int] = {}
         self._lost: dict[ChunkKey, None] = {}  # By reading; see :meth:`take_lost`.
         self.backend = backend
+        self.pace = pace or PacedReads(0)
         self._threads = threads
         self._clock_s = clock_s
         self._health = TierHealth(first_s=1.0, most_s=30.0)
@@ -133,6 +142,7 @@ class DiskTier:
         self.index.hold(key)
         started_s = self._clock_s()
         try:
+            await self.pace.wait(self.index.nbytes_of(key))
             header = await self._threads.run(True, read, self.backend, key, buffer, timeout_s=READ_TIMEOUT_S)
         except IntegrityError as error:
             self._lost[key] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from services.storage.backends import ChunkBackend, ChunkEntry
@@ -53,15 +53,15 @@ class Drops:
         """Drops that wait or run."""
         return len(self._waiting) + self._is_dropping
 
-    def add(self, order: DropChunks, saver: Saver | None, promotions: Promotions | None) -> None:
-        """Queue a drop. Raises QueueFull."""
+    def add(self, order: DropChunks, savers: Iterable[Saver], promotions: Iterable[Promotions]) -> None:
+        """Queue a drop of chunks of every form. Raises QueueFull."""
         if len(self._waiting) >= MAX_DROPS:
             raise QueueFull(f"{MAX_DROPS} drops wait already")
         if "disk" in order.tiers:
-            if saver is not None:
+            for saver in savers:
                 saver.forget(order.namespace)
-            if promotions is not None:
-                promotions.forget(order.namespace)
+            for promotion in promotions:
+                promotion.forget(order.namespace)
         if "remote" in order.tiers and self._remote is not None:
             self._remote.forget(order.namespace)
         self._waiting.append(order)

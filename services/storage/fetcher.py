@@ -23,10 +23,11 @@ from services.storage.pools import Pools
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.errors import ThermoclineError
+from shared.messages.pools import ChunkForm
 from shared.messages.storage_plans import FetchChunks
 
 MAX_FETCHES = 1024
-"""Fetches that may wait or run; the scheduler bounds them by the host pages that it leases to them."""
+"""Fetches of one form that may wait or run; the scheduler bounds them by the pages that it leases to them."""
 
 AT_ONCE = 8
 """Fetches that run; more would only take turns at the same threads."""
@@ -58,11 +59,12 @@ class FetchTotals:
 
 
 class Fetcher:
-    """A few fetches run at once, in order of arrival. Owned by the event loop."""
+    """A few fetches of chunks of one form run at once, in order of arrival. Owned by the event loop."""
 
     def __init__(
         self,
         *,
+        form: ChunkForm,
         pools: Pools,
         gate: PageGate,
         source: ChunkSource,
@@ -72,6 +74,7 @@ class Fetcher:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = FetchTotals()
+        self._form = form
         self._pools = pools
         self._gate = gate
         self._source = source
@@ -111,7 +114,7 @@ class Fetcher:
             now_s + order.deadline_ms / 1000,
         )
         self._fetches[order.fetch_id] = fetch
-        measures.FETCHES.set(len(self._fetches))
+        measures.FETCHES.inc()
         self._source.touch(chunks)
         self._tasks[order.fetch_id] = asyncio.create_task(self._run(fetch), name=f"fetch-{order.fetch_id}")
 
@@ -157,7 +160,7 @@ class Fetcher:
                 fetch.progress,
                 self._source,
                 self._threads,
-                self._pools.host,
+                self._pools.pool(self._form),
                 key_id=fetch.order.key_id,
                 left_s=lambda: fetch.deadline_s - self._clock_s(),
             )
@@ -165,12 +168,14 @@ class Fetcher:
 
     async def _report(self, fetch: _Fetch) -> None:
         seconds = self._clock_s() - fetch.started_s
-        await self._events.fetched(fetch.order.fetch_id, fetch.progress, is_over=False, seconds=seconds)
+        await self._events.fetched(
+            fetch.order.fetch_id, fetch.progress, form=self._form, is_over=False, seconds=seconds
+        )
 
     async def _answer(self, fetch: _Fetch, error: str) -> None:
         fetch_id, progress = fetch.order.fetch_id, fetch.progress
         del self._fetches[fetch_id]
-        measures.FETCHES.set(len(self._fetches))
+        measures.FETCHES.dec()
         seconds = self._clock_s() - fetch.started_s
         self.totals.fetches += 1
         self.totals.failed += bool(error)
@@ -180,7 +185,7 @@ class Fetcher:
         # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
         progress.missing += self._source.take_lost()
         measures.FETCH_SECONDS.observe(seconds)
-        await self._events.fetched(fetch_id, progress, is_over=True, error=error, seconds=seconds)
+        await self._events.fetched(fetch_id, progress, form=self._form, is_over=True, error=error, seconds=seconds)
         del self._tasks[fetch_id]
 
     async def _refuse(self, order: FetchChunks, reason: str) -> None:
@@ -188,4 +193,4 @@ class Fetcher:
         self.totals.failed += 1
         measures.FAILURES.labels("FetchChunks").inc()
         _log.warning("fetch_refused", fetch=order.fetch_id, reason=reason)
-        await self._events.fetched(order.fetch_id, FetchProgress(0), is_over=True, error=reason)
+        await self._events.fetched(order.fetch_id, FetchProgress(0), form=self._form, is_over=True, error=reason)

@@ -10,6 +10,7 @@ COPY_LATENCY = metrics.histogram("storage_transfer_seconds", "Time of one copy, 
 FAILURES = metrics.counter("storage_failures", "Orders answered with an error", ("order",))
 TRANSFERS = metrics.gauge("storage_transfers", "Backups that wait or run")
 POOL_BYTES = metrics.gauge("storage_host_pool_bytes", "Bytes of the host pool's segment")
+STATE_POOL_BYTES = metrics.gauge("storage_state_pool_bytes", "Bytes of the state pool's segment")
 OUTBOX = metrics.gauge("storage_outbox_events", "Events that the broker has not acknowledged")
 PLAN_SECONDS = metrics.histogram("storage_plan_delay_seconds", "From the scheduler's publishing a plan to its arrival")
 PLANS_FETCHED = metrics.counter("storage_plans_fetched", "Plans read from the stream because they had been missed")
@@ -43,6 +44,7 @@ UPLOADS_WAITING = metrics.gauge("storage_uploads_waiting", "Chunks that wait to 
 PROMOTIONS = metrics.counter("storage_promotions", "Chunks of the object store for the disk", ("outcome",))
 REMOVALS = metrics.gauge("storage_removals", "Files of chunks that wait to be deleted")
 IO_WAITING = metrics.gauge("storage_io_waiting", "Calls that wait for an I/O thread", ("lane",))
+PACED_SECONDS = metrics.counter("storage_disk_paced_seconds", "Time that reads waited for the limit of the disk")
 STAGING_TAKEN = metrics.gauge("storage_staging_buffers", "Buffers of chunks on their way")
 OVERTAKEN = metrics.counter("storage_saves_overtaken", "Writes to host pages that a save had still to read")
 

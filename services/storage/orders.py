@@ -9,6 +9,7 @@ from services.storage import measures
 from services.storage.copier import MAX_ERROR_LENGTH, Copier
 from services.storage.core.transfer_queue import TransferQueue
 from services.storage.page_gate import PageGate
+from services.storage.pipelines import form_of
 from services.storage.pools import Pools
 from services.storage.tiers import Tiers
 from shared import logs
@@ -62,7 +63,7 @@ class Orders:
         try:
             match order:
                 case CreateHostPool():
-                    await self._create_host_pool(order.geometry)
+                    await self._create_pool(order.geometry)
                 case AttachDevicePool():
                     await self._revoke(order.worker_id, "its device pool was replaced")
                     await asyncio.to_thread(self._pools.attach, order)
@@ -90,22 +91,25 @@ class Orders:
             known = isinstance(error, ThermoclineError)
             _log.warning("order_failed", order=name, number=plan.number, reason=str(error), exc_info=not known)
 
-    async def _create_host_pool(self, geometry: KvGeometry) -> None:
+    async def _create_pool(self, geometry: KvGeometry) -> None:
+        form = form_of(geometry)
+        create = self._pools.create_state if geometry.is_state else self._pools.create_host
         handle: PoolHandle | None = None
         reason = ""
         try:
-            handle = await asyncio.to_thread(self._pools.create_host, geometry)
-            _log.info("host_pool_created", pages=handle.pages, nbytes=handle.nbytes)
+            handle = await asyncio.to_thread(create, geometry)
+            _log.info("host_pool_created", form=form, pages=handle.pages, nbytes=handle.nbytes)
         except Exception as error:
             measures.FAILURES.labels("CreateHostPool").inc()
-            reason = str(error) or type(error).__name__
-            _log.warning("host_pool_not_created", reason=reason, exc_info=not isinstance(error, ThermoclineError))
+            reason, known = str(error) or type(error).__name__, isinstance(error, ThermoclineError)
+            _log.warning("host_pool_not_created", form=form, reason=reason, exc_info=not known)
         await self._outbox.put_when_room(
             HostPoolCreated(
                 storage_id=self._storage_id,
                 incarnation=self._incarnation,
                 handle=handle,
                 error=reason[:MAX_ERROR_LENGTH],
+                form=form,
             )
         )
         if handle is not None:

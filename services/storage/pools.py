@@ -1,4 +1,4 @@
-"""The pools that this storage has: its own host pool, and the device pools of this node's workers.
+"""The pools that this storage has: its own host pool and state pool, and the device pools of this node's workers.
 
 Nothing here unmaps a device pool under a running copy: the copy holds the mapping, and it goes with the last
 holder (see ``shared.memory.segment``).
@@ -16,7 +16,7 @@ from services.storage.core.save_check import SaveChunk, check_save, reads_device
 from shared.errors import ConfigError, InvalidRequest, ThermoclineError
 from shared.memory import DevicePoolView, HostPoolView, pages_for
 from shared.memory.device_pool_view import DevicePages
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
 
 
@@ -41,12 +41,19 @@ class Pools:
     """Creating, mapping and finding; all calls come from one task, copies from I/O threads."""
 
     def __init__(
-        self, shm_prefix: str, host_bytes: int, *, open_device: Callable[[PoolHandle], DevicePages] = open_device_pool
+        self,
+        shm_prefix: str,
+        host_bytes: int,
+        state_bytes: int = 0,
+        *,
+        open_device: Callable[[PoolHandle], DevicePages] = open_device_pool,
     ) -> None:
         self._shm_prefix = shm_prefix
         self._host_bytes = host_bytes
+        self._state_bytes = state_bytes
         self._open_device = open_device
         self._host: HostPoolView | None = None
+        self._state: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
 
     @property
@@ -57,8 +64,23 @@ class Pools:
         return self._host
 
     @property
+    def state(self) -> HostPoolView:
+        """The pool of state pages. Raises InvalidRequest while there is none."""
+        if self._state is None:
+            raise InvalidRequest("there is no state pool yet")
+        return self._state
+
+    def pool(self, form: ChunkForm) -> HostPoolView:
+        """The pool that chunks of this form are saved from and fetched to. Raises InvalidRequest without one."""
+        return self.state if form == "state" else self.host
+
+    @property
     def host_pages(self) -> int:
         return 0 if self._host is None else self._host.handle.pages
+
+    @property
+    def state_pages(self) -> int:
+        return 0 if self._state is None else self._state.handle.pages
 
     def create_host(self, geometry: KvGeometry) -> PoolHandle:
         """Make the host pool, as large as the budget allows; the one that is there already if it fits the order.
@@ -66,17 +88,36 @@ class Pools:
         Blocking: it touches every page. Raises ConfigError when there is no room, or a pool of another geometry.
         """
         if self._host is None:
-            pages = pages_for(geometry, self._host_bytes)
-            if not pages:
-                raise ConfigError(
-                    f"the budget of {self._host_bytes} bytes holds no page of {geometry.page_bytes} bytes: "
-                    "raise --host-kv-bytes"
-                )
-            self._host = HostPoolView.create(self._shm_prefix, geometry, pages)
+            self._host = self._create(geometry, self._host_bytes, "--host-kv-bytes")
             measures.POOL_BYTES.set(self._host.handle.nbytes)
         elif self._host.geometry != geometry:
             raise ConfigError(f"the host pool has geometry {self._host.geometry}, not {geometry}")
         return self._host.handle
+
+    def create_state(self, geometry: KvGeometry) -> PoolHandle:
+        """Make the state pool, as large as its budget allows; the one that is there already if it fits the order.
+
+        Blocking, like :meth:`create_host`. Raises ConfigError when there is no room, a pool of another geometry, or a
+        host pool of other KV than what would be restored; InvalidRequest while there is no host pool.
+        """
+        if self.host.geometry != geometry.as_kv:
+            raise ConfigError(f"the host pool has geometry {self.host.geometry}, which is not restored from {geometry}")
+        if not self._state_bytes:
+            raise ConfigError("this storage keeps no state: --state-bytes is 0")
+        if self._state is None:
+            self._state = self._create(geometry, self._state_bytes, "--state-bytes")
+            measures.STATE_POOL_BYTES.set(self._state.handle.nbytes)
+        elif self._state.geometry != geometry:
+            raise ConfigError(f"the state pool has geometry {self._state.geometry}, not {geometry}")
+        return self._state.handle
+
+    def _create(self, geometry: KvGeometry, budget: int, flag: str) -> HostPoolView:
+        pages = pages_for(geometry, budget)
+        if not pages:
+            raise ConfigError(
+                f"the budget of {budget} bytes holds no page of {geometry.page_bytes} bytes: raise {flag}"
+            )
+        return HostPoolView.create(self._shm_prefix, geometry, pages)
 
     def attach(self, order: AttachDevicePool) -> None:
         """Map a device pool, replacing an older one of that worker. Blocking.
@@ -116,18 +157,20 @@ class Pools:
 
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
         """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""
-        host = self.host.handle
-        device = self.device(order.worker_id, order.worker_incarnation).handle if reads_device(order) else None
+        host = self.pool(order.form).handle
+        reads = reads_device(order) and not host.geometry.is_state
+        device = self.device(order.worker_id, order.worker_incarnation).handle if reads else None
         return check_save(order, host, device)
 
     def check_fetch(self, order: FetchChunks) -> list[FetchChunk]:
         """The chunks that ``order`` asks for. Raises InvalidRequest when they cannot be brought."""
-        return check_fetch(order, self.host.handle)
+        return check_fetch(order, self.pool(order.form).handle)
 
     def close(self) -> None:
-        """Let go of every pool and remove the host pool's name. Workers that map it keep their mapping."""
+        """Let go of every pool and remove the names of its own. Workers that map them keep their mapping."""
         self._devices.clear()
-        if self._host is not None:
-            self._host.unlink()
-            self._host.close()
-            self._host = None
+        for own in (self._host, self._state):
+            if own is not None:
+                own.unlink()
+                own.close()
+        self._host = self._state = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from services.storage import measures
@@ -123,8 +123,11 @@ class RemoteTier:
         self._uploads = deque(kept)
         measures.UPLOADS_WAITING.set(len(self._uploads))
 
-    async def run(self, disk: ChunkBackend, buffers: Buffers) -> None:
-        """Upload what is in line, one after the other, for ever. Several may run at once."""
+    async def run(self, disk: ChunkBackend, buffers: Mapping[bytes, Buffers]) -> None:
+        """Upload what is in line, one after the other, for ever. Several may run at once.
+
+        ``buffers`` has those for chunks of each geometry, by its digest.
+        """
         while True:
             if not self._uploads:
                 self._changed.clear()
@@ -132,7 +135,7 @@ class RemoteTier:
                 continue
             upload = self._uploads.popleft()
             measures.UPLOADS_WAITING.set(len(self._uploads))
-            async with buffers.buffer(is_urgent=False) as buffer:
+            async with buffers[upload.key.geometry].buffer(is_urgent=False) as buffer:
                 try:
                     nbytes = await self._threads.run(False, _read_again, disk, upload, buffer, self.timeout_s)
                 except (ThermoclineError, OSError):

@@ -28,6 +28,7 @@ from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.chunks import chunk_tokens
 from shared.errors import IntegrityError, InvalidRequest, ThermoclineError
+from shared.messages.pools import ChunkForm
 from shared.messages.storage_plans import SaveChunks
 
 _log = logs.get_logger("storage")
@@ -58,11 +59,14 @@ class SaveTotals:
 
 
 class Saver:
-    """At most ``max_saves`` saves wait or run. Owned by the event loop; ``run`` ends after :meth:`stop`."""
+    """Of chunks of one form, at most ``max_saves`` saves wait or run. Owned by the event loop; ``run`` ends after
+    :meth:`stop`.
+    """
 
     def __init__(
         self,
         *,
+        form: ChunkForm,
         pools: Pools,
         gate: PageGate,
         disk: DiskTier | None,
@@ -76,6 +80,7 @@ class Saver:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = SaveTotals()
+        self._form = form
         self._pools = pools
         self._gate = gate
         self._disk = disk
@@ -116,7 +121,7 @@ class Saver:
         async with self._changed:
             self._saves[order.save_id] = save
             self._waiting.append(save)
-            measures.SAVES.set(len(self._saves))
+            measures.SAVES.inc()
             self._changed.notify_all()
 
     def forget(self, namespace: str) -> None:
@@ -175,7 +180,7 @@ class Saver:
         if self._disk is not None and (chunk.key in self._disk or self._disk.index.is_arriving(chunk.key)):
             return
         async with self._buffers.buffer(is_urgent=False) as buffer:
-            host = self._pools.host
+            host = self._pools.pool(self._form)
             blob = buffer[: self._buffers.blob_bytes]
             is_device_read = bool((chunk.host_pages == NOWHERE).any())
             worker = (save.order.worker_id, save.order.worker_incarnation)
@@ -217,7 +222,7 @@ class Saver:
 
     async def _answer(self, save: _Save) -> None:
         del self._saves[save.order.save_id]
-        measures.SAVES.set(len(self._saves))
+        measures.SAVES.dec()
         self.totals.saves += 1
         if self._remote is None and self._disk is not None and not save.error:
             # "" says that everything is below now; what another save still brings, or what went again, is not.
@@ -228,6 +233,7 @@ class Saver:
             measures.FAILURES.labels("SaveChunks").inc()
         await self._events.saved(
             save.order.save_id,
+            form=self._form,
             chunks=[chunk.key for chunk in save.chunks],
             dropped=save.dropped,
             error=save.error,
@@ -240,4 +246,4 @@ class Saver:
         self.totals.failed += 1
         measures.FAILURES.labels("SaveChunks").inc()
         _log.warning("save_refused", save=save_id, reason=reason)
-        await self._events.saved(save_id, error=reason)
+        await self._events.saved(save_id, form=self._form, error=reason)

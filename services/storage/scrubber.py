@@ -20,7 +20,8 @@ from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.tier_events import TierEvents
 from shared import logs
-from shared.errors import IntegrityError, ThermoclineError
+from shared.chunks import geometry_id
+from shared.errors import IntegrityError, ThermoclineError, Unavailable
 from shared.messages.pools import KvGeometry
 from shared.messages.status import ChunksVerified, VerifyChunks
 
@@ -34,34 +35,38 @@ _log = logs.get_logger("storage")
 
 
 class Scrubber:
-    """Chunks of the cell's geometry, in order of their paths. Owned by the event loop."""
+    """Chunks of the cell's geometries, in order of their paths. Owned by the event loop."""
 
     def __init__(
         self,
         disk: DiskTier,
-        buffers: Buffers,
         threads: IoThreads,
         events: TierEvents,
-        geometry: KvGeometry,
         cipher: Cipher,
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._disk = disk
-        self._buffers = buffers
+        self._shapes: dict[bytes, tuple[KvGeometry, Buffers]] = {}
         self._threads = threads
         self._events = events
-        self._geometry = geometry
         self._cipher = cipher
         self._clock_s = clock_s
         self._turn = asyncio.Lock()  # The rate is that of all calls together.
 
+    def add(self, geometry: KvGeometry, buffers: Buffers) -> None:
+        """Check chunks of this geometry too, in these buffers."""
+        self._shapes[geometry_id(geometry)] = (geometry, buffers)
+
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
-        """Check chunks behind ``call.after``, ``call.max_chunks`` at the most."""
+        """Check chunks behind ``call.after``, ``call.max_chunks`` at the most.
+
+        Raises Unavailable when a limited disk has no reading left for it.
+        """
         async with self._turn:
             started_s = self._clock_s()
             most = max(1, min(call.max_chunks, MAX_CHUNKS))
-            keys = self._disk.index.keys(geometry=self._events.geometry)
+            keys = [key for shape in self._shapes for key in self._disk.index.keys(geometry=shape)]
             # Sorting a large index is not for the event loop.
             todo = await asyncio.to_thread(_smallest, keys, call.after, most + 1)
             checked = nbytes = 0
@@ -70,6 +75,10 @@ class Scrubber:
             reasons: list[str] = []
             for path, key in todo[:most]:
                 if checked and self._clock_s() - started_s > CALL_S:
+                    break
+                if not await self._may_read(key):
+                    if not checked:
+                        raise Unavailable("fetches take all that the disk may be read with; ask again later")
                     break
                 size, reason = await self._check(key)
                 checked += 1
@@ -87,13 +96,23 @@ class Scrubber:
                 next_after=last if checked < len(todo) else "",
             )
 
+    async def _may_read(self, key: ChunkKey) -> bool:
+        """Wait for its turn among those who read the disk; False where that takes longer than a call may."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._disk.pace.wait(self._disk.index.nbytes_of(key))
+        except TimeoutError:
+            return False
+        return True
+
     async def _check(self, key: ChunkKey) -> tuple[int, str]:
         """(bytes read, what is wrong with it)."""
         if not self._disk.index.hold(key):
             return 0, ""
+        geometry, buffers = self._shapes[key.geometry]
         try:
-            async with self._buffers.buffer(is_urgent=False) as buffer:
-                return await self._threads.run(False, self._read, self._disk.backend, key, buffer), ""
+            async with buffers.buffer(is_urgent=False) as buffer:
+                return await self._threads.run(False, self._read, self._disk.backend, key, geometry, buffer), ""
         except IntegrityError as error:
             self._disk.quarantine(key, error)
             return 0, error.message
@@ -104,12 +123,12 @@ class Scrubber:
         finally:
             self._disk.index.release(key)
 
-    def _read(self, backend: ChunkBackend, key: ChunkKey, buffer: memoryview) -> int:
+    def _read(self, backend: ChunkBackend, key: ChunkKey, geometry: KvGeometry, buffer: memoryview) -> int:
         nbytes = backend.get(key, buffer, timeout_s=READ_TIMEOUT_S)
         if not nbytes:
             raise IntegrityError("its file is gone", code="vanished")
         key_id = read_header(buffer[:nbytes]).key_id
-        VerifiedRead(self._geometry, self._cipher, key_id).verify(buffer[:nbytes], key)
+        VerifiedRead(geometry, self._cipher, key_id).verify(buffer[:nbytes], key)
         return nbytes
 
 

@@ -133,6 +133,8 @@ class StorageShell:
                 host_bytes=config.host_kv_bytes,
                 disk_bytes=self._tiers.disk_bytes,
                 has_remote=self._tiers.has_remote,
+                state_bytes=self._tiers.state_bytes,
+                disk_bytes_per_s=float(config.disk_read_bytes_per_s),
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)
@@ -166,6 +168,7 @@ class StorageShell:
                     "pages_backed_up": totals.pages,
                     "bytes_backed_up": totals.nbytes,
                     "transfers_outstanding": len(self._queue),
+                    "state_pages_total": self._pools.state_pages,
                     **self._tiers.counters(),
                 },
             )

@@ -13,6 +13,7 @@ from services.storage.backends import ChunkKey
 from services.storage.copier import MAX_ERROR_LENGTH
 from services.storage.core.fetch_progress import FetchProgress
 from shared.event_outbox import EventOutbox
+from shared.messages.pools import ChunkForm
 from shared.messages.storage_events import (
     LISTED_AT_ONCE,
     ChunksDropped,
@@ -23,7 +24,9 @@ from shared.messages.storage_events import (
 
 
 class TierEvents:
-    """``is_on_disk`` is the index's word. Chunks of another geometry than ``geometry`` are no business of this cell."""
+    """``is_on_disk`` is the index's word. ``forms`` says by its digest what a geometry of this cell holds; chunks of
+    other geometries are no business of it.
+    """
 
     def __init__(
         self, outbox: EventOutbox, is_on_disk: Callable[[ChunkKey], bool], *, storage_id: str, incarnation: str
@@ -32,36 +35,49 @@ class TierEvents:
         self._is_on_disk = is_on_disk
         self._storage_id = storage_id
         self._incarnation = incarnation
-        self.geometry = b""
+        self.forms: dict[bytes, ChunkForm] = {}
 
     async def saved(
         self,
         save_id: int,
         *,
+        form: ChunkForm,
         chunks: Iterable[ChunkKey] = (),
         dropped: Iterable[ChunkKey] = (),
         error: str = "",
         nbytes: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        """Answer a save: which of ``chunks`` are there, and which of ``dropped`` are not."""
+        """Answer a save: which of ``chunks`` are there, and which of ``dropped`` are not.
+
+        Who had to make room may be of the other form; of those there is an event of its own.
+        """
+        dropped = list(dropped)
         await self._outbox.put_when_room(
             ChunksSaved(
                 storage_id=self._storage_id,
                 incarnation=self._incarnation,
                 save_id=save_id,
-                chunks=self._pack(chunks, True),
-                dropped=self._pack(dropped, False),
+                chunks=self._pack(chunks, form, True),
+                dropped=self._pack(dropped, form, False),
                 error=error[:MAX_ERROR_LENGTH],
                 nbytes=nbytes,
                 seconds=seconds,
             )
         )
+        await self.dropped(self._of_the_other(dropped, form))
 
     async def fetched(
-        self, fetch_id: int, progress: FetchProgress, *, is_over: bool, error: str = "", seconds: float = 0.0
+        self,
+        fetch_id: int,
+        progress: FetchProgress,
+        *,
+        form: ChunkForm,
+        is_over: bool,
+        error: str = "",
+        seconds: float = 0.0,
     ) -> None:
-        """Say how far a fetch is."""
+        """Say how far a fetch is. What it found missing of the other form is told in an event of its own."""
         await self._outbox.put_when_room(
             ChunksFetched(
                 storage_id=self._storage_id,
@@ -71,35 +87,48 @@ class TierEvents:
                 is_over=is_over,
                 disk_chunks=progress.disk_chunks,
                 remote_chunks=progress.remote_chunks,
-                missing=self._pack(progress.missing, False),
+                missing=self._pack(progress.missing, form, False),
                 error=error[:MAX_ERROR_LENGTH],
                 nbytes=progress.nbytes,
                 seconds=seconds,
             )
         )
+        await self.dropped(self._of_the_other(progress.missing, form))
 
     async def listed(self, keys: Iterable[ChunkKey]) -> None:
-        """Say which of these the disk holds, in pieces."""
+        """Say which of these the disk holds, in pieces of one form each."""
         for piece in _pieces(keys):
-            chunks = self._pack(piece, True)
-            if chunks:
-                event = ChunksListed(storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks)
-                await self._outbox.put_when_room(event)
+            for form in self._present:
+                if chunks := self._pack(piece, form, True):
+                    event = ChunksListed(
+                        storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks, form=form
+                    )
+                    await self._outbox.put_when_room(event)
 
     async def dropped(self, keys: Iterable[ChunkKey]) -> None:
-        """Say which of these the disk holds no more, in pieces."""
+        """Say which of these the disk holds no more, in pieces of one form each."""
         for piece in _pieces(keys):
-            chunks = self._pack(piece, False)
-            if chunks:
-                event = ChunksDropped(storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks)
-                await self._outbox.put_when_room(event)
+            for form in self._present:
+                if chunks := self._pack(piece, form, False):
+                    event = ChunksDropped(
+                        storage_id=self._storage_id, incarnation=self._incarnation, chunks=chunks, form=form
+                    )
+                    await self._outbox.put_when_room(event)
 
-    def _pack(self, keys: Iterable[ChunkKey], is_on_disk: bool) -> bytes:
+    @property
+    def _present(self) -> list[ChunkForm]:
+        # A copy: a form may join while an event waits for room.
+        return list(self.forms.values())
+
+    def _pack(self, keys: Iterable[ChunkKey], form: ChunkForm, is_on_disk: bool) -> bytes:
         return b"".join(
             key.identity
             for key in dict.fromkeys(keys)
-            if key.geometry == self.geometry and self._is_on_disk(key) == is_on_disk
+            if self.forms.get(key.geometry) == form and self._is_on_disk(key) == is_on_disk
         )
+
+    def _of_the_other(self, keys: Iterable[ChunkKey], form: ChunkForm) -> list[ChunkKey]:
+        return [key for key in keys if self.forms.get(key.geometry) != form]
 
 
 def _pieces(keys: Iterable[ChunkKey]) -> Iterable[list[ChunkKey]]:

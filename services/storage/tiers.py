@@ -1,34 +1,30 @@
 """The tiers below host memory, joined: what each order asks of them, and what runs behind.
 
-The tiers are there from the start; the pipelines between them and the host pool are made when the pool is, because
-the size of a buffer follows from its geometry.
+The tiers are there from the start; the pipelines between them and a pool, be it the host pool or the state pool, are
+made when the pool is, because the size of a buffer follows from its geometry.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from services.storage import measures
 from services.storage.buffers import Buffers
-from services.storage.chunk_format import blob_nbytes
 from services.storage.chunk_keys import ChunkKeys
-from services.storage.chunk_source import ChunkSource
 from services.storage.config import StorageConfig
 from services.storage.core.fetch_progress import FetchProgress
 from services.storage.disk_tier import DiskTier
 from services.storage.drops import Drops
-from services.storage.fetcher import Fetcher
 from services.storage.io_threads import IoThreads
 from services.storage.media import Media
+from services.storage.paced_reads import PacedReads
 from services.storage.page_gate import PageGate
+from services.storage.pipelines import Below, Pipelines, form_of, make_pipelines
 from services.storage.pools import Pools
-from services.storage.promotions import Promotions
 from services.storage.remote_tier import RemoteTier
-from services.storage.saver import Saver
 from services.storage.scrubber import Scrubber
-from services.storage.staging import Staging
+from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
 from services.storage.tier_events import TierEvents
 from services.storage.warm_start import WarmStart
 from shared import logs
@@ -36,22 +32,13 @@ from shared.chunks import geometry_id
 from shared.errors import ConfigError, InvalidRequest, QueueFull
 from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import ChunkForm, KvGeometry
 from shared.messages.status import ChunksVerified, VerifyChunks
 from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
 
 STOPPING = "the storage is stopping"
 
 _log = logs.get_logger("storage")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipelines:
-    buffers: Buffers
-    saver: Saver
-    fetcher: Fetcher
-    promotions: Promotions | None
-    scrubber: Scrubber | None
 
 
 class Tiers:
@@ -70,11 +57,13 @@ class Tiers:
     ) -> None:
         self._config = config
         self._pools = pools
-        self._gate = gate
+        # Pages of the two pools have nothing to do with one another, though their numbers are alike.
+        self._gates: dict[ChunkForm, PageGate] = {"kv": gate, "state": PageGate()}
         self._confirm = confirm
         self._keys = ChunkKeys(media.cipher)
         self._threads = IoThreads(config.io_threads)
-        self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads) if media.disk else None
+        pace = PacedReads(config.disk_read_bytes_per_s)
+        self._disk = DiskTier(media.disk, config.disk_kv_bytes, self._threads, pace=pace) if media.disk else None
         self._remote = (
             RemoteTier(media.remote, self._threads, timeout_s=config.remote_timeout_ms / 1000) if media.remote else None
         )
@@ -92,12 +81,17 @@ class Tiers:
             threads=self._threads,
             events=self._events,
         )
-        self._pipelines: _Pipelines | None = None
-        self._why_closed = "there is no host pool yet"
+        self._scrubber = Scrubber(self._disk, self._threads, self._events, self._keys.cipher) if self._disk else None
+        self._pipelines: dict[ChunkForm, Pipelines] = {}
+        self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
+        self._why_closed: dict[ChunkForm, str] = {
+            "kv": "there is no host pool yet",
+            "state": "there is no state pool yet",
+        }
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._endless: list[asyncio.Task[None]] = []
-        self._saving: asyncio.Task[None] | None = None
+        self._saving: list[asyncio.Task[None]] = []
 
     @property
     def disk_bytes(self) -> int:
@@ -108,111 +102,96 @@ class Tiers:
     def has_remote(self) -> bool:
         return self._remote is not None
 
+    @property
+    def state_bytes(self) -> int:
+        """Budget of the state pool, which is of no use where state cannot be kept; 0 is none."""
+        return self._config.state_bytes if self._disk or self._remote else 0
+
     def open(self, geometry: KvGeometry) -> None:
-        """There is a host pool of this geometry: chunks can come and go, and the scheduler is told what is there."""
-        if self._pipelines is not None or self._group is None or not (self._disk or self._remote):
+        """There is a pool of this geometry: chunks can come and go, and the scheduler is told what is there."""
+        form = form_of(geometry)
+        if form in self._pipelines or self._group is None or not (self._disk or self._remote):
             return
+        below = Below(self._disk, self._remote, self._threads, self._keys, self._events)
         try:
-            buffers = Buffers(Staging(self._config.staging_bytes, blob_nbytes(geometry)))
+            made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
         except ConfigError as error:
             measures.TIER_FAILURES.labels("staging").inc()
-            _log.error("tiers_left_out", reason=error.message)
-            self._why_closed = error.message
+            _log.error("tiers_left_out", form=form, reason=error.message)
+            self._why_closed[form] = error.message
             return
-        self._events.geometry = geometry_id(geometry)
-        self._pipelines = made = self._make_pipelines(geometry, buffers)
-        self._saving = self._group.create_task(made.saver.run())
-        if self._remote is not None and self._disk is not None:
+        shape = geometry_id(geometry)
+        self._pipelines[form] = made
+        self._buffers[shape] = made.buffers
+        self._saving.append(self._group.create_task(made.saver.run()))
+        if self._disk is not None:
+            for pinned in self._events.forms:
+                self._disk.index.pin_alike(pinned, shape)
+        self._events.forms[shape] = form
+        if self._scrubber is not None:
+            self._scrubber.add(geometry, made.buffers)
+        if self._remote is not None and self._disk is not None and len(self._pipelines) == 1:
             for _ in range(max(1, self._threads.shares.background_most // 2)):
-                self._endless.append(self._group.create_task(self._remote.run(self._disk.backend, buffers)))
+                self._endless.append(self._group.create_task(self._remote.run(self._disk.backend, self._buffers)))
         if self._warm_start is not None:
-            self._endless.append(self._group.create_task(self._warm_start.announce()))
+            self._endless.append(self._group.create_task(self._warm_start.announce(shape)))
 
     async def save(self, order: SaveChunks) -> None:
         """Queue a save, or answer it."""
-        if self._pipelines is None:
-            await self._events.saved(order.save_id, error=self._reason)
+        made = self._pipelines.get(order.form)
+        if made is None:
+            await self._events.saved(order.save_id, form=order.form, error=self._reason(order.form))
         else:
-            await self._pipelines.saver.add(order)
+            await made.saver.add(order)
 
     async def fetch(self, order: FetchChunks) -> None:
         """Queue a fetch, or answer it."""
-        if self._pipelines is None:
-            await self._events.fetched(order.fetch_id, FetchProgress(0), is_over=True, error=self._reason)
+        made = self._pipelines.get(order.form)
+        if made is None:
+            nothing, reason = FetchProgress(0), self._reason(order.form)
+            await self._events.fetched(order.fetch_id, nothing, form=order.form, is_over=True, error=reason)
         else:
-            await self._pipelines.fetcher.add(order)
+            await made.fetcher.add(order)
 
     def cancel(self, fetch_id: int) -> None:
-        """Cut a fetch off."""
-        if self._pipelines is not None:
-            self._pipelines.fetcher.cancel(fetch_id)
+        """Cut a fetch off, whichever form it is of."""
+        for made in self._pipelines.values():
+            made.fetcher.cancel(fetch_id)
 
     def pin(self, order: PinChunks) -> None:
-        """Pin or unpin chunks of the cell's geometry. Raises InvalidRequest, or QueueFull beyond the bound."""
-        if self._disk is None or not self._events.geometry:
+        """Pin or unpin chunks of the cell in every form. Raises InvalidRequest, or QueueFull beyond the bound."""
+        if self._disk is None:
             return
         if len(order.chunks) % DIGEST_BYTES:
             raise InvalidRequest(f"{len(order.chunks)} bytes are no list of chunks")
+        index = self._disk.index
         for identity in split_digests(order.chunks):
-            if not order.is_pinned:
-                self._disk.index.unpin(identity, self._events.geometry)
-            elif not self._disk.index.pin(identity, self._events.geometry):
-                raise QueueFull(f"{self._disk.index.pinned} chunks are pinned already")
+            for shape in self._events.forms:
+                if not order.is_pinned:
+                    index.unpin(identity, shape)
+                elif not index.pin(identity, shape):
+                    raise QueueFull(f"{index.pinned} chunks are pinned already")
 
     def drop(self, order: DropChunks) -> None:
         """Queue a drop. Raises QueueFull."""
-        saver, promotions = (None, None) if not (made := self._pipelines) else (made.saver, made.promotions)
-        self._drops.add(order, saver, promotions)
+        made = list(self._pipelines.values())
+        promotions = [pipelines.promotions for pipelines in made if pipelines.promotions is not None]
+        self._drops.add(order, [pipelines.saver for pipelines in made], promotions)
 
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
         """Check chunks of the disk."""
-        if self._pipelines is None or self._pipelines.scrubber is None:
+        if self._scrubber is None or not self._pipelines:
             return ChunksVerified(checked=0, nbytes=0)
-        return await self._pipelines.scrubber.verify(call)
+        return await self._scrubber.verify(call)
 
     def counters(self) -> dict[str, int]:
         """For the inventory."""
         counters = {"drops_outstanding": len(self._drops)}
         if self._disk is not None:
-            index = self._disk.index
-            counters |= {
-                "disk_chunks": len(index),
-                "disk_bytes": index.nbytes,
-                "disk_quota_bytes": index.quota,
-                "disk_pinned": index.pinned,
-                "chunks_evicted": index.evicted,
-                "chunks_quarantined": self._disk.quarantined,
-                **{f"quarantined_{reason}": count for reason, count in self._disk.quarantined_by_reason.items()},
-                "removals_outstanding": len(self._disk.removals),
-            }
+            counters |= disk_counters(self._disk)
         if self._remote is not None:
-            counters |= {
-                "remote_chunks_refused": self._remote.refused,
-                "chunks_uploaded": self._remote.uploaded,
-                "uploads_failed": self._remote.upload_failures,
-                "uploads_outstanding": self._remote.waiting,
-            }
-        if self._pipelines is not None:
-            saves, fetches = self._pipelines.saver.totals, self._pipelines.fetcher.totals
-            counters |= {
-                "saves_done": saves.saves - saves.failed,
-                "saves_failed": saves.failed,
-                "saves_outstanding": len(self._pipelines.saver),
-                "chunks_saved": saves.chunks,
-                "bytes_saved": saves.nbytes,
-                "fetches_done": fetches.fetches - fetches.failed,
-                "fetches_failed": fetches.failed,
-                "fetches_outstanding": len(self._pipelines.fetcher),
-                "chunks_fetched_disk": fetches.disk_chunks,
-                "chunks_fetched_remote": fetches.remote_chunks,
-                "bytes_fetched": fetches.nbytes,
-            }
-            if self._pipelines.promotions is not None:
-                counters |= {
-                    "chunks_promoted": self._pipelines.promotions.promoted,
-                    "promotions_outstanding": len(self._pipelines.promotions),
-                }
-        return counters
+            counters |= remote_counters(self._remote)
+        return counters | pipeline_counters(self._pipelines)
 
     async def run(self) -> None:
         """Work until :meth:`stop`."""
@@ -224,20 +203,19 @@ class Tiers:
                 self._endless.append(group.create_task(self._warm_start.scan()))
             await self._stopping.wait()
             self._group = None
-            self._why_closed = STOPPING
-            made, self._pipelines = self._pipelines, None
-            if made is not None:
-                await made.fetcher.stop(STOPPING)
-                await made.saver.stop(STOPPING)
-                if self._saving is not None:
-                    await self._saving  # It needs removals to run.
+            self._why_closed = {"kv": STOPPING, "state": STOPPING}
+            ended, self._pipelines = list(self._pipelines.values()), {}
+            for made in ended:
+                await made.stop(STOPPING)
+            await asyncio.gather(*self._saving)  # They need removals to run.
+            for made in ended:
                 if made.promotions is not None:
                     await made.promotions.ended()
             for task in self._endless:
                 task.cancel()
             if self._disk is not None:
                 self._disk.removals.stop()
-        if made is not None:
+        for made in ended:
             made.buffers.close()
         self._threads.close()
 
@@ -245,26 +223,7 @@ class Tiers:
         """Begin nothing more; what is under way is finished or cut off, and answered."""
         self._stopping.set()
 
-    @property
-    def _reason(self) -> str:
-        return self._why_closed if self._disk or self._remote else "this storage has neither disk nor object store"
-
-    def _make_pipelines(self, geometry: KvGeometry, buffers: Buffers) -> _Pipelines:
-        disk, remote, threads, keys, events = self._disk, self._remote, self._threads, self._keys, self._events
-        promotions = Promotions(disk, buffers, threads, keys, events) if disk and remote else None
-        source = ChunkSource(geometry, disk=disk, remote=remote, buffers=buffers, keys=keys, promotions=promotions)
-        saver = Saver(
-            pools=self._pools,
-            gate=self._gate,
-            disk=disk,
-            remote=remote,
-            buffers=buffers,
-            threads=threads,
-            keys=keys,
-            events=events,
-            confirm=self._confirm,
-            max_saves=self._config.max_saves,
+    def _reason(self, form: ChunkForm) -> str:
+        return (
+            self._why_closed[form] if self._disk or self._remote else "this storage has neither disk nor object store"
         )
-        fetcher = Fetcher(pools=self._pools, gate=self._gate, source=source, threads=threads, events=events)
-        scrubber = Scrubber(disk, buffers, threads, events, geometry, keys.cipher) if disk else None
-        return _Pipelines(buffers, saver, fetcher, promotions, scrubber)

@@ -42,10 +42,10 @@ class WarmStart:
         _log.info("disk_listed", chunks=found, nbytes=self._disk.index.nbytes, evicted=len(victims))
         await self._events.dropped(victims)
 
-    async def announce(self) -> None:
-        """Tell the scheduler of the chunks of its geometry."""
+    async def announce(self, geometry: bytes) -> None:
+        """Tell the scheduler of the chunks of a geometry, given by its digest, for which there is a pool now."""
         await self.is_over.wait()
-        await self._events.listed(self._disk.index.keys(geometry=self._events.geometry))
+        await self._events.listed(self._disk.index.keys(geometry=geometry))
 
 
 def _next(entries: Iterator[ChunkEntry]) -> list[tuple[ChunkKey, int]]:

@@ -15,7 +15,10 @@ from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.verification import Verification
+from services.worker.restore.measured_costs import measured_costs, prove_projection
+from services.worker.restore.projection import KvProjection
 from services.worker.shell import WorkerIdentity, WorkerShell
+from services.worker.state_saving import StateSaving
 from shared import ids, logs, metrics
 from shared.bus.nats_bus import connect
 from shared.errors import OperatorError
@@ -64,6 +67,17 @@ def make_loads(config: WorkerConfig, runner: ModelRunner) -> Loads:
     )
 
 
+def make_saving(config: WorkerConfig, runner: ModelRunner, projection: KvProjection | None) -> StateSaving:
+    """What saves the state of this worker's requests."""
+    return StateSaving(
+        runner.pool,
+        projection,
+        ring_bytes=config.state_ring_bytes,
+        shm_prefix=config.shm_prefix,
+        pins=cuda_pins(runner.pool.device),
+    )
+
+
 async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     """Load, join, work until told to stop, leave."""
     metrics.serve(config.metrics_port)
@@ -83,14 +97,30 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
         )
         if life.stopping.is_set():
             return
+        projection = await asyncio.to_thread(prove_projection, runner)
+        profile = Path(config.profile) if config.profile else None
+        costs = await asyncio.to_thread(measured_costs, profile, runner, projection, threads=config.threads)
         loads = await asyncio.to_thread(make_loads, config, runner)
+        saving = make_saving(config, runner, projection)
         bus = await connect(config.nats, config.id)
         try:
             identity = WorkerIdentity(
                 worker_id=config.id, incarnation=ids.new_id("inc"), node=ids.node_name(), model=model
             )
-            await WorkerShell(config, identity, bus, runner, vocabulary, loads).run(life)
+            shell = WorkerShell(
+                config,
+                identity,
+                bus,
+                runner,
+                vocabulary,
+                loads,
+                projection=projection,
+                restoration=costs,
+                saving=saving,
+            )
+            await shell.run(life)
         finally:
+            saving.close()
             loads.close()
             await bus.close()
     finally:

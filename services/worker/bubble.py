@@ -23,8 +23,11 @@ from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
     ExtendLease,
+    PageLoad,
     PreemptRequest,
+    PrefillChunk,
     PromotePages,
+    RestoreChunk,
     RunBatch,
     WorkerOrder,
 )
@@ -133,8 +136,8 @@ def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
     """
     match order:
         case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():
-            named = [chunk.request_id for chunk in batch.chunks] + [load.request_id for load in batch.loads]
-            return order.request_id not in named
+            parts: tuple[PrefillChunk | PageLoad | RestoreChunk, ...] = (*batch.chunks, *batch.loads, *batch.restores)
+            return order.request_id not in [part.request_id for part in parts]
         case PromotePages():
             return True
         case _:

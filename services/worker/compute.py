@@ -20,25 +20,21 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
-from services.worker.kv.device_pool import DevicePool
+from services.worker.restore.first_layers import PassRunner
+from services.worker.step_saving import NOT_SAVED, SavedStep
 from services.worker.steps import Work
-from shared.messages.pools import KvGeometry
 from shared.messages.tokens import TokenLogprob
 
 LOGITS_BYTES = 64 * 2**20
 """Bound on the float32 logits of one pass over prompt rows (vocabularies reach 256k tokens)."""
 
 
-class Runner(Protocol):
+class Runner(PassRunner, Protocol):
     """What is asked of ``engine.model_runner.ModelRunner``."""
 
-    pool: DevicePool
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-
-    @property
-    def geometry(self) -> KvGeometry: ...
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -63,12 +59,14 @@ class StepComputer:
         self._device = runner.pool.device
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
 
-    def compute(self, work: Sequence[Work], gate: LayerGate | None) -> list[Computed]:
-        """All of ``work`` in one pass. Raises whatever the model, the sampler or the gate raises."""
+    def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
+        """All of ``work`` in one pass, which ``saved`` is told of. Raises whatever the model, the sampler or the gate
+        raises.
+        """
         computed = [Computed(item) for item in work]
-        last_pieces = [self._score_early_pieces(one, gate) for one in computed]
+        last_pieces = [self._score_early_pieces(one, gate, saved) for one in computed]
         wanted = [[*_prompt_rows(piece), *([piece.rows - 1] if piece.samples else [])] for piece in last_pieces]
-        logits = self._forward(last_pieces, wanted, gate)
+        logits = self._forward(last_pieces, wanted, gate, saved)
         ends = list(itertools.accumulate(len(rows) for rows in wanted))
         for one, piece, end, rows in zip(computed, last_pieces, ends, wanted, strict=True):
             scored = len(_prompt_rows(piece))
@@ -84,18 +82,21 @@ class StepComputer:
                 one.sampled = sampled
         return computed
 
-    def isolate(self, work: Sequence[Work]) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
+    def isolate(
+        self, work: Sequence[Work], saved: SavedStep = NOT_SAVED
+    ) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
         """Each work alone: what could be computed, and what could not and why. Never raises."""
         done: list[Computed] = []
         failed: list[tuple[Work, Exception]] = []
         for item in work:
             try:
-                done += self.compute([item], None)
+                done += self.compute([item], None, saved)
             except Exception as error:
+                saved.drop([item])
                 failed.append((item, error))
         return done, failed
 
-    def _score_early_pieces(self, one: Computed, gate: LayerGate | None) -> Work:
+    def _score_early_pieces(self, one: Computed, gate: LayerGate | None, saved: SavedStep) -> Work:
         """Compute all but the last piece of work whose prompt logprobs are wanted; return the last piece.
 
         Every prompt row needs its logits then, so pieces are as long as their bound allows.
@@ -104,11 +105,13 @@ class StepComputer:
         while _prompt_rows(rest) and rest.rows > self._slice_rows:
             piece = replace(rest, end=rest.start + self._slice_rows, samples=False)
             rows = _prompt_rows(piece)
-            one.prompt_logprobs.update(_score(piece, self._forward([piece], [rows], gate)))
+            one.prompt_logprobs.update(_score(piece, self._forward([piece], [rows], gate, saved)))
             rest = replace(rest, start=piece.end)
         return rest
 
-    def _forward(self, work: Sequence[Work], wanted: Sequence[Sequence[int]], gate: LayerGate | None) -> torch.Tensor:
+    def _forward(
+        self, work: Sequence[Work], wanted: Sequence[Sequence[int]], gate: LayerGate | None, saved: SavedStep
+    ) -> torch.Tensor:
         """Logits of the rows ``wanted[i]`` (relative to work i), float32 [R, vocab]."""
         ids: list[int] = []
         positions: list[int] = []
@@ -120,12 +123,13 @@ class StepComputer:
             positions += range(item.start, item.end)
             segments.append(Segment(item.rows, item.start, item.request.pages))
         meta = ForwardMeta.build(segments, self._page_size, self._device, gate)
-        return self._runner.forward(
-            torch.tensor(ids, dtype=torch.int64),
-            torch.tensor(positions, dtype=torch.int64),
-            meta,
-            torch.tensor(last_rows, dtype=torch.int64),
-        )
+        with saved.around(work, meta):
+            return self._runner.forward(
+                torch.tensor(ids, dtype=torch.int64),
+                torch.tensor(positions, dtype=torch.int64),
+                meta,
+                torch.tensor(last_rows, dtype=torch.int64),
+            )
 
     def _sample_row(self, work: Work) -> SampleRow:
         request = work.request

@@ -34,6 +34,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_ms: Annotated[
         int, Doc(description="longest wait for one layer of a host load; past it the request recomputes", ge=1)
     ] = 10_000
+    restore_staging_bytes: Annotated[
+        int, Doc(description="device memory through which hidden states are restored; longer runs go in parts", ge=1)
+    ] = 64 * 2**20
     mover: Annotated[
         Literal["auto", "per_page", "batched", "gpu_assisted"],
         Doc(description="how pages move between host and device; auto takes what --profile found fastest here"),
@@ -51,6 +54,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     profile: Annotated[
         str, Doc(description="measurements by thermocline doctor --profile; empty: where it puts them by default")
     ] = ""
+    state_ring_bytes: Annotated[
+        int, Doc(description="memory for what steps leave to be saved as state; 0 holds that of 4,096 tokens", ge=0)
+    ] = 0
     retained_outputs: Annotated[int, Doc(description="finished requests whose tokens can be asked for again", ge=0)] = (
         1024
     )

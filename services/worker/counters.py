@@ -28,9 +28,16 @@ class Counters:
     bubble_us: int = 0  # Decoded while a batch was only loading.
     bubble_tokens: int = 0
     load_stall_us: int = 0  # Computation waited for a load.
+    tokens_restored: int = 0  # Their KV came back from state pages.
+    restore_us: int = 0
+    restores_refused: int = 0  # Their state pages were not what was saved, or could not be used.
     promotions_done: int = 0
     promotions_failed: int = 0
     pages_promoted: int = 0
+    state_rows_taken: int = 0  # Tokens whose state was taken down within their step.
+    state_chunks_saved: int = 0
+    state_ring_full: int = 0  # Sequences saved no further because the ring had no room.
+    state_lease_full: int = 0  # The same: their lease had no pages for one more chunk.
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

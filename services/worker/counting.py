@@ -7,6 +7,9 @@ from services.worker.counters import Counters
 from services.worker.kv.loads import LoadResult
 from services.worker.kv.promotions import Promoted
 from services.worker.outcome import Outcome
+from services.worker.restore.leased_pages import SavedState
+from services.worker.restore.two_stage import SavingCounts
+from services.worker.restoring import Restored
 
 
 def count_step(counters: Counters, outcome: Outcome) -> None:
@@ -25,6 +28,8 @@ def count_step(counters: Counters, outcome: Outcome) -> None:
         counters.bubble_tokens += outcome.bubble.tokens
         metrics.BUBBLE_SECONDS.inc(outcome.bubble.ns / 1e9)
         metrics.BUBBLE_TOKENS.inc(outcome.bubble.tokens)
+    if outcome.restored.took_ns:
+        _count_restored(counters, outcome.restored)
 
 
 def count_repeat(counters: Counters) -> None:
@@ -43,6 +48,33 @@ def count_promotion(counters: Counters, promoted: Promoted) -> None:
         counters.promotions_failed += 1
         metrics.PROMOTIONS_FAILED.inc()
     metrics.PROMOTION_SECONDS.observe(max(0, promoted.ended_ns - promoted.started_ns) / 1e9)
+
+
+def _count_restored(counters: Counters, restored: Restored) -> None:
+    counters.tokens_restored += restored.rows
+    counters.restore_us += restored.took_ns // 1000
+    counters.restores_refused += len(restored.refused)
+    metrics.RESTORED_TOKENS.inc(restored.rows)
+    metrics.RESTORE_SECONDS.observe(restored.took_ns / 1e9)
+    metrics.RESTORES_REFUSED.inc(len(restored.refused))
+
+
+def count_saving(counters: Counters, saving: SavingCounts) -> None:
+    """Count the rows that were taken since the last time, and the sequences that the ring had no room for."""
+    rows, stopped = saving.rows - counters.state_rows_taken, saving.stopped_no_room - counters.state_ring_full
+    if rows or stopped:
+        counters.state_rows_taken += rows
+        counters.state_ring_full += stopped
+        metrics.STATE_ROWS.inc(rows)
+        metrics.STATE_STOPPED.inc(stopped)
+
+
+def count_saved(counters: Counters, saved: SavedState) -> None:
+    """Count a state lease that is over."""
+    counters.state_chunks_saved += saved.chunks
+    counters.state_lease_full += saved.lacked_pages
+    metrics.STATE_CHUNKS_SAVED.inc(saved.chunks)
+    metrics.STATE_STOPPED.inc(saved.lacked_pages)
 
 
 def _count_loads(counters: Counters, loads: LoadResult) -> None:

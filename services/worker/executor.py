@@ -12,20 +12,26 @@ steps it also carries out the orders behind the batch, up to the first that coul
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from services.worker import bubble, counting, metrics
+from services.worker import bubble, counting, losses, metrics
 from services.worker.admission import ModelLimits
 from services.worker.compute import Computed, Runner, StepComputer
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.inbox import Arrival, Inbox
+from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import BatchTransfer, Loads
 from services.worker.kv.promotions import Promoted
 from services.worker.outcome import Outcome
 from services.worker.reports import Report, Reporter
+from services.worker.restore.leased_pages import SavedState
+from services.worker.restore.projection import KvProjection
+from services.worker.restoring import Restoring
 from services.worker.roster import Roster
-from services.worker.steps import Work, chunks, decodes, pages_of, pages_of_load, split_lost
+from services.worker.state_saving import StateSaving
+from services.worker.step_saving import SavedStep
+from services.worker.steps import Work, chunks, decodes
 from shared import logs
 from shared.errors import InternalError
 from shared.messages.worker_plans import (
@@ -65,7 +71,14 @@ class Executor:
         *,
         lease_low_tokens: int,
         clock_ns: Callable[[], int],
+        projection: KvProjection | None = None,
+        saving: StateSaving | None = None,
+        restore_staging_bytes: int = 64 * 2**20,
+        restore_timeout_s: float = 10.0,
     ) -> None:
+        """``projection`` is None where hidden states restore nothing. ``saving`` is by default one that has
+        ``projection``. ``restore_timeout_s`` bounds the wait for one layer of a restoration.
+        """
         limits = ModelLimits(
             page_size=runner.geometry.page_size,
             pages=runner.pool.pages,
@@ -82,11 +95,22 @@ class Executor:
         self._lease_low_tokens = lease_low_tokens
         self._clock_ns = clock_ns
         self._reporter = Reporter(worker_id, incarnation)
-        self._roster = Roster(limits, vocabulary, self._reporter, self.counters)
+        self._saving = saving or StateSaving(runner.pool, projection)
+        self._saving.answer_to(self._state_saved)
+        self._roster = Roster(limits, vocabulary, self._reporter, self.counters, self._saving)
         self._geometry = runner.geometry
+        self._restoring = Restoring(
+            runner,
+            projection,
+            self._saving.pools,
+            staging_bytes=restore_staging_bytes,
+            timeout_s=restore_timeout_s,
+            clock_ns=clock_ns,
+        )
         self._pace = bubble.Pace()
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
+        self._states_saved: deque[SavedState] = deque()  # Filled by the saving thread.
         self._lone_failures = 0
 
     @property
@@ -96,9 +120,15 @@ class Executor:
 
     def run(self) -> None:
         """Until the inbox is closed: step while there is work, sleep while there is none."""
-        while not self.inbox.is_closed:
-            if not self.run_one_step():
-                self.inbox.wait()
+        try:
+            while not self.inbox.is_closed:
+                if not self.run_one_step():
+                    self.inbox.wait()
+        finally:
+            self._restoring.close()
+        # What is saved by now outlives this worker.
+        self._saving.end_all()
+        self._post()
 
     def run_one_step(self) -> bool:
         """Carry out what has arrived, up to one step. False if there was nothing to compute."""
@@ -139,10 +169,13 @@ class Executor:
                 self._roster.abort(order)
             case PromotePages():
                 self._loads.promote(order, self._promotion_ended)
+            case AttachHostPool() if order.handle.geometry.is_state:
+                self._saving.attach(order.storage_id, order.handle)
             case AttachHostPool():
                 self._loads.attach(order.storage_id, order.handle)
             case DetachHostPool():
                 self._loads.detach(order.storage_id)
+                self._saving.detach(order.storage_id)
             case AttachNeighbour():
                 self._loads.neighbours.attach(order.worker_id, order.worker_incarnation, order.handle)
             case DetachNeighbour():
@@ -156,6 +189,11 @@ class Executor:
         self._promoted.append(promoted)
         self.inbox.wake()
 
+    def _state_saved(self, saved: SavedState) -> None:
+        """On the saving thread, or on this one."""
+        self._states_saved.append(saved)
+        self.inbox.wake()
+
     def _executed(self, arrival: Arrival) -> None:
         self.last_executed = max(self.last_executed, arrival.number, self._overtaken)
 
@@ -164,6 +202,10 @@ class Executor:
             promoted = self._promoted.popleft()
             counting.count_promotion(self.counters, promoted)
             self._reporter.pages_promoted(promoted)
+        while self._states_saved:
+            saved = self._states_saved.popleft()
+            counting.count_saved(self.counters, saved)
+            self._reporter.state_saved(saved)
         report = self._reporter.take(self.counters.steps)
         if not report.is_empty:
             self._post_report(report)
@@ -180,13 +222,13 @@ class Executor:
             self._pace.note_decode(outcome.took_ns)
 
     def _run_batch(self, batch: Arrival) -> None:
-        """A batch: its loads, a bubble if it asks for one, and the step with its chunks."""
+        """A batch: its loads, a bubble if it asks for one, its restorations, and the step with its chunks."""
         order = batch.order
         assert isinstance(order, RunBatch)
         started_ns = self._clock_ns()
         outcome = Outcome()
         transfer = self._loads.start(order.loads) if order.loads else None
-        loading = self._cover(order) if order.loads else frozenset()
+        loading = losses.cover(self._roster.requests, order) if order.loads else frozenset()
         planned, outcome.rejected = chunks(self._roster.requests, order.chunks)
         for item in planned:
             at = item.request.milestones
@@ -194,7 +236,12 @@ class Executor:
         if transfer is not None and order.fill_bubble:
             outcome.bubble = self._fill_bubble(transfer, order, planned, loading)
             started_ns = self._clock_ns()
+        if order.restores:
+            planned = self._restore(outcome, order, planned, transfer, started_ns)
+            started_ns = self._clock_ns()
         self._compute(outcome, decodes(self._roster.requests.values()) + planned, transfer, order)
+        for item in outcome.restored.done:
+            item.request.note_restored(item.start, item.end)
         self._note_loaded(order, outcome)
         self._take_in(outcome, started_ns, batch)
         if not outcome.is_repeated:
@@ -224,17 +271,38 @@ class Executor:
 
         return bubble.fill(transfer, sum(item.rows for item in planned), self._pace, decode, self._clock_ns)
 
+    def _restore(
+        self, outcome: Outcome, order: RunBatch, planned: list[Work], transfer: BatchTransfer | None, now_ns: int
+    ) -> list[Work]:
+        """Carry out the batch's restorations; returns what of ``planned`` stands on none that failed."""
+        requests = self._roster.requests
+        for chunk in order.restores:
+            if chunk.request_id in requests:
+                at = requests[chunk.request_id].milestones
+                at.started_ns = at.started_ns or now_ns
+        taken = [chunk.request_id for chunk in order.chunks]
+        gate = transfer.gate if transfer is not None else None
+        outcome.restored = self._restoring.run(requests, order.restores, taken, gate)
+        return losses.lose_unrestored(requests, outcome, planned, order.loads)
+
     def _take_in(self, outcome: Outcome, started_ns: int, batch: Arrival | None) -> None:
         """Report and count a step, and move its requests on."""
         ended_ns = self._clock_ns()
         outcome.took_ns = max(0, ended_ns - started_ns)
         counting.count_step(self.counters, outcome)
+        counting.count_saving(self.counters, self._saving.counts)
         metrics.RUNNING.set(len(self._roster.requests))
         metrics.QUEUED_ORDERS.set(len(self.inbox))
         if batch is not None:
             self.counters.batches += 1
             figures = outcome.figures(self._geometry)
-            self._reporter.batch_done(batch.number, outcome.failed, outcome.load_failures, figures)
+            self._reporter.batch_done(
+                batch.number,
+                outcome.failed,
+                outcome.load_failures,
+                figures,
+                restores_refused=outcome.restored.refused,
+            )
         for computed in outcome.done:
             self._advance(computed, ended_ns)
         self._blame(outcome)
@@ -243,47 +311,47 @@ class Executor:
         self, outcome: Outcome, work: list[Work], transfer: BatchTransfer | None = None, order: RunBatch | None = None
     ) -> None:
         """See ``compute``: together, then without failed loads, then one by one."""
-        loads = order.loads if order is not None else ()
-        error: Exception | None = None
-        if work:
-            try:
-                outcome.done = self._computer.compute(work, transfer.gate if transfer is not None else None)
-            except Exception as raised:
-                error = raised
-        if transfer is not None:
-            outcome.loads = transfer.finish()
-            work, outcome.lost, gone = split_lost(work, loads, outcome.failed, outcome.loads.lost_pages)
-            self._lose(gone, is_load=True)
-            outcome.keep(work)
-            if outcome.loads.failures or transfer.gate.rejected is not None:
-                outcome.done, error = [], None
-                if work:
-                    self._count_repeat(outcome)
-                    try:
-                        outcome.done = self._computer.compute(work, None)
-                    except Exception as raised:
-                        error = raised
-            elif not outcome.failed:
-                self._pace.note_load(outcome.loads.pages, self._geometry.layers, outcome.loads.load_ns)
+        loads_failed = False
+        with self._saving.step() as saved:
+            error = self._pass(outcome, work, transfer.gate if transfer is not None else None, saved)
+            if transfer is not None:
+                outcome.loads = transfer.finish()
+                loads = order.loads if order is not None else ()
+                work, gone = losses.drop_lost(outcome, work, loads, outcome.loads.lost_pages)
+                losses.lose(self._roster.requests, gone, is_load=True)
+                saved.drop(outcome.lost)
+                loads_failed = bool(outcome.loads.failures) or transfer.gate.rejected is not None
+                if loads_failed:
+                    saved.void()
+                elif not outcome.failed:
+                    self._pace.note_load(outcome.loads.pages, self._geometry.layers, outcome.loads.load_ns)
+        if loads_failed:
+            outcome.done, error = [], None
+            if work:
+                self._count_repeat(outcome)
+                with self._saving.step() as saved:
+                    error = self._pass(outcome, work, None, saved)
         if error is not None and work:
             _log.warning("step_failed", error=repr(error), requests=len(work))
             self._count_repeat(outcome)
-            outcome.done, outcome.broken = self._computer.isolate(work)
-            self._check_health(outcome, error)
-            self._lose_with_broken(outcome, order)
+            with self._saving.step() as saved:
+                outcome.done, outcome.broken = self._computer.isolate(work, saved)
+                self._check_health(outcome, error)
+                if order is not None:
+                    losses.lose_with_broken(self._roster.requests, outcome, order.loads)
+                saved.drop(outcome.lost)
         elif outcome.done:
             self._lone_failures = 0
 
-    def _lose_with_broken(self, outcome: Outcome, order: RunBatch | None) -> None:
-        """Who stands on a chunk that raised, or on a load that is undone with it, has not been computed either."""
-        if order is None:
-            return
-        broken = [item for item, _ in outcome.broken if item.is_chunk]
-        unwritten = frozenset[int]().union(*(pages_of(item) for item in broken))
-        work, lost, gone = split_lost([one.work for one in outcome.done], order.loads, outcome.failed, unwritten)
-        outcome.keep(work)
-        outcome.lost += lost
-        self._lose(gone, but=[item.request.request_id for item in broken])
+    def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
+        """One pass over all of ``work``; returns what it raised, which voids what was saved of it."""
+        try:
+            if work:
+                outcome.done = self._computer.compute(work, gate, saved)
+        except Exception as raised:
+            saved.void()
+            return raised
+        return None
 
     def _check_health(self, outcome: Outcome, error: Exception) -> None:
         """Raise if it is not a request that is broken but the device, the model or this process."""
@@ -293,26 +361,6 @@ class Executor:
         self._lone_failures += 1
         if len(outcome.broken) > 1 or self._lone_failures >= LONE_FAILURES:
             raise InternalError(f"every request of a step failed: {error!r}") from error
-
-    def _cover(self, order: RunBatch) -> frozenset[int]:
-        """Count on the pages that are being loaded, for requests whose chunks stand on them; returns these pages.
-
-        Whose load it is does not matter: requests share pages (a bundle hit).
-        """
-        loaded = frozenset(page for load in order.loads for page in pages_of_load(load))
-        for chunk in order.chunks:
-            request = self._roster.requests.get(chunk.request_id)
-            if request is not None and not request.is_decoding and chunk.start > request.computed:
-                request.extend_coverage(loaded)
-        return loaded
-
-    def _lose(self, bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False) -> None:
-        """Nobody counts on these pages any more, and usage says no longer that they were loaded (``is_load``)."""
-        for request in self._roster.requests.values() if bad else ():
-            if not request.is_decoding and request.request_id not in but:
-                lost = request.lose_pages(bad)
-                if is_load:
-                    request.lose_loaded(lost)
 
     def _note_loaded(self, order: RunBatch, outcome: Outcome) -> None:
         for load in order.loads:

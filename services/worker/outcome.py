@@ -8,6 +8,7 @@ from services.worker.bubble import Bubble
 from services.worker.compute import Computed
 from services.worker.kv.loads import LoadResult
 from services.worker.reports import BatchFigures
+from services.worker.restoring import Restored
 from services.worker.steps import Work
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_events import LoadFailure
@@ -16,6 +17,7 @@ from shared.messages.worker_events import LoadFailure
 @dataclass(slots=True)
 class Outcome:
     """``lost`` stood on pages that are not there, ``broken`` raised, ``rejected`` (request ids) could not be tried.
+    What was restored before the step is in ``restored``, whatever became of it.
 
     Times in ns: ``took_ns`` is the wall time of the step from the end of the bubble on, stall included.
     """
@@ -25,19 +27,22 @@ class Outcome:
     broken: list[tuple[Work, Exception]] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
     loads: LoadResult | None = None
+    restored: Restored = field(default_factory=Restored)
     bubble: Bubble = field(default_factory=Bubble)
     took_ns: int = 0
     is_repeated: bool = False  # A pass was thrown away, so times say nothing about the work.
 
     def keep(self, work: list[Work]) -> None:
-        """Drop what was computed of other work."""
+        """Drop what was computed or restored of other work."""
+        self.restored.keep(work)
         kept = {id(item) for item in work}
         self.done = [one for one in self.done if id(one.work) in kept]
 
     @property
     def failed(self) -> list[str]:
-        """Requests whose chunk was not computed or whose load failed; some more than once."""
+        """Requests whose chunk was not computed or restored, or whose load failed; some more than once."""
         failed = [*self.rejected, *(item.request.request_id for item in self.lost)]
+        failed += [*self.restored.rejected, *(item.request.request_id for item in self.restored.failed)]
         failed += [item.request.request_id for item, _ in self.broken if item.is_chunk]
         return failed + (self.loads.failed_requests if self.loads is not None else [])
 
@@ -55,7 +60,8 @@ class Outcome:
 
     @property
     def stall_ns(self) -> int:
-        return self.loads.waited_ns if self.loads is not None else 0
+        """Waiting for loads during the step. Restorations before it have waited too, in time of their own."""
+        return max(0, self.loads.waited_ns - self.restored.waited_ns) if self.loads is not None else 0
 
     def figures(self, geometry: KvGeometry) -> BatchFigures:
         """As ``BatchDone`` reports them."""
@@ -65,6 +71,8 @@ class Outcome:
             bubble_us=self.bubble.ns // 1000,
             bubble_tokens=self.bubble.tokens,
             stall_us=self.stall_ns // 1000,
+            restored_tokens=self.restored.rows,
+            restore_us=self.restored.took_ns // 1000,
         )
         if self.loads is not None:
             figures.load_us = self.loads.load_ns // 1000

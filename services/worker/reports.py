@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from services.worker.answers import Growth
 from services.worker.kv.promotions import Promoted
 from services.worker.requests import RunningRequest
+from services.worker.restore.leased_pages import SavedState
 from shared.messages.base import pack_int32
 from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import (
@@ -18,10 +19,11 @@ from shared.messages.worker_events import (
     PagesPromoted,
     RequestFinished,
     RequestPreempted,
+    StateSaved,
 )
 from shared.messages.worker_plans import AdmitRequest
 
-Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted
+Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | StateSaved
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class BatchFigures:
     bubble_us: int = 0
     bubble_tokens: int = 0
     stall_us: int = 0
+    restored_tokens: int = 0
+    restore_us: int = 0
 
 
 class Reporter:
@@ -65,7 +69,15 @@ class Reporter:
         report.step = step
         return report
 
-    def batch_done(self, plan: int, failed: list[str], load_failures: list[LoadFailure], figures: BatchFigures) -> None:
+    def batch_done(
+        self,
+        plan: int,
+        failed: list[str],
+        load_failures: list[LoadFailure],
+        figures: BatchFigures,
+        *,
+        restores_refused: Sequence[str] = (),
+    ) -> None:
         self.report.events.append(
             BatchDone(
                 worker_id=self._who["worker_id"],
@@ -80,6 +92,9 @@ class Reporter:
                 bubble_us=figures.bubble_us,
                 bubble_tokens=figures.bubble_tokens,
                 stall_us=figures.stall_us,
+                restored_tokens=figures.restored_tokens,
+                restore_us=figures.restore_us,
+                restores_refused=tuple(restores_refused),
             )
         )
 
@@ -92,6 +107,11 @@ class Reporter:
                 bad_host_pages=promoted.bad_host_pages,
                 load_us=max(0, promoted.ended_ns - promoted.started_ns) // 1000,
             )
+        )
+
+    def state_saved(self, saved: SavedState) -> None:
+        self.report.events.append(
+            StateSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
         )
 
     def lease_requested(self, request: RunningRequest) -> None:
@@ -179,6 +199,7 @@ def usage_of(request: RunningRequest) -> Usage:
         disk_tokens=request.disk_tokens,
         remote_tokens=request.remote_tokens,
         neighbour_tokens=request.neighbour_tokens,
+        hidden_tokens=request.hidden_tokens,
         computed_tokens=request.computed_tokens,
     )
 

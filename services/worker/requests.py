@@ -81,6 +81,7 @@ class RunningRequest:
     lease_requested: bool = False
     compute_failures: int = 0
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
+    restored: list[tuple[int, int]] = field(default_factory=list)  # Tokens [start, end) restored from state, in order.
 
     def change(self, change: Change) -> None:
         """Move on in the table. Raises IllegalTransition."""
@@ -112,6 +113,11 @@ class RunningRequest:
         # A resumed answer has had them with its first item.
         return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.prompt_tokens
 
+    @property
+    def hidden_tokens(self) -> int:
+        """Tokens of the caller's prompt whose KV was restored from state."""
+        return sum(max(0, min(end, self.prompt_tokens) - start) for start, end in self.restored)
+
     def grant(self, pages: npt.NDArray[np.int32]) -> None:
         """Append pages to the page table: a new lease."""
         self.pages = np.concatenate((self.pages, pages))
@@ -124,14 +130,28 @@ class RunningRequest:
         while self.computed < last and int(self.pages[self.computed // self.page_size]) in loaded:
             self.computed = min(last, (self.computed // self.page_size + 1) * self.page_size)
 
+    def note_restored(self, start: int, end: int) -> None:
+        """The KV of tokens ``[start, end)`` has come back from state pages, as if it had been computed."""
+        self.change("compute")
+        self.computed = max(self.computed, end)
+        self.restored.append((start, end))
+
     def lose_pages(self, bad: frozenset[int]) -> int:
-        """Forget KV from the first page in ``bad`` on; returns how many computed tokens that were."""
+        """Forget KV from the first page in ``bad`` on; returns how many tokens that were that had not been restored
+        from state.
+        """
         held = self.pages[: -(-self.computed // self.page_size)]
         hits = [index for index, page in enumerate(held.tolist()) if page in bad]
         if not hits:
             return 0
         before, self.computed = self.computed, hits[0] * self.page_size
-        return before - self.computed
+        return before - self.computed - self._lose_restored()
+
+    def _lose_restored(self) -> int:
+        """Forget that tokens behind the computed ones were restored; returns how many."""
+        before = self.restored
+        self.restored = [(start, min(end, self.computed)) for start, end in before if start < self.computed]
+        return sum(end - start for start, end in before) - sum(end - start for start, end in self.restored)
 
     def lose_loaded(self, lost: int) -> None:
         """So many tokens were not loaded after all. What came from furthest away lies deepest, and goes first."""

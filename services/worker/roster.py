@@ -18,6 +18,7 @@ from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.reports import Reporter
 from services.worker.requests import RunningRequest
+from services.worker.state_saving import StateSaving
 from shared import logs
 from shared.errors import InvalidRequest
 from shared.messages.base import count_int32, unpack_int32
@@ -39,8 +40,11 @@ class Roster:
         vocabulary: Vocabulary,
         reporter: Reporter,
         counters: Counters,
+        saving: StateSaving,
     ) -> None:
+        """``saving`` is told of every state lease, and of the end of its request."""
         self.requests: dict[str, RunningRequest] = {}
+        self._saving = saving
         self._limits = limits
         self._vocabulary = vocabulary
         self._reporter = reporter
@@ -53,6 +57,7 @@ class Roster:
         if known is not None:
             if order.attempt <= known.attempt:
                 _log.warning("admission_ignored", request=order.request_id, attempt=order.attempt)
+                self._decline_lease(order)
                 return
             known.change("replace")
             self._counters.requests_replaced += 1
@@ -63,6 +68,8 @@ class Roster:
             self._refuse(order, error.message)
             return
         self.requests[request.request_id] = request
+        if order.state_lease is not None:
+            self._saving.begin(request, order.state_lease)
         self._counters.requests_admitted += 1
         self._reporter.recall(request, growths)
         if growths and growths[-1].finish is not None:
@@ -79,6 +86,7 @@ class Roster:
                 self.fail(request, "the lease names a page outside the pool")
                 return
             request.grant(pages)
+            self._saving.extend(order.request_id, order.state_pages)
 
     def preempt(self, order: PreemptRequest) -> None:
         """Forget a request and say what it has generated."""
@@ -124,9 +132,14 @@ class Roster:
         _log.error("admission_refused", request=order.request_id, reason=error)
         self._counters.requests_refused += 1
         self._remember(order.request_id, order.attempt)
+        self._decline_lease(order)
         output = unpack_int32(order.tokens)[max(0, order.prompt_tokens) :]
         self._reporter.refused(order, index=max(0, count_int32(order.tokens) - order.prompt_tokens), error=error)
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
+
+    def _decline_lease(self, order: AdmitRequest) -> None:
+        if order.state_lease is not None:
+            self._saving.decline(order.state_lease)
 
     def _find(self, request_id: str, attempt: int) -> RunningRequest | None:
         request = self.requests.get(request_id)
@@ -137,6 +150,7 @@ class Roster:
 
     def _drop(self, request: RunningRequest) -> None:
         del self.requests[request.request_id]
+        self._saving.end(request.request_id)
         self._remember(request.request_id, request.attempt)
 
     def _remember(self, request_id: str, attempt: int) -> None:

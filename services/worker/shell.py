@@ -25,7 +25,9 @@ from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
+from services.worker.restore.projection import KvProjection
 from services.worker.retained import RetainedOutputs
+from services.worker.state_saving import StateSaving
 from services.worker.streams import wait_for_streams
 from services.worker.token_sender import TokenSender
 from shared import logs, subjects
@@ -37,7 +39,7 @@ from shared.lifecycle import Lifecycle, beat
 from shared.membership import Membership, lists_worker
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
-from shared.messages.worker_events import WorkerJoined, WorkerLeft
+from shared.messages.worker_events import RestorationCosts, WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AbortRequest, Dismiss, WorkerPlan
 from shared.plan_receiver import PlanReceiver
 
@@ -68,10 +70,18 @@ class WorkerShell:
         runner: Runner,
         vocabulary: Vocabulary,
         loads: Loads,
+        *,
+        projection: KvProjection | None = None,
+        restoration: RestorationCosts | None = None,
+        saving: StateSaving | None = None,
     ) -> None:
+        """Without ``projection`` nothing is restored from hidden states. ``restoration`` is what the cell is told that
+        restoring costs here. ``saving`` is by default one that has ``projection``.
+        """
         loop = asyncio.get_running_loop()
         self._config = config
         self._who = identity
+        self._restoration = restoration
         self._bus = bus
         self._runner = runner
         self._channel = ReportChannel(loop, self._take_report)
@@ -84,6 +94,10 @@ class WorkerShell:
             self._channel.post,
             lease_low_tokens=config.lease_low_tokens,
             clock_ns=time.time_ns,
+            projection=projection,
+            saving=saving,
+            restore_staging_bytes=config.restore_staging_bytes,
+            restore_timeout_s=config.load_timeout_ms / 1e3,
         )
         self._outbox = EventOutbox(
             bus, subjects.worker_input(identity.worker_id), identity.incarnation,
@@ -154,6 +168,7 @@ class WorkerShell:
                 model=self._who.model,
                 pool=self._runner.pool.handle(),
                 max_context=self._runner.max_context,
+                restoration=self._restoration,
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)

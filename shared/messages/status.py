@@ -24,7 +24,7 @@ class PoolStatus(Message, frozen=True):
     """Pages of one pool; free + cached + leased = total, and all leased are back at idle."""
 
     owner: str  # worker id or storage id
-    tier: Literal["device", "host"]
+    tier: Literal["device", "host", "state"]  # "state": host memory for state on its way to the disk and back.
     total: int
     free: int
     cached: int
@@ -36,6 +36,17 @@ class WorkerStatus(Message, frozen=True):
     incarnation: str
     running: int
     waiting: int
+
+
+class RestorationStatus(Message, frozen=True):
+    """How long prefixes took to come back from below host memory in one way, beside what was predicted."""
+
+    kind: str  # Methods and sources, such as "hidden from disk + tokens".
+    count: int
+    predicted_seconds: float  # Sums over all of them.
+    observed_seconds: float
+    bias: float  # Smoothed (observed - predicted) / predicted,
+    error: float  # and the same without its sign.
 
 
 class CellStatus(Message, frozen=True):
@@ -58,12 +69,19 @@ class CellStatus(Message, frozen=True):
     nodes: int = 0
     pins: int = 0
     pinned_pages: int = 0  # Host pages.
-    chunks: int = 0  # On the disks, as far as the scheduler knows.
+    chunks: int = 0  # Of KV on the disks, as far as the scheduler knows.
+    state_chunks: int = 0  # The same of state that KV is restored from.
     fetches: int = 0  # Under way.
     saves: int = 0  # Under way.
     deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.
     in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
     in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.
+    restorations: tuple[RestorationStatus, ...] = ()
+
+    @property
+    def chunks_in_all(self) -> int:
+        """Chunks on the disks in either form."""
+        return self.chunks + self.state_chunks
 
 
 class GetStatus(Message, frozen=True):
@@ -141,7 +159,8 @@ class CachedNode(Message, frozen=True):
     head: bytes
     device: dict[str, int] = {}
     host: dict[str, int] = {}
-    disk: dict[str, int] = {}  # Chunks that end in this node's span and are on that storage's disk.
+    disk: dict[str, int] = {}  # Chunks that end in this node's span and whose KV is on that storage's disk.
+    state: dict[str, int] = {}  # The same where it is state.
     pins: tuple[str, ...] = ()
 
 

@@ -33,6 +33,7 @@ class Usage(Message, frozen=True):
     disk_tokens: int = 0
     remote_tokens: int = 0
     neighbour_tokens: int = 0
+    hidden_tokens: int = 0  # Restored from hidden states, or from a mix of them, KV and recomputation.
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
 
 

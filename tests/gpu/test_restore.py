@@ -11,14 +11,17 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.restore.costs import costs_of
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.layer_mix import LayerMix
+from services.worker.restore.pieces import HiddenPieces
 from services.worker.restore.profile import measure_restoration
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
+from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.staging import StagingMemory
-from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.unit.worker.restore.restoring import beside
 from tests.unit.worker.restore.saved import Shelf
@@ -63,12 +66,12 @@ def test_a_prefix_comes_back(runner: ModelRunner, mix: str) -> None:
     shape, shelf = projection.shape, Shelf()
     layers = range(shape.layers)
     ring = SnapshotRing(shape, 16 << 20, device=runner.pool.device, shm_prefix="restoregpu", layers=layers)
-    saver = TwoStageSaver(shape, ring, shelf, layers=layers, max_sequences=1)
+    saver = TwoStageSaver(ring, HiddenPieces(shelf, layers), max_sequences=1)
     table = np.random.default_rng(1).permutation(64)[:19].astype(np.int32)
     ids = torch.randint(6, 300, (TOKENS,), generator=torch.Generator().manual_seed(2))
     saver.begin("r", 0)
     for start, end in [(0, 130), (130, 270), *((place, place + 1) for place in range(270, TOKENS))]:
-        with saver.step(projection.inputs, [SavedRows("r", 0, end - start, start)]):
+        with saver.one_pass(projection.inputs, [SavedRows("r", 0, end - start, start)]):
             forward(runner, ids[start:end], start, table)
     saver.close()
     ring.close()
@@ -100,7 +103,11 @@ def test_a_prefix_comes_back(runner: ModelRunner, mix: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_the_profile_is_measured_on_a_gpu(runner: ModelRunner) -> None:
-    """All four figures are positive."""
-    (figure,) = measure_restoration(runner, [256], rounds=1).figures
+    """All four figures are positive, and costs follow from them."""
+    profile = measure_restoration(runner, [256], rounds=1)
 
+    (figure,) = profile.figures
+    costs = costs_of(profile)
+    assert (profile.device, profile.threads) == ("cuda", 0)
+    assert min(costs.hidden_us, costs.token_us, costs.link_bytes_per_us) > 0
     assert min(figure.io_hidden_s, figure.io_kv_s, figure.compute_hidden_s, figure.compute_token_s) > 0

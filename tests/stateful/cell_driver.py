@@ -10,7 +10,8 @@ from services.scheduler.core.eviction import POLICIES
 from shared import codec
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_model import CellModel, ModelWorker, namespace
+from tests.stateful.cell_model import CellModel, ModelStorage, ModelWorker, namespace
+from tests.stateful.model_state import COSTS
 
 TROUBLES = (
     "worker_dies",
@@ -28,6 +29,9 @@ TROUBLES = (
     "disk_is_gone",
     "neighbours_fail",
 )
+STATE_TROUBLES = ("state_page_rots", "every_state_page_rots", "state_chunk_rots", "state_is_gone")
+"""What else can happen where state is kept."""
+
 NOISES = (
     "cancel",
     "timer",
@@ -99,8 +103,11 @@ class CellDriver:
         host_pages: int,
         disk_chunks: int = 0,
         has_remote: bool = False,
+        state_pages: int = 0,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
+        self.cell.restoration = COSTS if state_pages else None
+        self.state_pages = state_pages
         self.pages, self.host_pages = pages, host_pages
         self.disk_chunks, self.has_remote = disk_chunks, has_remote
         if host_pages:
@@ -193,8 +200,23 @@ class CellDriver:
             del storage.disk.chunks[list(storage.disk.chunks)[index % len(storage.disk.chunks)]]
         elif kind == "disk_is_gone" and storage is not None:
             storage.disk.chunks.clear()
+        elif kind in STATE_TROUBLES and storage is not None:
+            self._trouble_with_state(kind, index, storage)
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
+
+    def _trouble_with_state(self, kind: str, index: int, storage: ModelStorage) -> None:
+        memory = storage.state_pool.memory if storage.state_pool is not None else {}
+        chunks = storage.state_disk.chunks
+        if kind == "state_page_rots" and memory:
+            memory[list(memory)[index % len(memory)]].is_corrupt = True
+        elif kind == "every_state_page_rots":
+            for page in memory.values():
+                page.is_corrupt = True
+        elif kind == "state_chunk_rots" and chunks:
+            chunks[list(chunks)[index % len(chunks)]][0].is_corrupt = True
+        elif kind == "state_is_gone":
+            chunks.clear()
 
     def noise(self, kind: str, index: int) -> None:
         cell = self.cell
@@ -206,6 +228,10 @@ class CellDriver:
         elif kind == "fetch_timer":
             kinds = ("prefetch.",) if index % 2 else ("prefetch.", "fetch.")
             waits = [name for name in cell.timers if name.startswith(kinds)]
+            if waits:
+                cell.fire(waits[index % len(waits)])
+        elif kind == "lease_timer":
+            waits = [name for name in cell.timers if name.startswith("lease.")]
             if waits:
                 cell.fire(waits[index % len(waits)])
         elif kind == "submit_again" and known:
@@ -240,7 +266,11 @@ class CellDriver:
 
     def _add_storage(self) -> None:
         self.cell.add_storage(
-            "storage", pages=self.host_pages, disk_chunks=self.disk_chunks, has_remote=self.has_remote
+            "storage",
+            pages=self.host_pages,
+            disk_chunks=self.disk_chunks,
+            has_remote=self.has_remote,
+            state_pages=self.state_pages,
         )
 
     def _worker(self, index: int) -> ModelWorker:
@@ -259,6 +289,9 @@ class CellDriver:
         assert not cell.state.transfers
         assert not cell.state.fetches
         assert not cell.state.saves
+        assert not cell.state.leases
+        assert not cell.state.state_saves
+        assert not cell.state.state_fetches
 
         cell.feed(cell_events.FlushCache(call_id="last"))
         for pool in status(cell.state, "model").pools:

@@ -52,7 +52,9 @@ class CellModel:
         self.storages: dict[str, ModelStorage] = {}
         self.host_pools: dict[str, HostPool] = {}  # By name; a mapped pool outlives its storage.
         self.disks: dict[str, ModelDisk] = {}  # By storage id; a disk outlives its storage.
+        self.state_disks: dict[str, ModelDisk] = {}  # What of them holds state.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
+        self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
         self.timers: dict[str, int] = {}
@@ -89,7 +91,8 @@ class CellModel:
                     self.admitted.append(output.order)
                 if isinstance(output.order, plans.RunBatch):
                     tokens = sum(chunk.end - chunk.start for chunk in output.order.chunks)
-                    assert 0 < tokens <= self.state.config.max_batch_tokens
+                    assert tokens <= self.state.config.max_batch_tokens
+                    assert tokens or output.order.restores
                 worker = self.known_workers[output.worker_id, output.incarnation]
                 worker.receive(output)
             case storage_plans.StoragePlan():
@@ -127,6 +130,7 @@ class CellModel:
                 model=MODEL,
                 pool=handle,
                 max_context=max_context,
+                restoration=self.restoration,
             )
         )
         return worker
@@ -144,13 +148,15 @@ class CellModel:
         pages: int = 32,
         disk_chunks: int = 0,
         has_remote: bool = False,
+        state_pages: int = 0,
     ) -> ModelStorage:
-        """Start a storage (a new incarnation if there was one), with a disk for so many chunks."""
+        """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
         self.incarnations += 1
         storage = ModelStorage(self, storage_id, f"{storage_id}-{self.incarnations}", node, pages)
         self.storages[storage_id] = storage
         self.disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
-        storage.has_remote = has_remote
+        self.state_disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
+        storage.has_remote, storage.state_pages = has_remote, state_pages
         self.feed(
             storage_events.StorageJoined(
                 storage_id=storage_id,
@@ -159,6 +165,7 @@ class CellModel:
                 host_bytes=pages,
                 disk_bytes=disk_chunks * chunk_bytes(geometry(self.page_size)),
                 has_remote=has_remote,
+                state_bytes=state_pages,
             )
         )
         return storage

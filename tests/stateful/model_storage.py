@@ -26,6 +26,8 @@ class ModelStorage:
         self.cell = cell
         self.storage_id, self.incarnation, self.node, self.pages = storage_id, incarnation, node, pages
         self.pool: HostPool | None = None
+        self.state_pages = 0
+        self.state_pool: HostPool | None = None
         self.devices: dict[tuple[str, str], ModelWorker] = {}
         self.inbox: deque[storage_plans.StoragePlan] = deque()
         self.outbox: deque[codec.Input] = deque()
@@ -37,6 +39,11 @@ class ModelStorage:
     @property
     def disk(self) -> ModelDisk:
         return self.cell.disks[self.storage_id]
+
+    @property
+    def state_disk(self) -> ModelDisk:
+        """What of the disk holds state."""
+        return self.cell.state_disks[self.storage_id]
 
     def receive(self, plan: storage_plans.StoragePlan) -> None:
         assert plan.number == self.last_plan + len(self.inbox) + 1, "a plan is missing"
@@ -62,8 +69,9 @@ class ModelStorage:
             case storage_plans.SaveChunks():
                 self._save(plan.order, saves_succeed)
             case storage_plans.FetchChunks():
-                assert self.pool is not None
-                self.fetches[plan.order.fetch_id] = ModelFetch(plan.order, self.pool, self._pages_each)
+                pool = self.state_pool if plan.order.form == "state" else self.pool
+                assert pool is not None
+                self.fetches[plan.order.fetch_id] = ModelFetch(plan.order, pool, self._pages_each)
             case storage_plans.CancelFetch():
                 fetch = self.fetches.get(plan.order.fetch_id)
                 if fetch is not None:
@@ -89,7 +97,7 @@ class ModelStorage:
         fetch = self.fetches[fetch_id]
         goes_on = not error
         while goes_on and chunks:
-            goes_on, chunks = fetch.step(self.disk, self.cell.remote), chunks - 1
+            goes_on, chunks = self._bring(fetch), chunks - 1
         if not goes_on:
             del self.fetches[fetch_id]
         self._say(
@@ -106,8 +114,15 @@ class ModelStorage:
         )
         return True
 
+    def _bring(self, fetch: ModelFetch) -> bool:
+        if fetch.order.form == "state":
+            return fetch.step(self.state_disk, ModelDisk(room=0))
+        return fetch.step(self.disk, self.cell.remote)
+
     def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
-        assert self.pool is not None
+        is_state = order.form == "state"
+        pool, disk = (self.state_pool, self.state_disk) if is_state else (self.pool, self.disk)
+        assert pool is not None
         check_save(order, self.cell.page_size, self.cell.submitted.values())
         worker = self.devices.get((order.worker_id, order.worker_incarnation))
         device_pages = unpack_int32(order.device_pages)
@@ -115,7 +130,7 @@ class ModelStorage:
         for index, number in enumerate(unpack_int32(order.host_pages)):
             identity = order.identities[index * 16 : (index + 1) * 16]
             if number >= 0:
-                page = self.pool.memory.get(number)
+                page = pool.memory.get(number)
             else:
                 page = worker.memory.get(device_pages[index]) if worker is not None else None
                 if worker is not None and (page is None or page.identity() != identity):
@@ -131,13 +146,13 @@ class ModelStorage:
             if succeeds and len(chunk) == each:
                 name = chunk[-1].identity()
                 saved.append(name)
-                dropped += self.disk.put(name, chunk) if self.disk.room else []
-                if self.has_remote:
+                dropped += disk.put(name, chunk) if disk.room else []
+                if self.has_remote and not is_state:
                     self.cell.remote.put(name, chunk)
         self._say(
             storage_events.ChunksSaved,
             save_id=order.save_id,
-            chunks=b"".join(name for name in saved if name in self.disk.chunks),
+            chunks=b"".join(name for name in saved if name in disk.chunks),
             dropped=b"".join(dropped),
             error="" if succeeds else "made to fail",
         )
@@ -150,11 +165,18 @@ class ModelStorage:
             names = b"".join(self.disk.chunks)
             self.disk.chunks.clear()
             self._say(storage_events.ChunksDropped, chunks=names)
+            names = b"".join(self.state_disk.chunks)
+            self.state_disk.chunks.clear()
+            if names:
+                self._say(storage_events.ChunksDropped, chunks=names, form="state")
 
     def _say(self, kind: type, **fields: object) -> None:
         self.outbox.append(kind(storage_id=self.storage_id, incarnation=self.incarnation, **fields))
 
     def _create(self, wanted: KvGeometry) -> None:
+        if wanted.is_state:
+            self._create_state_pool(wanted)
+            return
         self.pool = HostPool(self.storage_id, self.incarnation, self.pages)
         self.cell.host_pools[self.incarnation] = self.pool
         handle = PoolHandle(
@@ -165,6 +187,18 @@ class ModelStorage:
         )
         if self.disk.chunks:
             self._say(storage_events.ChunksListed, chunks=b"".join(self.disk.chunks))
+
+    def _create_state_pool(self, wanted: KvGeometry) -> None:
+        assert self.pool is not None, "a state pool is made before the host pool"
+        name = f"{self.incarnation}.state"
+        self.state_pool = HostPool(self.storage_id, self.incarnation, self.state_pages)
+        self.cell.host_pools[name] = self.state_pool
+        handle = PoolHandle(
+            kind="shm", layout="page_first", name=name, nbytes=0, pages=self.state_pages, geometry=wanted
+        )
+        self._say(storage_events.HostPoolCreated, handle=handle, form="state")
+        if self.state_disk.chunks:
+            self._say(storage_events.ChunksListed, chunks=b"".join(self.state_disk.chunks), form="state")
 
     def _backup(self, order: storage_plans.BackupPages, succeeds: bool) -> None:
         assert self.pool is not None

@@ -12,6 +12,7 @@ from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.model_pages import EOS, HostPool, Page, WrongKv, next_token
+from tests.stateful.model_state import Saving, restored_tokens
 
 if TYPE_CHECKING:
     from tests.stateful.cell_model import CellModel
@@ -29,6 +30,7 @@ class RunningRequest:
     computed: int
     has_failed: bool = False
     asked_at: int = -1  # Pages held when it last asked for a lease.
+    saving: Saving | None = None
 
     @property
     def output(self) -> list[int]:
@@ -46,6 +48,9 @@ class ModelWorker:
         self.outbox: deque[codec.Input] = deque()
         self.requests: dict[str, RunningRequest] = {}
         self.hosts: dict[str, HostPool] = {}
+        self.state_pools: dict[str, HostPool] = {}
+        self.saved_late: deque[worker_events.StateSaved] = deque()  # To be said when there is nothing to do.
+        self.restored_tokens = 0
         self.neighbours: dict[str, ModelWorker] = {}
         self.fails_neighbour_loads = False
         self.promotions: deque[tuple[plans.PromotePages, HostPool | None]] = deque()
@@ -64,6 +69,9 @@ class ModelWorker:
     def step(self) -> bool:
         """Execute plans up to and with the next RunBatch, and one decode step; returns whether anything was done."""
         worked = False
+        if self.saved_late and not self.inbox and not self.requests:
+            self.outbox.append(self.saved_late.popleft())
+            worked = True
         batch: plans.WorkerPlan | None = None
         while self.inbox and batch is None:
             plan = self.inbox.popleft()
@@ -97,11 +105,21 @@ class ModelWorker:
                 if request is not None:
                     request.pages += unpack_int32(order.pages)
                     assert len(set(request.pages)) == len(request.pages), "a page is in one table twice"
+                    assert not order.state_pages or request.saving is not None, "a lease that is not there is extended"
+                    if request.saving is not None and order.state_pages:
+                        request.saving.extend(order.state_pages)
             case plans.PreemptRequest():
                 request = self._known(order.request_id, order.attempt)
                 if request is not None:
                     del self.requests[order.request_id]
-                    self._say(worker_events.RequestPreempted, order, output=pack_int32(request.output))
+                    said = worker_events.RequestPreempted(
+                        worker_id=self.worker_id,
+                        incarnation=self.incarnation,
+                        request_id=order.request_id,
+                        attempt=order.attempt,
+                        output=pack_int32(request.output),
+                    )
+                    self.outbox.extend(self._leave(request, said))
             case plans.AbortRequest():
                 if self._known(order.request_id, order.attempt) is not None:
                     self._end(order.request_id, order.reason, self.outbox)
@@ -109,9 +127,11 @@ class ModelWorker:
                 self._forbid_promoting(unpack_int32(order.device_pages))
                 self.promotions.append((order, self.hosts.get(order.storage_id)))
             case plans.AttachHostPool():
-                self.hosts[order.storage_id] = self.cell.host_pools[order.handle.name]
+                pools = self.state_pools if order.handle.geometry.is_state else self.hosts
+                pools[order.storage_id] = self.cell.host_pools[order.handle.name]
             case plans.DetachHostPool():
-                del self.hosts[order.storage_id]
+                assert self.hosts.pop(order.storage_id, None) or order.storage_id in self.state_pools
+                self.state_pools.pop(order.storage_id, None)
             case plans.AttachNeighbour():
                 assert order.worker_id not in self.neighbours, "a neighbour is attached twice"
                 self.neighbours[order.worker_id] = self.cell.known_workers[order.worker_id, order.worker_incarnation]
@@ -145,7 +165,26 @@ class ModelWorker:
         known = self.cell.ever_computed
         for index in range(order.cached_tokens // size):
             assert self._identity(request, index) in known, "a hit on what was never computed"
+        if order.state_lease is not None:
+            request.saving = self._saving(request, order.state_lease)
         self.requests[order.request_id] = request
+
+    def _saving(self, request: RunningRequest, lease: plans.StateLease) -> Saving:
+        assert lease.depth >= request.computed, "a lease for what is not computed"
+        last = lease.depth // self.cell.page_size - 1
+        assert lease.depth <= len(request.tokens), "nobody knows what a lease goes on from"
+        assert lease.parent == self._identity(request, last), "a lease goes on from elsewhere"
+        return Saving(lease, self.state_pools.get(lease.storage_id), self.cell.page_size)
+
+    def _leave(self, request: RunningRequest, said: codec.Input) -> list[codec.Input]:
+        """What is said when a sequence ends: that its state was saved comes before, behind, or much later."""
+        if request.saving is None:
+            return [said]
+        saved = request.saving.answer(self.worker_id, self.incarnation)
+        if saved.lease_id % 3 == 0:
+            self.saved_late.append(saved)
+            return [said]
+        return [saved, said] if saved.lease_id % 3 == 1 else [said, saved]
 
     def _known(self, request_id: str, attempt: int) -> RunningRequest | None:
         request = self.requests.get(request_id)
@@ -162,7 +201,18 @@ class ModelWorker:
             failure = self._load(load, unloaded)
             if failure is not None:
                 failures.append(failure)
-        failed = []
+        failed, refused, restored = [], [], 0
+        for restore in batch.restores:
+            assert restore.request_id not in [chunk.request_id for chunk in batch.chunks]
+            request = self._known(restore.request_id, restore.attempt)
+            if request is None or request.has_failed or any(page in unloaded for page in self._read(request, restore)):
+                failed.append(restore.request_id)
+            elif self._restore(request, restore):
+                restored += restore.end - restore.start
+            else:
+                request.has_failed = True
+                failed.append(restore.request_id)
+                refused.append(restore.request_id)
         for chunk in batch.chunks:
             request = self._known(chunk.request_id, chunk.attempt)
             if request is not None and self.fail_next_chunk_of == chunk.request_id:
@@ -181,7 +231,28 @@ class ModelWorker:
             plan=plan.number,
             failed=tuple(failed),
             load_failures=tuple(failures),
+            restored_tokens=restored,
+            restore_us=restored // 10 + 1 if restored else 0,
+            restores_refused=tuple(refused),
         )
+
+    def _read(self, request: RunningRequest, restore: plans.RestoreChunk) -> list[int]:
+        """Device pages on which a restoration stands."""
+        return request.pages[: restore.start // self.cell.page_size]
+
+    def _restore(self, request: RunningRequest, restore: plans.RestoreChunk) -> bool:
+        """Make KV of state pages, verifying each; returns whether all were good."""
+        assert restore.start == request.computed, "a restoration leaves a gap"
+        assert restore.end < len(request.tokens), "nothing is left to compute"
+        tokens = restored_tokens(restore, self.state_pools.get(restore.storage_id), self.cell.page_size)
+        if tokens is None:
+            return False
+        assert tokens == request.tokens[restore.start : restore.end], "a restoration of other tokens"
+        self._check_prefix(request, restore.start)
+        self._write(request, restore.start, restore.end)
+        request.computed = restore.end
+        self.restored_tokens += len(tokens)
+        return True
 
     def _load(self, load: plans.PageLoad, unloaded: dict[int, None]) -> worker_events.LoadFailure | None:
         """Copy pages up, verifying each; on a mismatch whoever stands on a bad page fails, and the owner does.
@@ -285,6 +356,8 @@ class ModelWorker:
         assert chunk.start < chunk.end <= len(request.tokens)
         self._check_prefix(request, chunk.start)
         self._write(request, chunk.start, chunk.end)
+        if request.saving is not None:
+            request.saving.capture(chunk.start, request.tokens[chunk.start : chunk.end])
         request.computed = chunk.end
         self.prefilled_tokens += chunk.end - chunk.start
         if chunk.end == len(request.tokens):
@@ -303,6 +376,8 @@ class ModelWorker:
             return self._ask_lease(name, request)
         self._check_prefix(request, position)
         self._write(request, position, position + 1)
+        if request.saving is not None:
+            request.saving.capture(position, request.tokens[position : position + 1])
         request.computed += 1
         self._sample(name, request, finished)
         if name in self.requests:
@@ -337,16 +412,15 @@ class ModelWorker:
         gateway = self.cell.gateways.get(request.admit.gateway_id)
         if gateway is not None:
             gateway.take_end(name, request.admit.attempt)
-        into.append(
-            worker_events.RequestFinished(
-                worker_id=self.worker_id,
-                incarnation=self.incarnation,
-                request_id=name,
-                attempt=request.admit.attempt,
-                reason=reason,  # type: ignore[arg-type]
-                output=pack_int32(request.output),
-            )
+        said = worker_events.RequestFinished(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            request_id=name,
+            attempt=request.admit.attempt,
+            reason=reason,  # type: ignore[arg-type]
+            output=pack_int32(request.output),
         )
+        into.extend(self._leave(request, said))
 
     def _say(self, kind: type, order: object, **fields: object) -> None:
         self.outbox.append(

@@ -59,7 +59,7 @@ def flush_lines(flushed: Flushed, tiers: tuple[str, ...]) -> list[str]:
             stays = sum(pool.cached for pool in flushed.status.pools if pool.tier == tier)
             lines.append(f"{tier}: dropped {dropped:,} pages, {stays:,} cached pages stay")
     if "disk" in tiers:
-        lines.append(f"disk: dropped {flushed.disk_chunks:,} chunks, {flushed.status.chunks:,} stay")
+        lines.append(f"disk: dropped {flushed.disk_chunks:,} chunks, {flushed.status.chunks_in_all:,} stay")
     if "remote" in tiers:
         lines.append("remote: object stores are emptied behind; the storages' logs say when they are through")
     return lines

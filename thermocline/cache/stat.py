@@ -16,7 +16,7 @@ from thermocline.cache.tables import size, table
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour",
+    "deferred", "neighbour", "state_", "restor",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 
@@ -43,8 +43,8 @@ def stat_lines(stats: CacheStats) -> list[str]:
     ]
     lines = table(("pool", "tier", "pages", "cached", "leased", "free"), pools)
     lines.append(
-        f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks on disks, "
-        f"{stats.pins:,} pins of {stats.pinned_pages:,} pages"
+        f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks of KV and "
+        f"{stats.state_chunks:,} of state on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"
     )
     lines += ["", *lower_tier_lines(stats), "", "hits, tokens"]
     lines += [f"  {tier:<12} {tokens:>16,}" for tier, tokens in stats.hit_tokens.items()]

@@ -18,8 +18,8 @@ class RequestError(Exception):
         self.code = code
 
 
-SOURCES = ("device", "neighbour", "host", "disk", "remote")
-"""Where a reused prefix can have been, the fastest first."""
+SOURCES = ("device", "neighbour", "host", "hidden", "disk", "remote")
+"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from state below host memory."""
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Answer:
     disk_tokens: int = 0
     remote_tokens: int = 0
     neighbour_tokens: int = 0
+    hidden_tokens: int = 0
     timing_ms: dict[str, float | None] = field(default_factory=dict)
 
     @property

@@ -13,7 +13,8 @@ import msgspec
 from shared.errors import ConfigError
 from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
-from thermocline.doctor.profile import make_profile, report
+from thermocline.doctor.profile import Wish, make_profile, report
+from thermocline.doctor.restoration import LENGTHS
 
 _MARKS = {"ok": "ok", "note": "note", "bad": "BAD"}
 
@@ -40,11 +41,14 @@ def main(argv: list[str] | None = None) -> int:
     group = parser.add_argument_group("profile")
     group.add_argument("--profile", action="store_true", help="measure movers, memory and disk, for workers to read")
     group.add_argument("--out", default="", help="file of the profile; by default in the user's cache")
-    group.add_argument("--model", default="", help="directory of a checkpoint whose KV shape is measured")
-    group.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where device pools are")
+    group.add_argument("--model", default="", help="directory of a checkpoint: of its KV, and what restoring it costs")
+    group.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where device pools and the model are")
+    group.add_argument("--dtype", default="", help="type of weights and KV; by default that which up would take")
+    group.add_argument("--threads", type=int, default=0, help="threads of the model; by default one for each core")
     group.add_argument("--disk-dir", default="", help="directory whose disk is measured; empty: none")
     group.add_argument("--profile-tokens", type=int, default=4096, help="tokens of the large transfer")
     group.add_argument("--page-sizes", default="1,16,32,64", help="page sizes to measure")
+    group.add_argument("--prefix-lengths", default=LENGTHS, help="tokens of prefixes whose restoration is measured")
     group.add_argument("--rounds", type=int, default=5, help="runs of which the median is taken")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     if options.profile:
@@ -56,15 +60,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def _profile(options: argparse.Namespace) -> int:
     try:
-        profile, path = make_profile(
+        wish = Wish(
             model=options.model,
             device=options.device,
+            dtype=options.dtype,
+            threads=options.threads,
             tokens=options.profile_tokens,
             page_sizes=options.page_sizes,
+            prefix_lengths=options.prefix_lengths,
             rounds=options.rounds,
             disk_dir=options.disk_dir,
             out=options.out,
         )
+        profile, path = make_profile(wish, lambda line: print(f"measuring: {line}", file=sys.stderr, flush=True))
     except ConfigError as error:
         print(error.message, file=sys.stderr)
         return 1

@@ -1,58 +1,100 @@
 """``thermocline doctor --profile``: measure this machine once, so that workers start with what is fast here.
 
-Movers, checksums and computation are measured by a process of the worker's own code (only workers import torch), the
-disk here. Workers read the file at start; another machine's is refused.
+Movers, checksums and computation are measured by processes of the worker's own code (only workers import torch), the
+disk here. Workers read the file at start; what another machine or another model made is refused.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from services.worker.kv.profile import MoverFigure, Profile, default_path, write_profile
+from services.worker.kv.profile import MoverFigure, Profile, default_path, read_profile, write_profile
+from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
+from thermocline.doctor import restoration
 from thermocline.doctor.disk_speed import measure_disk
-
-MEASURE_SECONDS = 900
+from thermocline.doctor.measuring import run_measurement
+from thermocline.supervisor.cell import data_type, divide_cores, free_shared_memory, usable_cores
+from thermocline.supervisor.config import SupervisorConfig
 
 # Twelve layers, four KV heads of 64: small enough for any machine, and rows as short as they get.
 DEFAULT_GEOMETRY = KvGeometry(layers=12, kv_heads=4, head_dim=64, page_size=16, dtype="float32")
 
 
-def make_profile(
-    *, model: str, device: str, tokens: int, page_sizes: str, rounds: int, disk_dir: str, out: str
-) -> tuple[Profile, Path]:
-    """Measure, write, and say where. Raises ConfigError when something cannot be measured or written."""
-    geometry = geometry_of(Path(model)) if model else DEFAULT_GEOMETRY
-    command = [
-        *(sys.executable, "-m", "services.worker.kv.measure", "--geometry", msgspec.json.encode(geometry).decode()),
-        *("--device", device, "--tokens", str(tokens), "--page-sizes", page_sizes, "--rounds", str(rounds)),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be measured, and where it is written. Empty texts and 0 are the defaults of ``thermocline up``."""
+
+    model: str = ""
+    device: str = "cpu"
+    dtype: str = ""
+    threads: int = 0
+    tokens: int = 4096
+    page_sizes: str = "1,16,32,64"
+    prefix_lengths: str = restoration.LENGTHS
+    rounds: int = 5
+    disk_dir: str = ""
+    out: str = ""
+
+
+def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path]:
+    """Measure, write, and say where; ``said`` gets what is going on. Raises ConfigError when something cannot be
+    measured or written.
+    """
+    model = Path(wish.model).expanduser().resolve() if wish.model else None
+    dtype = "auto"
+    if model is not None:
+        asked = SupervisorConfig(model=str(model), device=wish.device, dtype=wish.dtype or None)
+        dtype = data_type(asked, model) or "auto"
+    geometry = geometry_of(model, dtype) if model is not None else DEFAULT_GEOMETRY
+    said("how fast pages move")
+    flags = [
+        *("--geometry", msgspec.json.encode(geometry).decode(), "--device", wish.device),
+        *("--tokens", str(wish.tokens), "--page-sizes", wish.page_sizes, "--rounds", str(wish.rounds)),
     ]
+    profile = msgspec.json.decode(run_measurement("services.worker.kv.measure", flags, said), type=Profile)
+    if model is not None:
+        said("what restoring costs")
+        measured = restoration.measure_model(
+            model,
+            geometry,
+            device=wish.device,
+            dtype=dtype,
+            threads=wish.threads or divide_cores(usable_cores(), 1),
+            lengths=wish.prefix_lengths,
+            rounds=wish.rounds,
+            shm_bytes=free_shared_memory(),
+            said=said,
+        )
+        profile = msgspec.structs.replace(profile, restorations=(measured,))
+    if wish.disk_dir:
+        said("how fast the disk is")
+        profile = msgspec.structs.replace(profile, disk=measure_disk(Path(wish.disk_dir)))
+    path = Path(wish.out) if wish.out else default_path()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURE_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"measuring took more than {MEASURE_SECONDS} s: try fewer --profile-tokens") from error
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError(f"measuring failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    profile = msgspec.json.decode(done.stdout.splitlines()[-1], type=Profile)
-    if disk_dir:
-        profile = msgspec.structs.replace(profile, disk=measure_disk(Path(disk_dir)))
-    path = Path(out) if out else default_path()
-    try:
-        write_profile(profile, path)
+        write_profile(profile.with_restorations(_written_before(path, profile)), path)
     except OSError as error:
         raise ConfigError(f"cannot write the profile {path}: {error.strerror}") from error
     return profile, path
 
 
-def geometry_of(model: Path) -> KvGeometry:
-    """Shape of a checkpoint's KV, from its config.json. Raises ConfigError if that does not tell."""
+def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile]:
+    """What the file at ``path`` says of models, if this machine wrote it: measuring one must not forget the others."""
+    try:
+        return read_profile(path, profile.machine).restorations
+    except ConfigError:
+        return ()
+
+
+def geometry_of(model: Path, dtype: str = "auto") -> KvGeometry:
+    """Shape of a checkpoint's KV, from its config.json; ``auto`` is the data type that it names. Raises ConfigError if
+    it does not tell.
+    """
     try:
         config = msgspec.json.decode((model / "config.json").read_bytes(), type=_ModelConfig)
     except OSError as error:
@@ -65,7 +107,7 @@ def geometry_of(model: Path) -> KvGeometry:
         kv_heads=config.num_key_value_heads or heads,
         head_dim=config.head_dim or config.hidden_size // heads,
         page_size=16,
-        dtype=config.dtype or config.torch_dtype or "float32",
+        dtype=dtype if dtype != "auto" else config.dtype or config.torch_dtype or "float32",
     )
 
 
@@ -96,7 +138,10 @@ def report(profile: Profile, path: Path) -> str:
             f"64 KiB reads {_speed(disk.small_read_bytes_per_s)}"
             + ("" if disk.is_direct else " (through the page cache)")
         )
-    lines += ["", *_mover_table(profile.movers), "", f"Written to {path}; workers here use it from their next start."]
+    lines += ["", *_mover_table(profile.movers)]
+    for each in profile.restorations:
+        lines += ["", *restoration.table(each, profile.disk.read_bytes_per_s if profile.disk else 0.0)]
+    lines += ["", f"Written to {path}; workers here use it from their next start."]
     return "\n".join(lines)
 
 

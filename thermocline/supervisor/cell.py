@@ -15,6 +15,7 @@ from thermocline.supervisor.config import SupervisorConfig, bundled_model
 
 DEFAULT_DEVICE_KV_BYTES = 64 * 1024**2
 DEFAULT_HOST_KV_BYTES = 1024**3
+DEFAULT_STATE_BYTES = 256 * 1024**2
 
 _LOOPBACK = "127.0.0.1"
 _ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1", "": _LOOPBACK}
@@ -36,6 +37,7 @@ class Cell:
     device_kv_bytes: int
     host_kv_bytes: int
     threads: int
+    state_bytes: int = 0
     dtype: str | None = None
     config_file: Path | None = None
 
@@ -55,18 +57,23 @@ def divide_cores(cores: int, workers: int) -> int:
     return max(1, cores // workers)
 
 
-def pool_sizes(config: SupervisorConfig, free_bytes: int) -> tuple[int, int]:
-    """Bytes of each worker's device pool and of the host pool.
+def pool_sizes(config: SupervisorConfig, free_bytes: int) -> tuple[int, int, int]:
+    """Bytes of each worker's device pool, of the host pool, and of the state pool.
 
     Sizes that are not set shrink to fit the free shared memory: containers often have only 64 MiB of it. The
-    device pools of all workers may take a quarter of it, the host pool half.
+    device pools of all workers may take a quarter of it, the host pool half, the state pool an eighth. Without
+    anything below host memory there is no state pool.
     """
-    device, host = config.device_kv_bytes, config.host_kv_bytes
+    device, host, state = config.device_kv_bytes, config.host_kv_bytes, config.state_bytes
     if device is None:
         device = min(DEFAULT_DEVICE_KV_BYTES, free_bytes // 4 // config.workers)
     if host is None:
         host = min(DEFAULT_HOST_KV_BYTES, free_bytes // 2)
-    return device, host
+    if not (config.disk_dir or config.remote) or config.state_form == "off":
+        state = 0
+    elif state is None:
+        state = min(DEFAULT_STATE_BYTES, free_bytes // 8)
+    return device, host, state
 
 
 def data_type(config: SupervisorConfig, model: Path) -> str | None:
@@ -111,13 +118,13 @@ def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = 
     if config.port and config.port == config.nats_port and not config.nats:
         raise ConfigError(f"--port and --nats-port are both {config.port}")
     free_bytes = free_shared_memory()
-    device_kv_bytes, host_kv_bytes = pool_sizes(config, free_bytes)
+    device_kv_bytes, host_kv_bytes, state_bytes = pool_sizes(config, free_bytes)
     on_cpu = config.device != "cuda"
-    needed = host_kv_bytes + (device_kv_bytes * config.workers if on_cpu else 0)
+    needed = host_kv_bytes + state_bytes + (device_kv_bytes * config.workers if on_cpu else 0)
     if needed > free_bytes:
         raise ConfigError(
             f"the pools need {needed >> 20} MiB of shared memory and /dev/shm has {free_bytes >> 20} MiB free; "
-            "lower --device-kv-bytes or --host-kv-bytes, or enlarge /dev/shm (docker run --shm-size)"
+            "lower --device-kv-bytes, --host-kv-bytes or --state-bytes, or enlarge /dev/shm (docker run --shm-size)"
         )
     shm_prefix = f"tc-{os.getpid()}-{secrets.token_hex(3)}"
     nats_port = 0 if config.nats else config.nats_port or ports.any_free(_LOOPBACK)
@@ -133,6 +140,7 @@ def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = 
         shm_prefix=shm_prefix,
         device_kv_bytes=device_kv_bytes,
         host_kv_bytes=host_kv_bytes,
+        state_bytes=state_bytes,
         threads=config.threads or divide_cores(usable_cores(), config.workers),
         dtype=data_type(config, model),
         config_file=config_file,

@@ -46,6 +46,8 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         **common,
         "id": "scheduler",
         "policy": config.policy,
+        "state_form": config.state_form,
+        "restoring": config.restoring,
         "max_batch_tokens": config.max_batch_tokens,
         "max_running": config.max_running,
         "max_queued": config.max_queued,
@@ -56,7 +58,10 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "shm_prefix": cell.shm_prefix,
         "host_kv_bytes": cell.host_kv_bytes,
         "disk_dir": tuple(str(Path(path).expanduser().resolve()) for path in config.disk_dir),
+        # A disk of the settings file's [storage] is not known here, and its state pool is that section's business.
+        "state_bytes": cell.state_bytes or config.state_bytes,
         "disk_kv_bytes": config.disk_kv_bytes,
+        "disk_read_bytes_per_s": config.disk_read_bytes_per_s,
         "remote": config.remote,
     }
     worker: Settings = {
@@ -69,6 +74,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "threads": cell.threads,
         "dtype": cell.dtype,
         "device": config.device,
+        "profile": str(Path(config.profile).expanduser().resolve()) if config.profile else "",
         "stop_timeout_ms": grace_ms,
     }
     gateway: Settings = {

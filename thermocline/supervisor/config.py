@@ -26,6 +26,24 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_bytes: Annotated[int | None, Meta(description="host pool of this node, such as 1GiB")] = None
     disk_dir: Annotated[tuple[str, ...], Meta(description="directories of the disk tier, separated by commas")] = ()
     disk_kv_bytes: Annotated[int | None, Meta(description="disk space for KV, such as 10GiB")] = None
+    disk_read_bytes_per_s: Annotated[
+        int | None, Meta(description="what the disk may be read with at the most, such as 500MB; 0 is no limit")
+    ] = None
+    state_form: Annotated[
+        str | None,
+        Meta(
+            description="what is kept on disk in the place of KV: off, auto, or layers absent/from hidden states/as KV"
+        ),
+    ] = None
+    state_bytes: Annotated[int | None, Meta(description="memory for that on its way, such as 256MiB; 0 keeps none")] = (
+        None
+    )
+    restoring: Annotated[
+        str | None, Meta(description="how prefixes come back from disk: planned, or always by kv, state or recompute")
+    ] = None
+    profile: Annotated[
+        str, Meta(description="measurements by thermocline doctor --profile; empty is where it puts them")
+    ] = ""
     remote: Annotated[str, Meta(description="object store for KV, such as s3://bucket/path; empty is none")] = ""
     data_dir: Annotated[str, Meta(description="keeps streams and logs across runs; empty is a temporary one")] = ""
     nats: Annotated[tuple[str, ...], Meta(description="URLs of a running broker; none starts an embedded one")] = ()
@@ -49,7 +67,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 faults.append(f"{name} must be at least 1")
-        for name in ("device_kv_bytes", "host_kv_bytes", "disk_kv_bytes", "ready_timeout_s", "grace_s"):
+        sizes = ("device_kv_bytes", "host_kv_bytes", "disk_kv_bytes", "disk_read_bytes_per_s", "state_bytes")
+        for name in (*sizes, "ready_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 faults.append(f"{name} must not be negative")

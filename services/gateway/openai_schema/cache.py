@@ -68,7 +68,8 @@ class PinDeleted(msgspec.Struct, frozen=True, kw_only=True):
 class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
 
-    ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage.
+    ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage,
+    and ``state`` those of which state is kept from which KV is restored.
     """
 
     id: int
@@ -82,6 +83,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     device: dict[str, int]
     host: dict[str, int]
     disk: dict[str, int]
+    state: dict[str, int]
     pins: list[str]
 
 
@@ -113,7 +115,8 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     pins: int
     pinned_pages: int
-    chunks: int  # On the disks, as far as the scheduler knows.
+    chunks: int  # Of KV on the disks, as far as the scheduler knows.
+    state_chunks: int  # The same of state from which KV is restored.
     pools: list[PoolReport]
     hit_tokens: dict[str, int]  # By tier.
     counters: dict[str, int]

@@ -9,7 +9,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """``cached_tokens`` is OpenAI's; the others say on which tier they were found.
 
     ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
-    ``neighbour_tokens`` were copied from another device of the node.
+    ``neighbour_tokens`` were copied from another device of the node, ``hidden_tokens`` restored from hidden states or a
+    mix of them, KV and recomputation.
     """
 
     cached_tokens: int
@@ -18,6 +19,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int = 0
     remote_tokens: int = 0
     neighbour_tokens: int = 0
+    hidden_tokens: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):

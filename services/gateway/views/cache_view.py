@@ -25,6 +25,7 @@ def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
         device=node.device,
         host=node.host,
         disk=node.disk,
+        state=node.state,
         pins=list(node.pins),
     )
 
@@ -50,6 +51,7 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
         pins=status.pins,
         pinned_pages=status.pinned_pages,
         chunks=status.chunks,
+        state_chunks=status.state_chunks,
         pools=[
             PoolReport(
                 owner=pool.owner,

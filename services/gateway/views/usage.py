@@ -7,7 +7,7 @@ from services.gateway.pending import Generation
 from services.gateway.views.answer import first_choices
 from shared.messages.tokens import Timing, Usage
 
-_TIERS = ("device_tokens", "host_tokens", "disk_tokens", "remote_tokens", "neighbour_tokens")
+_TIERS = ("device_tokens", "host_tokens", "disk_tokens", "remote_tokens", "neighbour_tokens", "hidden_tokens")
 
 
 def usage_report(generation: Generation, *, count_output: bool = True) -> UsageReport:

@@ -10,7 +10,9 @@ that a recording replays to the byte. Read it in this order: ``machine`` (which 
 ``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``queueing``, ``placement`` and ``deferral`` (who
 waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who runs next), ``completion`` and
 ``insertion`` (what comes back), ``tiers``, ``backups``, ``loads`` and ``neighbours`` (what moves between memories),
-``writes`` and ``saves`` (what goes below them).
+``writes`` and ``saves`` (what goes below them), ``state_form``, ``state_leases`` and ``state_saves`` (what of it in
+another form than KV), ``prefetch``, ``restoration_choice``, ``state_runs`` and ``restorations`` (what comes back up
+from there, and how).
 """
 
 from services.scheduler.core.inputs import Stamped

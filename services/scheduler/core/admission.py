@@ -20,6 +20,7 @@ from services.scheduler.core.residency import (
     unlock_path,
     visit,
 )
+from services.scheduler.core.restorations import keep_usable_run
 from services.scheduler.core.state import (
     CellState,
     Load,
@@ -29,6 +30,7 @@ from services.scheduler.core.state import (
     storage_of,
     worker_storage_id,
 )
+from services.scheduler.core.state_leases import open_lease
 from services.scheduler.core.tiers import can_make_room, make_room
 from services.scheduler.core.turn import Turn
 from shared.messages.worker_plans import AdmitRequest, PageLoad
@@ -114,6 +116,7 @@ def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh
     held = found.deepest_held
     request.node = held.id if held is not None else 0
     request.planned = request.computed = cached
+    keep_usable_run(state, request, cached)
     request.is_poisoned = False
     request.lease_generated = -1
     worker.running.append(request.request_id)
@@ -216,6 +219,7 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
+            state_lease=open_lease(turn, request, worker),
         ),
     )
 

@@ -9,6 +9,7 @@ from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.look import Look
 from services.scheduler.core.promotion import promote
+from services.scheduler.core.restorations import is_restoring, plan_restore
 from services.scheduler.core.schedules import SCHEDULES
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
 from services.scheduler.core.stealing import steal
@@ -53,7 +54,7 @@ def _send_batch(turn: Turn, worker: Worker) -> bool:
         for name in worker.running:
             request = state.requests[name]
             is_started = request.state is RequestState.PREFILLING and request.planned < request.token_count
-            if draft.budget and is_started:
+            if draft.budget > 0 and is_started:
                 _plan_chunk(turn, worker, request, draft)
     if worker.queue.size and not draft.is_full and not worker.lease_waits:
         _admit_waiting(turn, worker, draft)
@@ -64,13 +65,15 @@ def _send_batch(turn: Turn, worker: Worker) -> bool:
         chunks=tuple(
             PrefillChunk(request_id=chunk.request_id, attempt=chunk.attempt, start=chunk.start, end=chunk.end)
             for chunk in draft.chunks
+            if not chunk.is_restored
         ),
         loads=tuple(draft.orders),
-        fill_bubble=is_bound and config.bubble_filling,
+        fill_bubble=is_bound and config.bubble_filling and bool(draft.orders),
+        restores=tuple(draft.restores),
     )
     plan = turn.to_worker(worker, order)
-    worker.batches.append(Batch(plan, draft.chunks, draft.loads, draft.computed))
-    worker.outstanding += draft.computed
+    worker.batches.append(Batch(plan, draft.chunks, draft.loads, draft.tokens))
+    worker.outstanding += draft.tokens
     count(state, "batches_planned")
     count(state, "batches_loading_bound", int(is_bound))
     return True
@@ -89,7 +92,10 @@ def _admit_waiting(turn: Turn, worker: Worker, draft: Draft) -> None:
 
 
 def _plan_chunk(turn: Turn, worker: Worker, request: Request, draft: Draft) -> None:
-    """Plan the next tokens of a request's prompt, as many as the budget allows."""
+    """Plan the next tokens of a request's prompt, as many as the budget allows; a run of state comes first."""
+    if is_restoring(request):
+        plan_restore(turn.state, worker, request, draft)
+        return
     start = request.planned
     end = min(request.token_count, start + draft.budget)
     draft.add_chunk(Chunk(request.request_id, request.attempt, start, end))

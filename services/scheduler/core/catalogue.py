@@ -1,4 +1,4 @@
-"""The catalogue of what each storage's disk holds: names of chunks, kept by what the storage says of them.
+"""The catalogue of what each storage's disk holds: names of chunks in either form, kept by what the storage says.
 
 It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk
 that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to nobody
@@ -10,18 +10,19 @@ from __future__ import annotations
 from services.scheduler.core.state import CellState, Storage, count
 from shared.chunks import chunk_bytes
 from shared.ids import DIGEST_BYTES, split_digests
+from shared.messages.pools import ChunkForm
 
 
-def chunks_added(state: CellState, storage: Storage, names: bytes) -> None:
-    """The disk holds these chunks (16 bytes each) now. Repeats are harmless.
+def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
+    """The disk holds these chunks (16 bytes each) of one form now. Repeats are harmless.
 
     A disk holds no more than its budget: beyond it, what was named first is forgotten.
     """
     if len(names) % DIGEST_BYTES:
         count(state, "malformed_inputs")
         return
-    most = most_chunks(state, storage)
-    held = storage.chunks
+    most = most_chunks(state, storage, form)
+    held = _held(storage, form)
     for name in split_digests(names):
         held[name] = None
     while len(held) > most:
@@ -29,20 +30,36 @@ def chunks_added(state: CellState, storage: Storage, names: bytes) -> None:
         count(state, "catalogue_overflow_chunks")
 
 
-def chunks_gone(state: CellState, storage: Storage, names: bytes) -> None:
-    """The disk does not hold these chunks (16 bytes each) any more, if it ever did."""
+def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
+    """The disk does not hold these chunks (16 bytes each) of one form any more, if it ever did."""
     if len(names) % DIGEST_BYTES:
         count(state, "malformed_inputs")
         return
+    held = _held(storage, form)
     for name in split_digests(names):
-        storage.chunks.pop(name, None)
+        held.pop(name, None)
 
 
-def most_chunks(state: CellState, storage: Storage) -> int:
-    """Chunks that the disk has room for at the most: those of the cell's geometry, without their headers."""
-    return storage.disk_bytes // chunk_bytes(state.geometry) if state.geometry is not None else 0
+def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> int:
+    """Chunks of one form that the disk has room for at the most, without their headers.
+
+    KV is of the cell's geometry, state of the storage's state pool; where that does not exist nothing is of use.
+    """
+    geometry = state.geometry
+    if form == "state":
+        geometry = storage.state_handle.geometry if storage.state_handle is not None else None
+    return storage.disk_bytes // chunk_bytes(geometry) if geometry is not None else 0
 
 
 def has_lower_tiers(storage: Storage) -> bool:
     """Whether anything could be fetched from below this storage's host pool."""
-    return bool(storage.chunks) or storage.has_remote
+    return bool(storage.chunks) or bool(storage.state_chunks) or storage.has_remote
+
+
+def is_state_kept(storage: Storage, name: bytes) -> bool:
+    """Whether this chunk's state is on the disk or on its way there. Does not mutate."""
+    return name in storage.state_chunks or name in storage.state_saving
+
+
+def _held(storage: Storage, form: ChunkForm) -> dict[bytes, None]:
+    return storage.state_chunks if form == "state" else storage.chunks

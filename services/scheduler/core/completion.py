@@ -12,7 +12,10 @@ from services.scheduler.core.promotion import prefill_ended
 from services.scheduler.core.queueing import enqueue, fail, forget
 from services.scheduler.core.rates import observe
 from services.scheduler.core.ready_order import charge_output
+from services.scheduler.core.restorations import note_loads, refused, restored
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
+from services.scheduler.core.state_leases import leave_lease
+from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 from services.scheduler.core.writes import sequence_computed
 from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
@@ -21,7 +24,16 @@ from shared.messages.worker_events import BatchDone, RequestFinished, RequestPre
 FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
 """Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
 
-_TIMES = ("compute_us", "load_us", "bubble_us", "stall_us", "loaded_tokens", "bubble_tokens")
+_TIMES = (
+    "compute_us",
+    "load_us",
+    "bubble_us",
+    "stall_us",
+    "loaded_tokens",
+    "bubble_tokens",
+    "restored_tokens",
+    "restore_us",
+)
 """What a BatchDone says of where a worker's time went, added up in counters of these names."""
 
 
@@ -31,6 +43,7 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
     worker.batches.remove(batch)
     worker.outstanding -= batch.tokens
     _measure(turn, worker, batch, message)
+    note_loads(state, batch, message)
     settle_loads(turn, worker, batch, message)
     if message.load_failures and state.pins:
         let_go_of_spoiled(turn)
@@ -39,9 +52,11 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
         if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
             continue
         if chunk.request_id in message.failed:
-            _chunk_failed(turn, worker, request)
+            _chunk_failed(turn, worker, request, is_refused=chunk.request_id in message.restores_refused)
         elif not request.is_poisoned:
             _chunk_computed(turn, worker, request, chunk)
+            if chunk.is_restored:
+                restored(turn, request, chunk, message)
             prefill_ended(state, worker)
 
 
@@ -65,12 +80,18 @@ def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) 
         progressed(turn.state, request)
 
 
-def _chunk_failed(turn: Turn, worker: Worker, request: Request) -> None:
-    """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them."""
+def _chunk_failed(turn: Turn, worker: Worker, request: Request, *, is_refused: bool) -> None:
+    """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them.
+
+    State that was refused does not count as a failure: without it the request would not have failed.
+    """
     if request.is_poisoned:
         return
     request.is_poisoned = True
-    request.failures += 1
+    if is_refused:
+        refused(turn.state, request)
+    else:
+        request.failures += 1
     withdraw(turn.state, request)
     count(turn.state, "chunks_failed")
     if request.state in (RequestState.PREFILLING, RequestState.DECODING):
@@ -130,10 +151,13 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
     known = min(known, len(request.pages) // 4 * state.tree.page_size)
     known = known if valid < 0 else min(valid, known)
     publish_final(turn, request, worker, tokens, known)
+    leave_lease(turn, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
     sequence_computed(turn, worker, request, tokens, known)
     withdraw(state, request)
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     drop_lease_wait(worker, request.request_id)
+    drop_run(state, request)
+    request.fetched_kv = None
     worker.running.remove(request.request_id)
     request.worker_id = ""
 

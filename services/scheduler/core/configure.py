@@ -11,6 +11,7 @@ from services.scheduler.core.hotness.room import fit_widths
 from services.scheduler.core.neighbours import attach_neighbours
 from services.scheduler.core.residency import renew_orders
 from services.scheduler.core.state import CellState, count
+from services.scheduler.core.state_form import parse_form
 from services.scheduler.core.turn import Turn
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
@@ -43,9 +44,9 @@ _EXPRESSIONS = ("eviction_expression", "hotness_expression")
 def configure(turn: Turn, config: CellConfig) -> None:
     """Apply a configuration; never fails.
 
-    An unknown policy or a bad expression is counted and leaves the old one in force; a number is moved to the
-    nearest one that can work, so that a zero that would stall becomes 1. The pools' policies begin anew when they are
-    made from other settings than before, or when the hotness filter's values change their meaning.
+    An unknown policy, a bad expression or a bad form of state is counted and leaves the old one in force; a number is
+    moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies begin anew
+    when they are made from other settings than before, or when the hotness filter's values change their meaning.
     """
     state = turn.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
@@ -77,4 +78,9 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
         except ConfigError:
             count(state, "bad_expressions")
             changes[name] = getattr(state.config, name)
+    try:
+        parse_form(config.state_form)
+    except ConfigError:
+        count(state, "bad_state_forms")
+        changes["state_form"] = state.config.state_form
     return msgspec.structs.replace(config, **changes)

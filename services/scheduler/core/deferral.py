@@ -99,10 +99,10 @@ def defer_for_load(turn: Turn, request: Request, worker: Worker, node: Node) -> 
     _defer(turn, request, worker, 0)
 
 
-def defer_for_fetch(turn: Turn, request: Request, worker: Worker) -> None:
-    """Let a request wait until its fetch is over or has brought what it can for it."""
+def defer_for_fetch(turn: Turn, request: Request, worker: Worker, fetch_id: int) -> None:
+    """Let a request wait until a fetch is over or has brought what it can for it; of state, until a part is there."""
     count(turn.state, "prefetch_waits")
-    request.waits_fetch = request.fetch
+    request.waits_fetch = fetch_id
     _step_aside(turn, request, worker, 0)
 
 

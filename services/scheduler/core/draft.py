@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 
 from services.scheduler.core.prefix_tree import TOKEN_BYTES, Path, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.rates import load_compute_ratio
 from services.scheduler.core.reach import Reach, may_reuse
 from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
-from shared.messages.worker_plans import PageLoad
+from shared.messages.worker_plans import PageLoad, RestoreChunk
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +40,20 @@ class Draft:
     loading: dict[int, str] = field(default_factory=dict)  # Nodes that its loads bring, and their sources.
     loaded: int = 0
     computed: int = 0
+    restores: list[RestoreChunk] = field(default_factory=list)
+    restored: int = 0
+    beside: int = 0  # Computed tokens that take as long as the device works on what it restores.
     context: int = 0  # Sum over the computed tokens of the context before each.
     stage: int = 0  # Requests admitted so far.
 
     @property
     def is_full(self) -> bool:
         return self.budget <= 0 or self.places <= 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all its chunks, computed and restored."""
+        return self.computed + self.restored
 
     def add_chunk(self, chunk: Chunk) -> None:
         size = chunk.end - chunk.start
@@ -53,13 +62,26 @@ class Draft:
         self.computed += size
         self.context += size * (chunk.start + chunk.end) // 2
 
+    def add_restored(self, chunk: Chunk, order: RestoreChunk, share: float, load_share: float) -> None:
+        """Restore a chunk, each token of which takes the device ``share`` of the time of a computed one.
+
+        It moves ``load_share`` of the bytes of its KV there. So it counts as a load of that many tokens.
+        """
+        size = chunk.end - chunk.start
+        self.chunks.append(chunk)
+        self.restores.append(order)
+        self.restored += size
+        self.budget -= ceil(size * share)
+        self.loaded += round(size * load_share)
+        self.beside += round(size * share)
+
 
 def is_loading_bound(state: CellState, worker: Worker, draft: Draft, load: int = 0, compute: int = 0) -> bool:
     """Whether the batch, with so many tokens more to load and to compute, would wait for its loads.
 
     The ratio of aggregated load to aggregated computation is above the limit (Strata 4.3.2).
     """
-    loaded, computed = draft.loaded + load, draft.computed + compute
+    loaded, computed = draft.loaded + load, draft.computed + draft.beside + compute
     if not loaded:
         return False
     context = draft.context // max(1, draft.computed)

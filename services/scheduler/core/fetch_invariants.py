@@ -6,6 +6,7 @@ from services.scheduler.core.catalogue import most_chunks
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefetch import NOWHERE, leased_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
+from services.scheduler.core.run_invariants import check_runs, check_state_wait
 from services.scheduler.core.state import CellState, Fetch, Request, Storage
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
@@ -22,6 +23,7 @@ def check_fetches(state: CellState) -> None:
         _check_storage(state, storage)
     for request in state.requests.values():
         _check_request(state, request)
+    check_runs(state)
 
 
 def pages_of_fetches(state: CellState, storage: Storage) -> bytes:
@@ -56,7 +58,9 @@ def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     own = [fetch for fetch in state.fetches.values() if fetch.storage_id == name]
     _require(storage.fetch_pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
-    _require(storage.late_fetches == sum(fetch.is_late for fetch in own), f"{name} miscounts its late fetches")
+    own_state = [fetch for fetch in state.state_fetches.values() if fetch.storage_id == name]
+    late = sum(fetch.is_late for fetch in own) + sum(fetch.is_late for fetch in own_state)
+    _require(storage.late_fetches == late, f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
         for chunk in () if fetch.is_cancelled else split_digests(fetch.names):
@@ -86,7 +90,10 @@ def _check_request(state: CellState, request: Request) -> None:
             _require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
             shared = fetch.tokens[: request.fetch_end * TOKEN_BYTES]
             _require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
-    _require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
+    if request.waits_fetch in state.state_fetches:
+        check_state_wait(state, request)
+    else:
+        _require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
     if request.state is not RequestState.WAITING:
         is_past = not (request.prefetch_timer or request.is_fetch_overdue or request.fetched_to)
         _require(is_past, f"{name} does not wait and remembers a fetch")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.planner.rate import note
 from services.scheduler.core.rates import load_us
-from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.state import CellState, Fetch, Storage, Worker
 from shared.messages.storage_events import ChunksFetched
 
 _KEPT = 0.9
 """Part of what is known that a further report leaves standing, so that a disk may change its speed."""
 
 
-def note_fetch(state: CellState, storage: Storage, message: ChunksFetched) -> None:
-    """Learn from a fetch that is over. One that the object store took part in says nothing of the disk."""
+def note_fetch(state: CellState, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
+    """Learn from a fetch that is over. One that the object store took part in says nothing of the disk.
+
+    In the time that the storage says, the disk also read what was ordered before.
+    """
     geometry = state.geometry
     if geometry is None or message.remote_chunks or message.nbytes < 1 or not message.seconds > 0:
         return
     tokens = message.nbytes * geometry.page_size / geometry.page_bytes
+    note(storage.disk_rate, fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
     storage.fetched_tokens = storage.fetched_tokens * _KEPT + tokens
     storage.fetched_us = storage.fetched_us * _KEPT + message.seconds * 1e6
 

@@ -2,7 +2,8 @@
 
 ``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
 waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
-and no longer than recomputing what is missing would take: waiting longer never pays.
+and no longer than recomputing what is missing would take: waiting longer never pays. State is waited for until its
+first part has arrived, for the rest is restored as it comes (:mod:`restorations`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from services.scheduler.core.deferral import defer_for_fetch, wake
 from services.scheduler.core.fetch_speed import has_compute_speed
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch
 from services.scheduler.core.rates import recompute_us
-from services.scheduler.core.state import Request, Worker, count
+from services.scheduler.core.state import Request, StateRun, Worker, count
+from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 
 
@@ -20,29 +22,70 @@ def waits_for_fetch(turn: Turn, request: Request, worker: Worker, cached: int) -
 
     ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
     """
-    if request.is_fetch_due:
+    if request.is_fetch_due or request.follows:
+        request.follows = 0
         prefetch(turn, request, is_next=True)
+    if request.run is not None:
+        return _waits_for_run(turn, request, worker, request.run, cached)
+    if request.follows:
+        return _waits_for_other(turn, request, worker, cached)
     if not request.fetch:
         return False
     if cached >= request.fetch_end:
         let_go_of_fetch(turn.state, request)  # Others brought it first.
         return False
-    wait = turn.state.config.prefetch_wait
-    if wait == "best_effort" or request.is_impatient or request.is_fetch_overdue:
+    if not _may_wait(turn, request, worker, cached, request.fetch_end):
         return False
-    if wait == "deadline" and not _set_deadline(turn, request, worker, cached):
-        return False
-    defer_for_fetch(turn, request, worker)
+    defer_for_fetch(turn, request, worker, request.fetch)
     return True
 
 
-def _set_deadline(turn: Turn, request: Request, worker: Worker, cached: int) -> bool:
+def _waits_for_run(turn: Turn, request: Request, worker: Worker, run: StateRun, cached: int) -> bool:
+    """The same for state: it is worth waiting for until the first part has arrived, the rest comes as it goes on.
+
+    A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
+    """
+    if run.depth <= cached < run.arrived:
+        return False
+    is_coming = run.depth <= cached < run.end and run.fetch
+    if is_coming and _may_wait(turn, request, worker, cached, run.end):
+        defer_for_fetch(turn, request, worker, run.fetch)
+        return True
+    end_fetch_wait(turn, request)
+    drop_run(turn.state, request)
+    return False
+
+
+def _waits_for_other(turn: Turn, request: Request, worker: Worker, cached: int) -> bool:
+    """The state that comes next is being fetched for another, which will have restored it sooner than this one could.
+
+    It is waited for until that one can be admitted. From then on it is a producer like any other.
+    """
+    state = turn.state
+    fetch = state.state_fetches[request.follows]
+    run = state.requests[fetch.request_id].run
+    if run is None or not run.arrived <= cached < run.end or not _may_wait(turn, request, worker, cached, run.end):
+        return False
+    fetch.followers[request.request_id] = None
+    defer_for_fetch(turn, request, worker, fetch.fetch_id)
+    return True
+
+
+def _may_wait(turn: Turn, request: Request, worker: Worker, cached: int, end: int) -> bool:
+    """Whether a request may wait for what a fetch brings up to ``end`` tokens; sets the bound of the wait, if any."""
+    wait = turn.state.config.prefetch_wait
+    if wait == "best_effort" or request.is_impatient or request.is_fetch_overdue:
+        return False
+    return wait != "deadline" or _set_deadline(turn, request, worker, cached, end)
+
+
+def _set_deadline(turn: Turn, request: Request, worker: Worker, cached: int, end: int) -> bool:
     """Bound the wait; False if there is nothing left of it."""
     state = turn.state
     request.fetch_wait_ns = request.fetch_wait_ns or turn.time_ns
     left_ms = state.config.prefetch_deadline_ms - (turn.time_ns - request.fetch_wait_ns) // 1_000_000
     if has_compute_speed(state, worker):
-        left_ms = min(left_ms, round(recompute_us(state, worker, cached, request.fetch_end - cached) / 1000))
+        left_ms = min(left_ms, round(recompute_us(state, worker, cached, end - cached) / 1000))
     if left_ms < 1:
         return False
     timer_id = f"prefetch.{request.accepted_seq}.{request.attempt}"
@@ -68,4 +111,4 @@ def end_fetch_wait(turn: Turn, request: Request) -> None:
 def forget_fetch_waits(turn: Turn, request: Request) -> None:
     """A request is admitted or over: what it waited for fetches is past."""
     end_fetch_wait(turn, request)
-    request.is_fetch_overdue, request.fetch_wait_ns = False, 0
+    request.is_fetch_overdue, request.fetch_wait_ns, request.follows = False, 0, 0

@@ -14,8 +14,15 @@ from services.scheduler.core.fetch_speed import note_fetch
 from services.scheduler.core.fetch_waits import end_fetch_wait
 from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.prefix_tree import PAGE_BYTES
+from services.scheduler.core.restorations import note_fetched_kv
 from services.scheduler.core.saves import remember_taken
 from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
+from services.scheduler.core.state_fetches import (
+    abandon_state_fetches,
+    cancel_state_fetches,
+    cut_off_state,
+    state_fetched,
+)
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, split_digests
@@ -26,6 +33,10 @@ from shared.messages.storage_plans import CancelFetch
 def chunks_fetched(turn: Turn, storage: Storage, message: ChunksFetched) -> None:
     """Take over what has arrived; let those go on for whom that, or the end, is what they waited for."""
     state = turn.state
+    state_fetch = state.state_fetches.get(message.fetch_id)
+    if state_fetch is not None and state_fetch.storage_id == storage.storage_id:
+        state_fetched(turn, storage, state_fetch, message)
+        return
     chunks_gone(state, storage, message.missing)
     fetch = state.fetches.get(message.fetch_id)
     if fetch is None or fetch.storage_id != storage.storage_id:
@@ -41,8 +52,8 @@ def chunks_fetched(turn: Turn, storage: Storage, message: ChunksFetched) -> None
     if storage.due:
         state.roomy[storage.storage_id] = None
     if message.is_over:
-        note_fetch(state, storage, message)
-        _finish(turn, storage, fetch)
+        note_fetch(state, storage, fetch, message)
+        _finish(turn, storage, fetch, message)
     else:
         reached = fetch.depth + arrived * chunk_tokens(state.tree.page_size)
         for name in list(fetch.waiters):
@@ -65,6 +76,9 @@ def cancel_unwanted(turn: Turn) -> None:
         fetch = state.fetches.get(fetch_id)
         if fetch is not None and not fetch.waiters and not fetch.is_cancelled and fetch.chunks < _chunks_of(fetch):
             _cut_off(turn, fetch)
+        state_fetch = state.state_fetches.get(fetch_id)
+        if state_fetch is not None and not state_fetch.request_id and not state_fetch.is_cancelled:
+            cut_off_state(turn, state_fetch)
     state.unwanted.clear()
 
 
@@ -73,6 +87,7 @@ def cancel_fetches(turn: Turn, namespace: str) -> None:
     for fetch in turn.state.fetches.values():
         if namespace in ("", fetch.namespace) and not fetch.is_cancelled:
             _cut_off(turn, fetch)
+    cancel_state_fetches(turn, namespace)
 
 
 def abandon_fetches(turn: Turn, storage: Storage, *, is_lost: bool) -> None:
@@ -85,11 +100,12 @@ def abandon_fetches(turn: Turn, storage: Storage, *, is_lost: bool) -> None:
         del state.fetches[fetch.fetch_id]
         count(state, "fetches_failed")
         _release_waiters(turn, fetch)
+    abandon_state_fetches(turn, storage, is_lost=is_lost)
     storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
     storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
 
 
-def _finish(turn: Turn, storage: Storage, fetch: Fetch) -> None:
+def _finish(turn: Turn, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
     """The storage is done with a fetch. Where it came whole, what follows is fetched next."""
     state = turn.state
     turn.cancel_timer(fetch.timer_id)
@@ -100,6 +116,9 @@ def _finish(turn: Turn, storage: Storage, fetch: Fetch) -> None:
     is_whole = fetch.chunks == _chunks_of(fetch)
     count(state, "fetches_done" if is_whole else "fetches_cancelled" if fetch.is_cancelled else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
+    for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
+        tokens = fetch.chunks * chunk_tokens(state.tree.page_size)
+        note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
     for name in list(fetch.waiters):
         request = state.requests[name]
         _settle(turn, fetch, request, is_whole=request.fetch_end <= reached)

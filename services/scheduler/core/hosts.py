@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from services.scheduler.core.backups import abandon_backups_of_storage
 from services.scheduler.core.fetches import abandon_fetches
 from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.saves import abandon_saves_of_storage
 from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.state_pools import (
+    attach_state_pool,
+    drop_state_pool,
+    request_state_pools,
+    state_pool_created,
+)
 from services.scheduler.core.strikes import strike_host
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
@@ -30,17 +38,23 @@ def storage_joined(turn: Turn, message: StorageJoined) -> None:
         message.host_bytes,
         disk_bytes=message.disk_bytes,
         has_remote=message.has_remote,
+        disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0,
+        state_bytes=max(0, message.state_bytes),
     )
     state.storages[storage.storage_id] = storage
     count(state, "storages_joined")
     for worker in _workers_of(state, storage):
         _request_pool(turn, storage)
         _attach_device(turn, storage, worker)
+    request_state_pools(turn)
 
 
 def host_pool_created(turn: Turn, storage: Storage, message: HostPoolCreated) -> None:
-    """A host pool is ready: its node's workers may load from it."""
+    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`state_pools`)."""
     state = turn.state
+    if message.form == "state":
+        state_pool_created(turn, storage, message)
+        return
     handle = message.handle
     if handle is None or handle.pages < 1 or handle.geometry != state.geometry:
         count(state, "host_pools_refused")
@@ -62,6 +76,8 @@ def attach_worker(turn: Turn, worker: Worker) -> None:
         _attach_device(turn, storage, worker)
         if storage.handle is not None:
             turn.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.handle))
+        attach_state_pool(turn, storage, worker)
+    request_state_pools(turn)
 
 
 def detach_worker(turn: Turn, worker: Worker) -> None:
@@ -78,6 +94,7 @@ def request_missing_pools(turn: Turn) -> None:
     for storage in turn.state.storages.values():
         if any(True for _ in _workers_of(turn.state, storage)):
             _request_pool(turn, storage)
+    request_state_pools(turn)
 
 
 def remove_storage(turn: Turn, storage: Storage) -> None:
@@ -87,10 +104,12 @@ def remove_storage(turn: Turn, storage: Storage) -> None:
     abandon_backups_of_storage(turn, storage)
     abandon_saves_of_storage(turn, storage)
     abandon_fetches(turn, storage, is_lost=True)
+    has_pools = storage.handle is not None or storage.state_handle is not None
+    drop_state_pool(turn, storage)
     _forget_host_copies(state, storage)
     del state.storages[storage.storage_id]
     for worker in _workers_of(state, storage):
-        if storage.handle is not None:
+        if has_pools:
             turn.to_worker(worker, DetachHostPool(storage_id=storage.storage_id))
 
 
@@ -101,6 +120,7 @@ def forget_host_pools(turn: Turn) -> None:
         abandon_backups_of_storage(turn, storage)
         abandon_saves_of_storage(turn, storage)
         abandon_fetches(turn, storage, is_lost=False)
+        drop_state_pool(turn, storage)
         _forget_host_copies(state, storage)
         storage.handle = storage.pool = None
         storage.is_pool_requested = False

@@ -22,6 +22,7 @@ from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
 from services.scheduler.core.save_invariants import check_neighbours, check_saves, locks_beside_requests
 from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
+from services.scheduler.core.state_invariants import check_state, state_pages
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
 
@@ -36,9 +37,13 @@ def check_invariants(state: CellState) -> None:
     for storage in state.storages.values():
         if storage.pool is not None:
             _check_host_pool(state, storage)
+        if storage.state_pool is not None:
+            _check_pool(f"state pool of {storage.storage_id}", storage.state_pool, state_pages(state, storage))
+            _require(not storage.state_pool.cached, f"{storage.storage_id} caches pages in its state pool")
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
+    check_state(state)
     check_neighbours(state)
     _check_requests(state)
     check_queues(state)
@@ -307,7 +312,12 @@ def _check_timers(state: CellState) -> None:
         if timer.kind == "pin":
             _require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "save":
-            _require(int(timer.subject) in state.saves, f"timer {timer_id} is for no save")
+            is_known = int(timer.subject) in state.saves or int(timer.subject) in state.state_saves
+            _require(is_known, f"timer {timer_id} is for no save")
+        elif timer.kind == "lease":
+            _require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
+        elif timer.kind == "state_fetch":
+            _require(int(timer.subject) in state.state_fetches, f"timer {timer_id} is for no fetch of state")
         elif timer.kind == "fetch":
             _require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":

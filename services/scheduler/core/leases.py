@@ -9,6 +9,7 @@ from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES
 from services.scheduler.core.queueing import arrival_order
 from services.scheduler.core.state import LeaseWait, Request, Worker, count
+from services.scheduler.core.state_leases import more_state_pages
 from services.scheduler.core.tiers import can_make_room, make_room
 from services.scheduler.core.turn import Turn
 from shared.messages.worker_events import LeaseRequested
@@ -52,7 +53,13 @@ def serve_leases(turn: Turn, worker: Worker) -> None:
         request.lease_generated = wait.generated
         worker.lease_waits.remove(wait)
         count(state, "leases_extended")
-        turn.to_worker(worker, ExtendLease(request_id=request.request_id, attempt=request.attempt, pages=pages))
+        order = ExtendLease(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            pages=pages,
+            state_pages=more_state_pages(turn, request, wait.pages),
+        )
+        turn.to_worker(worker, order)
 
 
 def _preempt_latest(turn: Turn, worker: Worker) -> None:

@@ -40,21 +40,23 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
         device={owner: len(pages) // 4 for owner, pages in node.device.items()},
         host={owner: len(pages) // 4 for owner, pages in node.host.items()},
-        disk={name: held for name in state.storages if (held := _chunks_on_disk(state, tree, node, name))},
+        disk=_chunks_by_storage(tree, node, {name: found.chunks for name, found in state.storages.items()}),
+        state=_chunks_by_storage(tree, node, {name: found.state_chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),
     )
 
 
-def _chunks_on_disk(state: CellState, tree: PrefixTree, node: Node, storage_id: str) -> int:
-    """Chunks that end in this node and are on the disk, where the node's identities are known already."""
-    chunks = state.storages[storage_id].chunks
-    if not chunks or not node.identities:
-        return 0
+def _chunks_by_storage(tree: PrefixTree, node: Node, disks: dict[str, dict[bytes, None]]) -> dict[str, int]:
+    """By storage, the chunks that end in this node and that its disk has, where the identities are known already."""
+    if not node.identities:
+        return {}
     per_chunk = chunk_pages(tree.page_size)
     first = node.depth // tree.page_size
     pages = len(node.identities) // IDENTITY_BYTES
     ends = range(-(first + 1) % per_chunk, pages, per_chunk)
-    return sum(node.identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] in chunks for at in ends)
+    names = [node.identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] for at in ends]
+    found = {storage_id: sum(name in chunks for name in names) for storage_id, chunks in disks.items() if chunks}
+    return {storage_id: held for storage_id, held in found.items() if held}
 
 
 def _pins_by_node(state: CellState) -> dict[int, list[str]]:

@@ -11,6 +11,7 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefetch import prefetch_for_first
 from services.scheduler.core.reach import matched_path, reach
 from services.scheduler.core.ready_order import first_in_line
+from services.scheduler.core.restorations import loaded_share, restored_share, tokens_to_restore
 from services.scheduler.core.state import Request, Worker
 from services.scheduler.core.turn import Turn
 
@@ -80,7 +81,8 @@ class Look:
         passed = self._passed
         # One that is fetched for does not compute all of that, or it would have waited: nobody should rely on it.
         if passed is not None and passed.request.state is RequestState.WAITING and not passed.request.fetch:
-            announce(self._turn.state, passed.request, passed.compute)
+            uncached = passed.request.token_count - passed.found.pages * self._turn.state.tree.page_size
+            announce(self._turn.state, passed.request, uncached)
         self._seen[name] = None
         request = self._turn.state.requests[name]
         self._passed = _examine(self._turn, self._worker, self._draft, request, self._ahead)
@@ -104,8 +106,13 @@ def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: 
         name, needed = producer
         defer_for_producer(turn, request, worker, name, needed, needed - cached)
         return None
-    if request.fetch or request.is_fetch_due:
+    if request.fetch or request.is_fetch_due or request.follows or request.run is not None:
         draft.stage += request.is_fetch_due  # To make room for a fetch may evict or cut what others matched.
         if waits_for_fetch(turn, request, worker, cached):
             return None
-    return Candidate(request, path, found, found.loaded_pages * page_size, request.token_count - cached, draft.stage)
+    load, compute = found.loaded_pages * page_size, request.token_count - cached
+    restored = tokens_to_restore(request, cached)
+    if restored:
+        load += round(restored * loaded_share(state, worker))
+        compute -= restored - round(restored * restored_share(state, worker))
+    return Candidate(request, path, found, load, compute, draft.stage)

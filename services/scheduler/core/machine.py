@@ -27,6 +27,8 @@ from services.scheduler.core.resumption import resume
 from services.scheduler.core.saves import finish_save
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from services.scheduler.core.state_leases import state_saved
+from services.scheduler.core.state_pools import request_state_pool
+from services.scheduler.core.state_saves import finish_state_save
 from services.scheduler.core.timers import timer_fired
 from services.scheduler.core.turn import Turn
 from shared.messages import cell_events, requests, storage_events, worker_events
@@ -194,29 +196,32 @@ def _chunks_saved(turn: Turn, message: storage_events.ChunksSaved) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is None:
         return
-    save = turn.state.saves.get(message.save_id)
-    if save is None or save.storage_id != storage.storage_id:
+    save, state_save = turn.state.saves.get(message.save_id), turn.state.state_saves.get(message.save_id)
+    if save is not None and save.storage_id == storage.storage_id:
+        finish_save(turn, storage, save, message)
+    elif state_save is not None and state_save.storage_id == storage.storage_id:
+        finish_state_save(turn, storage, state_save, message)
+    else:
         _stale(turn)
-        return
-    finish_save(turn, storage, save, message)
 
 
 def _chunks_listed(turn: Turn, message: storage_events.ChunksListed) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
-        chunks_added(turn.state, storage, message.chunks)
+        chunks_added(turn.state, storage, message.chunks, message.form)
 
 
 def _chunks_fetched(turn: Turn, message: storage_events.ChunksFetched) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
         chunks_fetched(turn, storage, message)
+        request_state_pool(turn, storage)  # Its disk may turn out to be slow.
 
 
 def _chunks_dropped(turn: Turn, message: storage_events.ChunksDropped) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
-        chunks_gone(turn.state, storage, message.chunks)
+        chunks_gone(turn.state, storage, message.chunks, message.form)
 
 
 def _scheduler_started(turn: Turn, message: cell_events.SchedulerStarted) -> None:

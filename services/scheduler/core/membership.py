@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from services.scheduler.core.backups import abandon_backups_of_worker
 from services.scheduler.core.hosts import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.lifecycle import RequestState
@@ -15,10 +17,11 @@ from services.scheduler.core.residency import unlock_host
 from services.scheduler.core.resumption import worker_gone
 from services.scheduler.core.saves import abandon_saves_of_worker
 from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.state_leases import drop_leases_of_worker
 from services.scheduler.core.strikes import strike_device
 from services.scheduler.core.turn import Turn
 from shared.errors import Unavailable
-from shared.messages.worker_events import WorkerJoined
+from shared.messages.worker_events import RestorationCosts, WorkerJoined
 from shared.messages.worker_plans import Dismiss
 
 
@@ -44,6 +47,7 @@ def worker_joined(turn: Turn, message: WorkerJoined) -> None:
         handle=message.pool,
         max_context=message.max_context,
         pool=new_pool(message.pool.pages),
+        restoration=_profile(state, message),
     )
     state.workers[worker.worker_id] = worker
     count(state, "workers_joined")
@@ -64,6 +68,18 @@ def _fault(state: CellState, message: WorkerJoined) -> str:
     if geometry != state.geometry:
         return "the cell's pages have another geometry"
     return ""
+
+
+def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None:
+    """What restoring costs on the worker; a profile that cannot be is as good as none."""
+    profile = message.restoration
+    if profile is None:
+        return None
+    times = (profile.hidden_us, profile.token_us, profile.pair_us, profile.link_bytes_per_us)
+    if profile.hidden < 0 or not all(0.0 <= time < inf for time in times) or not profile.token_us:
+        count(state, "malformed_inputs")
+        return None
+    return profile
 
 
 def _adopt_model(turn: Turn, message: WorkerJoined) -> None:
@@ -92,6 +108,7 @@ def remove_worker(turn: Turn, worker: Worker) -> None:
         dequeue(state, request)
     abandon_backups_of_worker(turn, worker)
     abandon_saves_of_worker(state, worker)
+    drop_leases_of_worker(turn, worker)
     detach_neighbour(turn, worker)
     reading = _host_copies_being_read(state, worker)
     for node, storage in reading:

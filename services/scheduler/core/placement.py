@@ -16,12 +16,10 @@ from services.scheduler.core import transient
 from services.scheduler.core.chunk_run import ChunkNames, usable_pages
 from services.scheduler.core.fetch_speed import disk_us
 from services.scheduler.core.prefix_tree import Path
-from services.scheduler.core.rates import load_us, recompute_us, token_us, unmeasured_token_us
+from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.reach import matched_path, may_reuse, reach
+from services.scheduler.core.restoration_ways import choose_way, usable_state_end
 from services.scheduler.core.state import CellState, Request, Worker, storage_of
-
-_RUNNING_TOKENS = 8
-"""Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
 
 _ALL_COMPARED = 8
 """A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""
@@ -82,20 +80,31 @@ def estimate(
 def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
     """Names of the prompt's chunks, if it can matter which node's disk has them."""
     storages = state.storages.values()
-    if len(storages) < 2 or not any(storage.chunks for storage in storages) or not may_reuse(request):
+    is_on_disks = any(storage.chunks or storage.state_chunks for storage in storages)
+    if len(storages) < 2 or not is_on_disks or not may_reuse(request) or state.config.restoring == "recompute":
         return None
     tokens = request.tokens
     return ChunkNames(state.tree, request.submit.namespace, tokens, path, usable_pages(state.tree, tokens))
 
 
 def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: int, names: ChunkNames) -> float:
-    """What the rest of a prompt costs if all that continues it on the node's disk is fetched; infinite without any."""
+    """What the rest of a prompt costs if what continues it on the node's disk is fetched; infinite without any.
+
+    Where the worker has a profile, in the form and by the means that are fastest (:mod:`restoration_ways`).
+    """
     storage = storage_of(state, worker)
     page_size = state.tree.page_size
     end = first = cached // page_size // names.pages_each
-    while storage is not None and end < names.count and names[end] in storage.chunks:
+    if storage is None:
+        return inf
+    while end < names.count and names[end] in storage.chunks:
         end += 1
-    if storage is None or end == first:
+    end_of_state = usable_state_end(state, request, worker, storage, names, first)
+    if max(end, end_of_state) > first:
+        choice = choose_way(state, request, worker, storage, names, cached, end, end_of_state)
+        if choice.total_us:
+            return choice.total_us
+    if end == first:
         return inf
     reached = end * names.pages_each * page_size
     computing = recompute_us(state, worker, reached, request.token_count - reached)
@@ -118,16 +127,6 @@ def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
     return coming
 
 
-def backlog_us(state: CellState, worker: Worker) -> float:
-    """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
-    return _backlog_us(worker, token_us(state, worker))
-
-
-def _backlog_us(worker: Worker, us_per_token: float) -> float:
-    tokens = worker.unplanned + worker.outstanding + len(worker.running) * _RUNNING_TOKENS
-    return worker.queued_cost + tokens * us_per_token
-
-
 def _compared(
     state: CellState, request: Request, path: Path, coming: Iterable[str], disks: ChunkNames | None
 ) -> list[Worker]:
@@ -139,7 +138,7 @@ def _compared(
     if len(fitting) <= _ALL_COMPARED:
         return fitting
     unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
-    backlogs = {worker.worker_id: _backlog_us(worker, worker.speed.flat or unmeasured) for worker in fitting}
+    backlogs = {worker.worker_id: backlog_at(worker, worker.speed.flat or unmeasured) for worker in fitting}
     chosen = {min(backlogs, key=backlogs.__getitem__): None}
     for names in _holders(state, path, coming, disks):
         known = [name for name in names if name in backlogs and name not in chosen]
@@ -157,7 +156,7 @@ def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNa
     following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
     if disks is not None and following < disks.count:
         name = disks[following]
-        near = [storage.node for storage in state.storages.values() if name in storage.chunks]
+        near = [item.node for item in state.storages.values() if name in item.chunks or name in item.state_chunks]
         yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
     for node, _ in reversed(path):
         yield list(node.device)

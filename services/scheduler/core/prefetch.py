@@ -8,6 +8,9 @@ somebody else already, the request shares that fetch. Fetches that are not over,
 that still wait, have ``prefetch_fraction`` of the pool at the most, or one request's KV: more would be evicted before
 its turn. Who finds no room is served in order of arrival as it comes free.
 
+Where the disk has state of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of them
+to fetch, or that computing is faster than either; ``restoring`` may settle that.
+
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
 may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing.
 """
@@ -15,7 +18,7 @@ may bring once those came, so that a prompt that nobody has seen displaces few h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.scheduler.core.catalogue import has_lower_tiers
 from services.scheduler.core.chunk_run import ChunkNames, usable_pages
@@ -24,7 +27,10 @@ from services.scheduler.core.placement import tokens_coming
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
 from services.scheduler.core.reach import matched_path, may_reuse, reach
 from services.scheduler.core.residency import host_pool, lock_host, unlock_host
+from services.scheduler.core.restoration_choice import Choice, queued_bytes
+from services.scheduler.core.restoration_ways import choose_way, usable_state_end
 from services.scheduler.core.state import CellState, Fetch, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.state_runs import begin_run, run_with
 from services.scheduler.core.turn import Turn
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
@@ -53,6 +59,7 @@ class _Run:
     first: int
     end: int
     covered_pages: int
+    predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
 
 
 def prefetch_when_near(turn: Turn, request: Request) -> None:
@@ -86,7 +93,8 @@ def prefetch(turn: Turn, request: Request, *, is_next: bool = False) -> None:
     request.is_fetch_due = False
     worker = state.workers[request.worker_id]
     storage = storage_of(state, worker)
-    if storage is None or not has_lower_tiers(storage) or storage.late_fetches or not may_reuse(request):
+    is_possible = may_reuse(request) and state.config.restoring != "recompute"
+    if storage is None or not has_lower_tiers(storage) or storage.late_fetches or not is_possible:
         for other in state.storages.values():
             other.due.pop(request.request_id, None)
         return  # One that let a deadline pass is asked for nothing until it answers.
@@ -122,21 +130,26 @@ def _try(turn: Turn, request: Request, worker: Worker, storage: Storage, *, is_n
     page_size = tree.page_size
     if first >= names.count or covered * page_size < request.fetched_to:  # What came and went is not fetched again.
         return True
+    if request.run is not None:  # What follows its state is computed.
+        return True
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
         request.is_fetch_due = True  # What follows that has nothing to stand on yet.
         return True
+    end_of_state = _end_of_state(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.get(names[first])
-    if shared_fetch is not None:
+    if shared_fetch is not None and not (end_of_state > first and state.config.restoring == "state"):
         _join(state, request, storage, shared_fetch, names, first)
         request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
         return True
     end = _end_of_run(storage, names, first, is_proven=request.fetched_to > 0)
-    if (end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
+    run = _Run(names, first, end, covered)
+    choice = _chosen(turn, request, worker, storage, run, end_of_state, is_next=is_next)
+    if choice.form != "kv" or (end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
     is_behind = bool(storage.due) and next(iter(storage.due)) != request.request_id
     if is_behind and not is_next and not request.fetched_to:
         return False
-    return _begin(turn, request, storage, path, _Run(names, first, end, covered))
+    return _begin(turn, request, storage, path, replace(run, predicted_us=choice.restoring_us))
 
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
@@ -188,6 +201,58 @@ def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, n
     state.fetches[fetch_id].waiters[request.request_id] = None
     request.fetch, request.fetch_end = fetch_id, end * names.pages_each * state.tree.page_size
     count(state, "fetches_shared")
+
+
+def _end_of_state(
+    state: CellState,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    names: ChunkNames,
+    first: int,
+    covered: int,
+) -> int:
+    """Behind the last chunk of state that is worth ordering; ``first`` where there are too few."""
+    end = usable_state_end(state, request, worker, storage, names, first)
+    is_worth_it = (end * names.pages_each - covered) * state.tree.page_size >= state.config.min_prefetch_tokens
+    return end if is_worth_it else first
+
+
+def _chosen(
+    turn: Turn,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    run: _Run,
+    end_of_state: int,
+    *,
+    is_next: bool,
+) -> Choice:
+    """How a request's next chunks come back. What is to come from state is ordered; ``kv`` is left to the caller.
+
+    Where state has no room, the best of the other ways is taken; before a request computes for lack of room, it is
+    looked at once more when it is next.
+    """
+    state = turn.state
+    covered = run.covered_pages * state.tree.page_size
+    for state_to in (end_of_state, run.first):
+        choice = choose_way(state, request, worker, storage, run.names, covered, run.end, state_to, is_next=is_next)
+        if choice.form != "state":
+            break
+        chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
+        other = run_with(state, request, run.names[run.first], chunk_end)
+        if other is not None:
+            request.follows = other.fetch_id
+            return choice
+        if begin_run(turn, request, storage, run.names, run.first, state_to, choice):
+            break
+    has_no_room = state_to == run.first < end_of_state
+    would_compute = choice.form == "recompute" or run.end == run.first
+    if has_no_room and would_compute and not is_next:
+        request.is_fetch_due = True
+    elif choice.form != "kv":
+        count(state, f"restorations_planned_{choice.form}")
+    return choice
 
 
 def _begin(turn: Turn, request: Request, storage: Storage, path: Path, run: _Run) -> bool:
@@ -259,6 +324,8 @@ def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: _R
         timer_id=turn.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
         waiters={request.request_id: None},
         names=b"".join(names),
+        queued_bytes=queued_bytes(state, storage),
+        predicted_us=run.predicted_us if end == run.end else 0.0,
     )
     state.fetches[fetch_id] = fetch
     storage.fetching.update(dict.fromkeys(names, fetch_id))
@@ -267,6 +334,7 @@ def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: _R
     if not request.fetched_to:
         request.fetched_from = run.covered_pages * page_size
     count(state, "fetches_started")
+    count(state, "restorations_planned_kv")
     order = FetchChunks(
         fetch_id=fetch_id,
         namespace=fetch.namespace,

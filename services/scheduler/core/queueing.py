@@ -10,6 +10,7 @@ from services.scheduler.core.prefetch import let_go_of_fetch, prefetch_when_near
 from services.scheduler.core.ready_order import serve, stand_in_line, step_out
 from services.scheduler.core.saves import remember_key
 from services.scheduler.core.state import CellState, Request, Worker, count
+from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
 from shared.messages.gateway_notices import RequestFailed
@@ -124,6 +125,8 @@ def step_away(state: CellState, request: Request) -> None:
     else:
         step_out(worker, request)
     let_go_of_fetch(state, request)
+    drop_run(state, request)
+    request.fetched_kv = None
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
     request.fetched_from = request.fetched_to = request.fetched_remote = 0

@@ -6,8 +6,11 @@ Eviction, placement and batch formation all ask here, so that they weigh the sam
 from __future__ import annotations
 
 from services.scheduler.core import speed_fit
+from services.scheduler.core.planner.costs import LayerCosts
+from services.scheduler.core.planner.rate import note, per_us
 from services.scheduler.core.speed_fit import SpeedFit
-from services.scheduler.core.state import Batch, CellState, Worker
+from services.scheduler.core.state import Batch, CellState, Storage, Worker
+from shared.messages.pools import DTYPE_BYTES
 from shared.messages.worker_events import BatchDone
 
 PAPERS_RATIO = 100.0
@@ -15,15 +18,24 @@ PAPERS_RATIO = 100.0
 
 UNMEASURED_COMPUTE_US = 100.0
 
+_RUNNING_TOKENS = 8
+"""Each step also carries a token of every decoding request: what that costs, in prefill tokens."""
+
+UNMEASURED_DISK_BYTES_PER_US = 1000.0
+"""A disk that has brought nothing yet and whose storage names no limit: 1 GB/s."""
+
 
 def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
     """Learn from an executed batch. Times in which the step waited for loads are not counted as computation."""
     for fit in (worker.speed, state.speed):
         speed_fit.note_load(fit, message.loaded_tokens, message.load_us)
-    planned = sum(chunk.end - chunk.start for chunk in batch.chunks)
+    if not message.restores_refused:
+        note(worker.restoring, message.restored_tokens, message.restore_us)
+    computed = [chunk for chunk in batch.chunks if not chunk.is_restored]
+    planned = sum(chunk.end - chunk.start for chunk in computed)
     if message.failed or message.load_failures or message.computed_tokens != planned:
         return  # What was computed twice, or not at all, says nothing of speed.
-    context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in batch.chunks)
+    context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in computed)
     for fit in (worker.speed, state.speed):
         speed_fit.note_compute(fit, planned, context, message.compute_us - max(0, message.stall_us))
 
@@ -42,6 +54,17 @@ def token_us(state: CellState, worker: Worker) -> float:
 def unmeasured_token_us(state: CellState) -> float:
     """The same for a worker that has reported nothing yet. Does not mutate."""
     return state.speed.flat or UNMEASURED_COMPUTE_US
+
+
+def backlog_us(state: CellState, worker: Worker) -> float:
+    """Time that what a worker has to do takes before a request that joins its queue now. Does not mutate."""
+    return backlog_at(worker, token_us(state, worker))
+
+
+def backlog_at(worker: Worker, us_per_token: float) -> float:
+    """The same at a known speed. Pure."""
+    tokens = worker.unplanned + worker.outstanding + len(worker.running) * _RUNNING_TOKENS
+    return worker.queued_cost + tokens * us_per_token
 
 
 def load_us(state: CellState, worker: Worker, tokens: int) -> float:
@@ -64,6 +87,37 @@ def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
     if not computing.reports or not loading.loads:
         return PAPERS_RATIO
     return speed_fit.compute_us(computing, context, 1) * loading.loaded_tokens / loading.load_us
+
+
+def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
+    """What a token costs a worker in one layer, by whatever means; None where it has no profile. Does not mutate.
+
+    The profile is of one process alone on its machine (HCache 4.1.2): computing costs what was observed since, if
+    anything was. A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
+    """
+    profile, geometry = worker.restoration, state.geometry
+    if profile is None or geometry is None:
+        return None
+    fit = _compute_fit(state, worker)
+    token, pair = profile.token_us, profile.pair_us
+    if fit.reports:
+        token, pair = speed_fit.token_and_pair_us(fit)
+        token, pair = token / geometry.layers, pair / geometry.layers
+    kv_bytes = 2 * geometry.half_bytes / geometry.page_size
+    return LayerCosts(
+        layers=geometry.layers,
+        kv_bytes=kv_bytes,
+        hidden_bytes=profile.hidden * DTYPE_BYTES[geometry.dtype] if profile.hidden else kv_bytes,
+        hidden_us=profile.hidden_us,
+        token_us=token,
+        pair_us=pair,
+    )
+
+
+def disk_bytes_per_us(storage: Storage) -> float:
+    """How fast a storage's disk is read, as observed; before that its limit, or a guess. Does not mutate."""
+    limit = storage.disk_bytes_per_s / 1e6
+    return per_us(storage.disk_rate, limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US)
 
 
 def _compute_fit(state: CellState, worker: Worker) -> SpeedFit:

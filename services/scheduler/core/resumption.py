@@ -7,6 +7,7 @@ from services.scheduler.core.deferral import withdraw
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queueing import enqueue, fail
 from services.scheduler.core.state import Request, count
+from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 from shared.errors import AttemptsExhausted
 from shared.messages.gateway_notices import ResumeNeeded
@@ -19,6 +20,8 @@ RESUME_TIMEOUT_MS = 30_000
 def worker_gone(turn: Turn, request: Request) -> None:
     """An admitted request lost its worker and all its pages there."""
     withdraw(turn.state, request)
+    drop_run(turn.state, request)
+    request.fetched_kv = None
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
     request.worker_id = ""

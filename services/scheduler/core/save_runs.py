@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from services.scheduler.core.catalogue import is_state_kept
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Node, Path, namespace_of
 from services.scheduler.core.state import CellState, Storage
@@ -54,8 +55,9 @@ def runs_to_save(
 ) -> list[ChunkRun]:
     """Runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
 
-    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Chunks that the storage has or is about to have, and
-    those with a page that is neither in its host pool nor on this worker, are left out. Computes the identities of
+    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Chunks that the storage has or is about to have, as
+    KV or as state that it is restored from, and those with a page that is neither in its host pool nor on this worker,
+    are left out. Computes the identities of
     nodes that have none.
     """
     per_chunk = chunk_pages(state.tree.page_size)
@@ -64,6 +66,8 @@ def runs_to_save(
     names = chunk_names(identities, per_chunk)
     held, saving, taken = storage.chunks, storage.saving, storage.taken
     missing = [index for index, name in enumerate(names) if name not in held]
+    if storage.state_pool is not None and state.config.restoring != "kv":
+        missing = [index for index in missing if not is_state_kept(storage, names[index])]
     if missing and (saving or taken):
         missing = [index for index in missing if names[index] not in saving and names[index] not in taken]
     if not missing:
@@ -80,7 +84,7 @@ def runs_to_save(
     tokens = b"".join(found.tokens)
     page_bytes = state.tree.page_token_bytes
     runs = []
-    for start, end in _stretches(wanted, most):
+    for start, end in stretches(wanted, most):
         low, high = start * per_chunk, end * per_chunk
         runs.append(
             ChunkRun(
@@ -138,7 +142,7 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
     return found
 
 
-def _stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
+def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
     """Ascending numbers as stretches [start, end) without a gap, of at most ``most`` each."""
     breaks = [place for place, (left, right) in enumerate(pairwise(wanted), 1) if right != left + 1]
     stretches = []

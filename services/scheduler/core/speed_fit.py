@@ -76,6 +76,11 @@ def compute_us(fit: SpeedFit, depth: int, tokens: int) -> float:
     return tokens * (fit.flat + fit.slope * (depth + tokens / 2) / _CONTEXT_UNIT)
 
 
+def token_and_pair_us(fit: SpeedFit) -> tuple[float, float]:
+    """Time of a token without context, and what each token of context adds to it: (0, 0) before the first report."""
+    return fit.flat, fit.slope / _CONTEXT_UNIT
+
+
 def _solve(fit: SpeedFit) -> tuple[float, float]:
     """The least squares solution of the sums, both parts at least 0."""
     flat_only = fit.tokens_us / fit.tokens_tokens

@@ -27,6 +27,7 @@ from shared.messages.worker_events import RestorationCosts
 class StateRun(msgspec.Struct):
     """State of a request's tokens [depth, end) on its way from below host memory to its worker.
 
+    More of it follows up to ``goal`` as its pages come back, for a state pool may hold less than a prefix.
     ``pages`` (packed, one entry a page from ``depth`` on) are leased pages of the storage's state pool; those of tokens
     up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the others.
     """
@@ -40,8 +41,21 @@ class StateRun(msgspec.Struct):
     identities: bytes  # 16 bytes a page.
     recomputed: int  # Layers that are computed from tokens.
     kind: str = ""  # What was planned, in the words of :func:`planner.plan_kind`,
-    predicted_us: float = 0.0  # and how long it should take.
+    predicted_us: float = 0.0  # and how long it should take; 0 once it is not carried out as planned.
     began_ns: int = 0
+    disk_us: float = 0.0  # What its fetches took that are over,
+    restored_us: float = 0.0  # and what its worker took to restore so far.
+    chunks: int = 0  # Ordered so far, those included that were given back.
+    goal: int = 0
+    above: bytes = b""  # Identity of the page before ``depth``, once pages before that were given back.
+
+
+class FetchedKv(msgspec.Struct):
+    """KV that was fetched for a request and is to be loaded: what both should take, and what the first part took."""
+
+    tokens: int
+    predicted_us: float
+    disk_us: float
 
 
 class Request(msgspec.Struct):
@@ -92,8 +106,10 @@ class Request(msgspec.Struct):
     matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
     matched_tokens: int = 0
     run: StateRun | None = None  # Its prefix comes back from state below host memory.
+    follows: int = 0  # A fetch of state for another that brings what it needs next, as far as was known.
     lease: int = 0  # Under which its own state is being saved; 0 is none.
     state_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
+    fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
 
     @property
     def request_id(self) -> str:
@@ -230,7 +246,7 @@ class Storage(msgspec.Struct):
     state_handle: PoolHandle | None = None
     state_pool: PagePool | None = None
     state_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
-    state_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease.
+    state_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
 
 
 class Transfer(msgspec.Struct):
@@ -290,6 +306,8 @@ class Fetch(msgspec.Struct):
     names: bytes = b""  # Of its chunks, 16 bytes each.
     remote_chunks: int = 0  # Of ``chunks``: from the object store.
     is_late: bool = False  # Its deadline passed.
+    queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
+    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
 
 
 class StateFetch(msgspec.Struct):
@@ -302,13 +320,16 @@ class StateFetch(msgspec.Struct):
     chunks: int  # Ordered.
     pages: bytes = b""  # To be given back when it is over, because no request has them any more.
     is_cancelled: bool = False
+    is_late: bool = False  # Its deadline passed.
+    queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
+    followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
 
 
 class Lease(msgspec.Struct):
-    """A StateLease, from its order to the end of the save that comes of it.
+    """A StateLease, from its order to the worker's ``StateSaved``.
 
-    ``names`` are the chunks, 16 bytes each, that were known when it was given: nobody else saves them meanwhile.
-    ``save`` is the SaveChunks that writes them down, 0 until ``StateSaved``.
+    ``names`` are the chunks, 16 bytes each, of which it is known that they are being saved under it: nobody else saves
+    them meanwhile. ``pages`` are of whole chunks, one behind the other from ``depth`` on.
     """
 
     lease_id: int
@@ -320,7 +341,22 @@ class Lease(msgspec.Struct):
     parent: bytes
     pages: bytes
     names: bytes = b""
-    save: int = 0
+    request_id: str = ""  # Whose tokens they are; "" once that request left the worker.
+    timer_id: str = ""  # Runs from then on.
+    value: float = 0.0  # How hot the sequence was when it was looked at last.
+    is_spoiled: bool = False  # What was computed under it is not to be trusted.
+
+
+class StateSave(msgspec.Struct):
+    """A SaveChunks of state that the storage has not answered. It holds its pages of the state pool until then."""
+
+    save_id: int
+    storage_id: str
+    lease_id: int  # Of the lease under which the state was saved.
+    names: bytes  # 16 bytes each.
+    pages: bytes
+    timer_id: str
+    is_late: bool = False  # Its deadline passed; the storage may still read its pages.
 
 
 class Pin(msgspec.Struct):
@@ -342,7 +378,10 @@ class Pin(msgspec.Struct):
 
 
 class Timer(msgspec.Struct):
-    """A timer of the shell. ``kind`` is deadline, deferral, prefetch, resume, backup, save, fetch or pin."""
+    """A timer of the shell.
+
+    ``kind`` is deadline, deferral, prefetch, resume, backup, save, lease, fetch, state_fetch or pin.
+    """
 
     at_ns: int
     kind: str
@@ -381,7 +420,7 @@ class CellState(msgspec.Struct):
     state_fetches: dict[int, StateFetch] = {}  # Numbered like ``fetches``.
     leases: dict[int, Lease] = {}
     next_lease: int = 1
-    state_saves: dict[int, int] = {}  # The leases of saves of state, numbered like ``saves``.
+    state_saves: dict[int, StateSave] = {}  # Numbered like ``saves``.
     predictions: PredictionErrors = msgspec.field(default_factory=PredictionErrors)
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from services.scheduler.core.deferral import transient_nodes
 from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.planner.prediction_error import MethodError
 from services.scheduler.core.state import CellState
-from shared.messages.status import CellStatus, PoolStatus, WorkerStatus
+from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, WorkerStatus
 
 
 def status(state: CellState, scheduler_id: str) -> CellStatus:
@@ -13,6 +14,11 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
     pools = [_device(worker.worker_id, worker.pool) for worker in state.workers.values()]
     pools += [
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
+    ]
+    pools += [
+        _state(storage.storage_id, storage.state_pool)
+        for storage in state.storages.values()
+        if storage.state_pool is not None
     ]
     page_size = state.tree.page_size
     in_queue, in_flight = transient_nodes(state)
@@ -42,14 +48,27 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pools=tuple(pools),
         counters=dict(state.counters),
         nodes=len(state.tree.nodes) - len(state.tree.roots),
-        saves=len(state.saves),
+        saves=len(state.saves) + len(state.state_saves),
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
         chunks=sum(len(storage.chunks) for storage in state.storages.values()),
-        fetches=len(state.fetches),
+        state_chunks=sum(len(storage.state_chunks) for storage in state.storages.values()),
+        fetches=len(state.fetches) + len(state.state_fetches),
         deferred=sum(len(worker.deferred) for worker in state.workers.values()),
         in_queue_nodes=in_queue,
         in_flight_nodes=in_flight,
+        restorations=tuple(_restoration(kind, found) for kind, found in state.predictions.by_kind.items()),
+    )
+
+
+def _restoration(kind: str, found: MethodError) -> RestorationStatus:
+    return RestorationStatus(
+        kind=kind,
+        count=found.observations,
+        predicted_seconds=found.predicted_us / 1e6,
+        observed_seconds=found.observed_us / 1e6,
+        bias=found.bias,
+        error=found.magnitude,
     )
 
 
@@ -62,4 +81,10 @@ def _device(owner: str, pool: PagePool) -> PoolStatus:
 def _host(owner: str, pool: PagePool) -> PoolStatus:
     return PoolStatus(
         owner=owner, tier="host", total=pool.total, free=pool.free, cached=pool.cached, leased=pool.leased
+    )
+
+
+def _state(owner: str, pool: PagePool) -> PoolStatus:
+    return PoolStatus(
+        owner=owner, tier="state", total=pool.total, free=pool.free, cached=pool.cached, leased=pool.leased
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.placement import Placement, backlog_us, estimate, fits, tokens_coming
+from services.scheduler.core.placement import Placement, estimate, fits, tokens_coming
 from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.queueing import stand_at, step_away
+from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.reach import matched_path
 from services.scheduler.core.ready_order import first_in_line
 from services.scheduler.core.state import CellState, Request, Worker, count

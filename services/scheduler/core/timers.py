@@ -11,6 +11,9 @@ from services.scheduler.core.pins import expire_pin
 from services.scheduler.core.queueing import fail
 from services.scheduler.core.saves import expire_save
 from services.scheduler.core.state import Timer, count
+from services.scheduler.core.state_fetches import expire_state_fetch
+from services.scheduler.core.state_leases import expire_lease
+from services.scheduler.core.state_saves import expire_state_save
 from services.scheduler.core.turn import Turn
 from shared.errors import Unavailable
 
@@ -46,6 +49,10 @@ def _fetch(turn: Turn, timer: Timer) -> None:
     expire_fetch(turn, turn.state.fetches[int(timer.subject)])
 
 
+def _state_fetch(turn: Turn, timer: Timer) -> None:
+    expire_state_fetch(turn, turn.state.state_fetches[int(timer.subject)])
+
+
 def _resume(turn: Turn, timer: Timer) -> None:
     request = turn.state.requests[timer.subject]
     request.resume_timer = ""
@@ -59,7 +66,15 @@ def _backup(turn: Turn, timer: Timer) -> None:
 
 
 def _save(turn: Turn, timer: Timer) -> None:
-    expire_save(turn, turn.state.saves[int(timer.subject)])
+    save = turn.state.saves.get(int(timer.subject))
+    if save is not None:
+        expire_save(turn, save)
+    else:
+        expire_state_save(turn, turn.state.state_saves[int(timer.subject)])
+
+
+def _lease(turn: Turn, timer: Timer) -> None:
+    expire_lease(turn, turn.state.leases[int(timer.subject)])
 
 
 def _pin(turn: Turn, timer: Timer) -> None:
@@ -71,8 +86,10 @@ _HANDLERS = {
     "deferral": _deferral,
     "prefetch": _prefetch,
     "fetch": _fetch,
+    "state_fetch": _state_fetch,
     "resume": _resume,
     "backup": _backup,
     "pin": _pin,
     "save": _save,
+    "lease": _lease,
 }

@@ -100,6 +100,11 @@ class ChunkIndex:
             if (not namespace or chunk.key.namespace == namespace) and (not geometry or chunk.key.geometry == geometry)
         ]
 
+    def nbytes_of(self, key: ChunkKey) -> int:
+        """Bytes of a chunk that is there; 0 of another."""
+        chunk = self._chunks.get(_name(key))
+        return 0 if chunk is None else chunk.nbytes
+
     def is_arriving(self, key: ChunkKey) -> bool:
         """Whether it was reserved and is neither added nor given up."""
         return _name(key) in self._arrivals
@@ -203,6 +208,11 @@ class ChunkIndex:
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._list(name, chunk)
+
+    def pin_alike(self, pinned: bytes, geometry: bytes) -> None:
+        """Pin of ``geometry`` what is pinned of the geometry ``pinned``, as far as the bound allows. O(pins)."""
+        for name in [name for name in self._pins if name.endswith(pinned)]:
+            self.pin(name.removesuffix(pinned), geometry)
 
     def forget(self, key: ChunkKey) -> bool:
         """It is not there any more. False if it was not."""

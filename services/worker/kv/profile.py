@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
 VERSION = 1
 
+MOST_RESTORATIONS = 32
+"""Models whose restoration one file keeps; those that were measured longest ago go."""
+
 MoverName = Literal["per_page", "batched", "gpu_assisted"]
+
+
+class ProfileForeign(ConfigError):
+    """A profile that is sound but was made on another machine, or for another model."""
+
+    code = "profile_foreign"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +79,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_per_s: float = 0.0  # One large copy from pinned memory to the GPU; 0 without one.
     movers: tuple[MoverFigure, ...] = ()
     disk: DiskFigures | None = None
+    restorations: tuple[RestorationProfile, ...] = ()  # One a model, the last measured last.
 
     def fastest(self, device: str, page_size: int, *, verified: bool) -> MoverFigure | None:
         """The best figure on this kind of device at the measured page size nearest to ``page_size``; None if there is
@@ -83,6 +95,28 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             (figure for figure in near if figure.transfer_bytes == largest),
             key=lambda figure: figure.verified_bytes_per_s if verified else figure.bytes_per_s,
         )
+
+    def restoration_of(self, here: RestorationProfile) -> RestorationProfile | None:
+        """What was measured for the model that ``here`` describes; None if no model was measured at all.
+
+        Raises ProfileForeign, naming what differs in the nearest, where only others were.
+        """
+        nearest: tuple[str, ...] | None = None
+        for each in reversed(self.restorations):
+            differing = each.differences(here)
+            if not differing:
+                return each
+            if nearest is None or len(differing) < len(nearest):
+                nearest = differing
+        if nearest is None:
+            return None
+        raise ProfileForeign(f"restoration was measured for another model: {'; '.join(nearest)}")
+
+    def with_restorations(self, others: Iterable[RestorationProfile]) -> Profile:
+        """This profile with what ``others`` say besides: of models that it says nothing of."""
+        mine = self.restorations
+        kept = [each for each in others if all(each.differences(one) for one in mine)]
+        return msgspec.structs.replace(self, restorations=(*kept, *mine)[-MOST_RESTORATIONS:])
 
 
 def this_machine(gpus: tuple[str, ...] = ()) -> Machine:
@@ -106,7 +140,9 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path, machine: Machine) -> Profile:
-    """Raises ConfigError, saying why, for a file that cannot be read, is none, or is another machine's."""
+    """Raises ConfigError, saying why, for a file that cannot be read or is none; ProfileForeign for one of another
+    machine.
+    """
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as error:
@@ -121,7 +157,7 @@ def read_profile(path: Path, machine: Machine) -> Profile:
         if getattr(profile.machine, name) != getattr(machine, name)
     ]
     if differing:
-        raise ConfigError(f"the profile {path} was made on another machine: {'; '.join(differing)}")
+        raise ProfileForeign(f"the profile {path} was made on another machine: {'; '.join(differing)}")
     return profile
 
 

@@ -1,7 +1,7 @@
 """Turns rows as steps bring them into pieces as storage keeps them (HCache section 4.2.2, stage two). Pure.
 
-Steps bring a few rows of many sequences, all layers of a token at once; a piece wants 64 tokens of one sequence, one
-layer behind the other.
+Steps bring a few rows of many sequences, all units of a token at once; a piece wants 64 tokens of one sequence, one
+unit behind the other.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.restore.pieces import HiddenPiece, piece_end
+from services.worker.restore.pieces import PieceRows, piece_end
+from shared.chunks import CHUNK_TOKENS
 from shared.errors import InvariantViolated
 
 
 @dataclass(slots=True)
 class _Open:
-    """The piece of one sequence that is being filled: ``rows`` uint8 [layers, capacity, row_bytes], ``filled``
-    tokens.
+    """The piece of one sequence that is being filled: ``rows`` uint8 [units, piece_tokens, row_bytes], ``filled``
+    tokens. ``rows`` is None until the first comes.
     """
 
     first: int
@@ -28,41 +29,46 @@ class _Open:
 
 
 class PieceAssembler:
-    """At most one piece per sequence is open, so memory is bounded by the number of sequences."""
+    """At most one piece per sequence is open, so memory is bounded by the number of sequences. It is kept for the next
+    ones: memory that is new costs far more to fill.
+    """
 
-    def __init__(self, layers: tuple[int, ...], row_bytes: int) -> None:
-        self._layers, self._row_bytes = layers, row_bytes
+    def __init__(self, units: int, row_bytes: int, piece_tokens: int = CHUNK_TOKENS) -> None:
+        self._shape = (units, piece_tokens, row_bytes)
         self._open: dict[str, _Open] = {}
+        self._spare: list[npt.NDArray[np.uint8]] = []
 
     def begin(self, sequence_id: str, position: int) -> None:
         """The sequence's rows come from ``position`` on. Raises InvariantViolated if it has begun."""
         if sequence_id in self._open:
-            raise InvariantViolated(f"hidden states of {sequence_id} are being assembled already")
+            raise InvariantViolated(f"rows of {sequence_id} are being assembled already")
         self._open[sequence_id] = _Open(position)
 
-    def append(self, sequence_id: str, rows: npt.NDArray[np.uint8]) -> Iterator[HiddenPiece]:
-        """The sequence's next rows, uint8 [layers, N, row_bytes]; yields the pieces that they fill."""
+    def append(self, sequence_id: str, rows: npt.NDArray[np.uint8]) -> Iterator[PieceRows]:
+        """The sequence's next rows, uint8 [units, N, row_bytes]; yields the pieces that they fill, each to be used
+        before the next is asked for.
+        """
+        piece = self._open[sequence_id]
         start, total = 0, rows.shape[1]
         while start < total:
-            piece = self._open[sequence_id]
-            capacity = piece_end(piece.first) - piece.first
+            capacity = piece_end(piece.first, self._shape[1]) - piece.first
             if piece.rows is None:
-                piece.rows = np.empty((len(self._layers), capacity, self._row_bytes), dtype=np.uint8)
+                piece.rows = self._spare.pop() if self._spare else np.empty(self._shape, dtype=np.uint8)
             count = min(capacity - piece.filled, total - start)
             piece.rows[:, piece.filled : piece.filled + count] = rows[:, start : start + count]
             piece.filled += count
             start += count
             if piece.filled == capacity:
-                self._open[sequence_id] = _Open(piece.first + capacity)
-                yield HiddenPiece.seal(sequence_id, piece.first, self._layers, piece.rows)
+                yield PieceRows(sequence_id, piece.first, piece.rows[:, :capacity])
+                piece.first, piece.filled = piece.first + capacity, 0
 
-    def end(self, sequence_id: str) -> HiddenPiece | None:
+    def end(self, sequence_id: str) -> PieceRows | None:
         """Forget the sequence; the tail of it that fills no piece, or None if nothing is left."""
         piece = self._open.pop(sequence_id)
         if piece.rows is None:
             return None
-        rows = piece.rows[:, : piece.filled].copy()  # Gives back what the piece does not use.
-        return HiddenPiece.seal(sequence_id, piece.first, self._layers, rows)
+        self._spare.append(piece.rows)
+        return PieceRows(sequence_id, piece.first, piece.rows[:, : piece.filled]) if piece.filled else None
 
     @property
     def sequences(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.worker.restore.hidden_shape import HiddenShape
-from services.worker.restore.two_stage import SavedRows
+from services.worker.restore.saving_step import SavedRows
 from shared.errors import ConfigError
 
 _BLOCK_BYTES = 4096

@@ -5,15 +5,32 @@ The last of them needs only its own K and V, so neither its attention nor anythi
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from services.worker.engine.attention import AttentionCall
-from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.attention import AttentionCall, AttentionStep
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.paged_step import PagedStep
 from services.worker.kv.device_pool import DevicePool
 from services.worker.restore.kv_slots import KvSlots
 from shared.errors import InvariantViolated
+from shared.messages.pools import KvGeometry
+
+
+class PassRunner(Protocol):
+    """What is asked of ``engine.model_runner.ModelRunner`` to restore a prefix."""
+
+    pool: DevicePool
+
+    @property
+    def geometry(self) -> KvGeometry: ...
+
+    def paged_step(self, meta: ForwardMeta) -> PagedStep: ...
+
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor: ...
 
 
 class _LayersDone(Exception):
@@ -33,18 +50,21 @@ class _FirstLayers:
         raise _LayersDone
 
 
-def compute_first_layers(runner: ModelRunner, ids: torch.Tensor, segment: Segment, layers: int) -> None:
+def compute_first_layers(
+    runner: PassRunner, ids: torch.Tensor, segment: Segment, layers: int, gate: LayerGate | None = None
+) -> None:
     """Write the KV of the first ``layers`` layers of the segment's tokens (``ids`` int64 [segment.rows]) to their
     slots.
 
-    What is before the segment must be in the pool for these layers. With ``layers`` 0 nothing happens.
+    What is before the segment must be in the pool for these layers, or comes when ``gate`` lets attention of a layer
+    through; raises what the gate raises. With ``layers`` 0 nothing happens.
     """
     if layers == 0:
         return
     page_size, device = runner.geometry.page_size, runner.pool.device
     if len(ids) != segment.rows or layers > runner.geometry.layers:
         raise InvariantViolated(f"{len(ids)} tokens do not make {segment.rows} rows in {layers} layers")
-    meta = ForwardMeta.build([segment], page_size, device)
+    meta = ForwardMeta.build([segment], page_size, device, gate)
     slots = KvSlots(meta.slots, meta.first_slot)
     step = _FirstLayers(runner.paged_step(meta), runner.pool, slots, layers)
     try:

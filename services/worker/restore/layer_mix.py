@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.errors import InvariantViolated
+from shared.messages.pools import KvGeometry
 
 Means = Literal["recompute", "hidden", "load"]
 
@@ -27,6 +28,17 @@ class LayerMix:
     def __post_init__(self) -> None:
         if min(self.recomputed, self.from_hidden, self.loaded) < 0 or self.layers < 1:
             raise InvariantViolated(f"no prefix is restored as {self}")
+
+    @classmethod
+    def of_state(cls, geometry: KvGeometry, recomputed: int) -> LayerMix:
+        """Restoration from state pages where the first ``recomputed`` layers are recomputed, and those that the pages
+        lack. What the pages hold of recomputed layers is left alone.
+
+        Raises InvariantViolated for more layers than there are.
+        """
+        recomputed = max(recomputed, geometry.absent)
+        hidden_end = max(recomputed, geometry.absent + geometry.from_hidden)
+        return cls(recomputed, hidden_end - recomputed, geometry.layers - hidden_end)
 
     @property
     def layers(self) -> int:

@@ -9,7 +9,7 @@ from services.worker.restore.pieces import HiddenPiece
 
 
 class PieceQueue:
-    """A :class:`~services.worker.restore.two_stage.PieceTaker`, emptied by another thread."""
+    """A :class:`~services.worker.restore.pieces.HiddenPieceTaker`, emptied by another thread."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes

@@ -1,4 +1,7 @@
-"""Pieces: what a store of hidden states keeps. A piece is up to 64 consecutive tokens of one sequence, layer by layer.
+"""Pieces: up to 64 consecutive tokens of one sequence, unit by unit.
+
+A unit is a layer's hidden states, its K or its V. :class:`PieceRows` is what saving assembles; :class:`HiddenPiece` is
+what a store of hidden states alone keeps of it.
 
 Layers lie one behind the other, so one layer of a piece is one contiguous read, which is the order of restoration
 (HCache section 4.2.1). Pieces end at multiples of 64 tokens from the root, where chunks of KV end too; a sequence's
@@ -8,7 +11,9 @@ layer can be verified alone and a layer or piece in another's place never verifi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +25,34 @@ from shared.chunks import CHUNK_TOKENS
 _LAYER_BITS = 16
 
 
-def piece_end(position: int) -> int:
+def piece_end(position: int, piece_tokens: int = CHUNK_TOKENS) -> int:
     """Where the piece that holds the token at ``position`` ends at the latest."""
-    return (position // CHUNK_TOKENS + 1) * CHUNK_TOKENS
+    return (position // piece_tokens + 1) * piece_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceRows:
+    """rows: uint8 [units, tokens, row_bytes] of tokens from ``first`` on. The memory is used again for the next piece:
+    whoever keeps it copies it.
+    """
+
+    sequence_id: str
+    first: int
+    rows: npt.NDArray[np.uint8]
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.shape[1]
+
+
+class PieceTaker(Protocol):
+    """Where pieces go. Called by the saving thread alone."""
+
+    def take(self, piece: PieceRows) -> bool:
+        """False when there is no room: the rest of the sequence is not saved."""
+
+    def end(self, sequence_id: str) -> None:
+        """No further piece of this sequence comes. Called once for each that has begun."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,3 +100,23 @@ class HiddenPiece:
 
 def _checksum(rows: npt.NDArray[np.uint8], first: int, layer: int) -> int:
     return int(xxhash.xxh3_64_intdigest(rows.data, seed=first << _LAYER_BITS | layer))
+
+
+class HiddenPieceTaker(Protocol):
+    """A store of hidden states."""
+
+    def take(self, piece: HiddenPiece) -> bool:
+        """See :meth:`PieceTaker.take`."""
+
+
+class HiddenPieces:
+    """A :class:`PieceTaker` that makes sealed pieces of hidden states of ``layers``, tails too."""
+
+    def __init__(self, taker: HiddenPieceTaker, layers: Sequence[int]) -> None:
+        self._taker, self._layers = taker, tuple(layers)
+
+    def take(self, piece: PieceRows) -> bool:
+        return self._taker.take(HiddenPiece.seal(piece.sequence_id, piece.first, self._layers, piece.rows.copy()))
+
+    def end(self, sequence_id: str) -> None:
+        """A piece says by itself which tokens it holds."""

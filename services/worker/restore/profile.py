@@ -1,10 +1,12 @@
-"""What each way back onto the device costs here: the figures that a restoration planner works with (HCache section
-4.1.2 finds them offline for each machine and model).
+"""Measures what each way back onto the device costs here: the figures that a restoration planner works with (HCache
+section 4.1.2 finds them offline for each machine and model).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 import numpy as np
@@ -15,142 +17,146 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.measured_loads import load_scene, medians
 from services.worker.kv.movers import DEFAULT_MOVER, make_mover
 from services.worker.kv.pinning import cuda_pins
+from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.first_layers import compute_first_layers
-from services.worker.restore.hidden_shape import HiddenShape
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.kv_slots import KvSlots
 from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection
+from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared.chunks import CHUNK_TOKENS
 from shared.errors import ConfigError
-from shared.messages.pools import KvGeometry
 
-VERSION = 1
 PREFIX = "thermocline-restore"
 
 
-class RestorationFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians (HCache section 4.1.2's IO_H, IO_KV, C_H
-    and C_Token, each divided by the tokens). Recomputation alone grows with the length, for its attention.
+def subject(runner: ModelRunner, projection: KvProjection | None, *, threads: int = 0) -> RestorationProfile:
+    """Of what figures would be here, without any. ``threads`` is what the runner was loaded with; 0 is torch's
+    default. Without ``projection`` nothing is restored from hidden states.
     """
-
-    tokens: int
-    io_hidden_s: float  # From host memory, verified.
-    io_kv_s: float  # From host memory, verified.
-    compute_hidden_s: float
-    compute_token_s: float
-
-
-class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds for this model, dtype and machine. ``device`` is cpu or cuda; figures are in order of their lengths."""
-
-    version: int = VERSION
-    geometry: KvGeometry
-    hidden: int
-    device: str
-    figures: tuple[RestorationFigure, ...]
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes of one token's hidden states in one layer."""
-        return HiddenShape(self.geometry.layers, self.hidden, self.geometry.dtype).row_bytes
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of one token's KV in one layer."""
-        return self.geometry.token_bytes // self.geometry.layers
-
-    def to_json(self) -> bytes:
-        """As the command line writes it."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> RestorationProfile:
-        """Raises ConfigError for anything that :meth:`to_json` of this version does not write."""
-        try:
-            profile = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"no profile of restoration: {error}") from error
-        if profile.version != VERSION:
-            raise ConfigError(f"the profile of restoration has version {profile.version}, not {VERSION}")
-        return profile
-
-
-def measure_restoration(runner: ModelRunner, lengths: Sequence[int], *, rounds: int = 5) -> RestorationProfile:
-    """Measure prefixes of these lengths, in tokens. Overwrites the pool: call it before any request is admitted.
-
-    Raises HiddenStatesUnsupported for a model whose hidden states do not restore it, ConfigError for a length that the
-    pool or the model cannot hold.
-    """
-    projection, geometry = KvProjection(runner), runner.geometry
-    longest = min(runner.pool.pages * geometry.page_size, runner.max_context)
-    wrong = [length for length in lengths if not geometry.page_size <= length <= longest]
-    if wrong or not lengths or rounds < 1:
-        raise ConfigError(f"prefixes of {wrong or 'no'} tokens cannot be measured; the longest here has {longest}")
+    device = runner.pool.device.type
+    weights = (getattr(module, "weight", None) for module in runner.model.modules())
     return RestorationProfile(
-        geometry=geometry,
-        hidden=projection.shape.hidden,
-        device=runner.pool.device.type,
-        figures=tuple(_measure(runner, projection, tokens, rounds) for tokens in sorted(set(lengths))),
+        geometry=runner.geometry,
+        hidden=0 if projection is None else projection.shape.hidden,
+        device=device,
+        figures=(),
+        architecture=type(runner.model).__name__,
+        parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
+        threads=(threads or torch.get_num_threads()) if device == "cpu" else 0,
     )
 
 
-def _measure(runner: ModelRunner, projection: KvProjection, tokens: int, rounds: int) -> RestorationFigure:
-    shape, geometry, device = projection.shape, runner.geometry, runner.pool.device
-    pages = np.arange(pages_for(tokens, geometry.page_size), dtype=np.int32)
-    segment = Segment(tokens, 0, pages)
-    slots = KvSlots.of_segment(segment, geometry.page_size, device)
-    embeddings = projection.position_embeddings(torch.arange(tokens))
+def measure_restoration(
+    runner: ModelRunner,
+    lengths: Sequence[int],
+    *,
+    rounds: int = 5,
+    threads: int = 0,
+    enough_s: float = float("inf"),
+    said: Callable[[str], None] = lambda line: None,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> RestorationProfile:
+    """Measure prefixes of these lengths, in tokens. Overwrites the pool: call it before any request is admitted.
+
+    The shortest is always measured; a longer one is not begun where it would presumably last until more than
+    ``enough_s`` seconds are over. ``said`` is told of each. Raises ConfigError for a length that the pool or the model
+    cannot hold.
+    """
+    longest = min(runner.pool.pages * runner.geometry.page_size, runner.max_context)
+    wrong = [length for length in lengths if not runner.geometry.page_size <= length <= longest]
+    if wrong or not lengths or rounds < 1:
+        raise ConfigError(f"prefixes of {wrong or 'no'} tokens cannot be measured; the longest here has {longest}")
+    try:
+        projection = KvProjection(runner)
+    except HiddenStatesUnsupported as error:
+        said(f"no hidden states: {error.message}")
+        projection = None
+    figures: list[RestorationFigure] = []
+    began_s = last_s = clock_s()
+    for tokens in sorted(set(lengths)):
+        # Attention makes time grow with the square of the length at the most.
+        growth = (tokens / figures[-1].tokens) ** 2 if figures else 0.0
+        if figures and clock_s() - began_s + (clock_s() - last_s) * growth > enough_s:
+            said(f"{tokens} tokens are left out, they would take too long")
+            break
+        said(f"a prefix of {tokens} tokens")
+        last_s = clock_s()
+        figures.append(_measure(runner, projection, tokens, rounds))
+    return msgspec.structs.replace(subject(runner, projection, threads=threads), figures=tuple(figures))
+
+
+def _measure(runner: ModelRunner, projection: KvProjection | None, tokens: int, rounds: int) -> RestorationFigure:
+    geometry = runner.geometry
+    works = {"recompute": _recompute(runner, tokens)}
+    with ExitStack() as stack:
+        scene = stack.enter_context(load_scene(geometry, tokens, device=str(runner.pool.device), shm_prefix=PREFIX))
+        mover = make_mover(scene.device, DEFAULT_MOVER, programs=1)
+        works["load"] = lambda: scene.load(mover, verified=True)
+        if projection is not None:
+            works |= stack.enter_context(_hidden_works(runner, projection, tokens))
+        spent = medians(works, rounds)
+        loaded = len(scene.pages) * geometry.page_size
+    return RestorationFigure(
+        tokens=tokens,
+        io_hidden_s=spent.get("transmit", 0.0) / tokens,
+        io_kv_s=spent["load"] / (loaded * geometry.layers),
+        compute_hidden_s=spent.get("project", 0.0) / (tokens * geometry.layers),
+        compute_token_s=spent["recompute"] / (tokens * geometry.layers),
+    )
+
+
+def _recompute(runner: ModelRunner, tokens: int) -> Callable[[], object]:
+    """Computes all layers of a prefix from its tokens."""
     ids = torch.arange(tokens) * 7919 % runner.vocab_size
+    segment = _whole(runner, tokens)
+
+    def recompute() -> None:
+        compute_first_layers(runner, ids, segment, runner.geometry.layers)
+        _wait(runner)
+
+    return recompute
+
+
+@contextmanager
+def _hidden_works(
+    runner: ModelRunner, projection: KvProjection, tokens: int
+) -> Iterator[dict[str, Callable[[], object]]]:
+    """Transmitting one layer of a prefix's hidden states, and projecting all layers."""
+    shape, device = projection.shape, runner.pool.device
+    slots = KvSlots.of_segment(_whole(runner, tokens), runner.geometry.page_size, device)
+    embeddings = projection.position_embeddings(torch.arange(tokens))
     hidden = torch.zeros(tokens, shape.hidden, dtype=shape.torch_dtype, device=device)
     host = np.zeros((pages_for(tokens, CHUNK_TOKENS), 1, CHUNK_TOKENS, shape.row_bytes), dtype=np.uint8)
     source = PieceSource(shape, _pieces(host), 0, tokens, [0])
-    pins = cuda_pins(device)
-    if pins is not None:
-        pins.pin(host.reshape(-1))
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
 
     def transmit() -> None:
         source.read(0, 0, tokens, hidden)
-        wait()
+        _wait(runner)
 
     def project() -> None:
-        for layer in range(geometry.layers):
+        for layer in range(runner.geometry.layers):
             projection.restore(layer, hidden, embeddings, slots)
-        wait()
+        _wait(runner)
 
-    def recompute() -> None:
-        compute_first_layers(runner, ids, segment, geometry.layers)
-        wait()
-
+    pins = cuda_pins(device)
+    if pins is not None:
+        pins.pin(host.reshape(-1))
     try:
-        with load_scene(geometry, tokens, device=str(device), shm_prefix=PREFIX) as scene:
-            mover = make_mover(scene.device, DEFAULT_MOVER, programs=1)
-
-            def load() -> None:
-                scene.load(mover, verified=True)
-
-            works: dict[str, Callable[[], object]] = {
-                "transmit": transmit,
-                "load": load,
-                "project": project,
-                "recompute": recompute,
-            }
-            spent = medians(works, rounds)
-            loaded = len(scene.pages) * geometry.page_size
+        yield {"transmit": transmit, "project": project}
     finally:
         if pins is not None:
             pins.unpin(host.reshape(-1))
-    return RestorationFigure(
-        tokens=tokens,
-        io_hidden_s=spent["transmit"] / tokens,
-        io_kv_s=spent["load"] / (loaded * geometry.layers),
-        compute_hidden_s=spent["project"] / (tokens * geometry.layers),
-        compute_token_s=spent["recompute"] / (tokens * geometry.layers),
-    )
+
+
+def _whole(runner: ModelRunner, tokens: int) -> Segment:
+    """A prefix in the first pages of the pool."""
+    return Segment(tokens, 0, np.arange(pages_for(tokens, runner.geometry.page_size), dtype=np.int32))
+
+
+def _wait(runner: ModelRunner) -> None:
+    if runner.pool.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _pieces(rows: np.ndarray) -> list[HiddenPiece]:

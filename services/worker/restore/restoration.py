@@ -17,20 +17,25 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.engine import forward_meta
 from services.worker.engine.forward_meta import Segment
-from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.kv.loads import JOIN_TIMEOUT_S
 from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.movers.side_stream import side_stream
-from services.worker.restore.first_layers import compute_first_layers
+from services.worker.restore.first_layers import PassRunner, compute_first_layers
 from services.worker.restore.hidden_source import HiddenSource
 from services.worker.restore.kv_slots import KvSlots
 from services.worker.restore.kv_source import KvSource
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.projection import KvProjection
-from services.worker.restore.staging import StagingMemory
+from services.worker.restore.refusals import HiddenStatesUnsupported
+from services.worker.restore.staging import Staging, StagingMemory
 from shared.errors import InvariantViolated, TransportError
+
+
+class RestorationStuck(TransportError):
+    """The transfer does not end, so what it writes to cannot be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +56,33 @@ class Restoration:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        projection: KvProjection,
+        runner: PassRunner,
+        projection: KvProjection | None,
         segment: Segment,
         mix: LayerMix,
         sources: Sources,
         *,
-        staging: StagingMemory,
+        staging: StagingMemory | None,
         timeout_s: float,
+        loads: forward_meta.LayerGate | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """KV that the segment attends to must be on the device, for what is recomputed. No other restoration may be
-        using ``staging``.
+        """KV that the segment attends to must be on the device, for what is recomputed, or come there in time for
+        ``loads``. No other restoration may be using ``staging``. A mix without hidden states needs neither that nor a
+        projection.
         """
         _check(runner, segment, mix, sources)
-        self._runner, self._projection, self._segment = runner, projection, segment
+        self._runner, self._projection, self._segment, self._loads = runner, projection, segment, loads
         self._mix, self._sources, self._timeout_s = mix, sources, timeout_s
         device = runner.pool.device
         self._slots = KvSlots.of_segment(segment, runner.geometry.page_size, device)
-        self._embeddings = projection.position_embeddings(torch.arange(segment.context, segment.length))
-        self._staging = staging.buffers(projection.shape, segment.rows, mix.from_hidden)
+        self._embeddings: tuple[torch.Tensor, ...] | None = None
+        self._staging: Staging | None = None
+        if mix.from_hidden:
+            if projection is None or staging is None:
+                raise HiddenStatesUnsupported("this worker cannot restore KV from hidden states")
+            self._embeddings = projection.position_embeddings(torch.arange(segment.context, segment.length))
+            self._staging = staging.buffers(projection.shape, segment.rows, mix.from_hidden)
         self._stream = side_stream(device)
         self._gate = LayerGate(mix.layers, timeout_s=timeout_s, clock_ns=clock_ns)
         self._projected = 0  # Hidden layers that the computing thread is done with.
@@ -96,7 +108,7 @@ class Restoration:
         """Recompute the first layers."""
         if self._mix.recomputed:
             assert self._sources.ids is not None
-            compute_first_layers(self._runner, self._sources.ids, self._segment, self._mix.recomputed)
+            compute_first_layers(self._runner, self._sources.ids, self._segment, self._mix.recomputed, self._loads)
 
     def wait(self, layer: int) -> None:
         """Return when the KV of ``layer`` is in the pool, or ordered before what the current stream does next.
@@ -124,19 +136,22 @@ class Restoration:
     def finish(self) -> None:
         """Return when nothing is being written any more; gives up what has not arrived.
 
-        Raises LoadRejected if the prefix is not restored whole, TransportError if the transfer does not end.
+        Raises LoadRejected if the prefix is not restored whole, RestorationStuck if the transfer does not end.
         """
         is_whole = self._gate.rejected is None and self._gate.progress[0] >= self._mix.layers
         is_whole = is_whole and self._projected == self._mix.from_hidden
         self._cancelled.set()
-        for _ in range(self._mix.from_hidden):
-            self._staging.wake()
+        if self._staging is not None:
+            for _ in range(self._mix.from_hidden):
+                self._staging.wake()
         if not self._ended.wait(JOIN_TIMEOUT_S):
-            raise TransportError("a restoration does not end; its device pages cannot be used again")
+            raise RestorationStuck("a restoration does not end; its device pages cannot be used again")
         if self._gate.rejected is not None or not is_whole:
             raise LoadRejected(self._gate.rejected or "the restoration was given up")
 
     def _project(self, layer: int) -> None:
+        assert self._projection is not None
+        assert self._staging is not None
         self._gate.wait(layer)
         hidden = self._staging.buffer(self._projected)
         self._projection.restore(layer, hidden, self._embeddings, self._slots)
@@ -164,6 +179,7 @@ class Restoration:
             self._gate.release(self._mix.layers - 1)
 
     def _release_before_staging(self, launched: tuple[int, Fence]) -> tuple[int, Fence] | None:
+        assert self._staging is not None
         if self._staging.has_free:
             return launched
         self._release(*launched)
@@ -181,6 +197,7 @@ class Restoration:
             self._sources.kv.load(layer)
             return self._sources.kv.fence()
         assert self._sources.hidden is not None
+        assert self._staging is not None
         with self._stream:
             into = self._staging.take(self._timeout_s)
             if self._cancelled.is_set():
@@ -189,7 +206,7 @@ class Restoration:
             return self._stream.fence()
 
 
-def _check(runner: ModelRunner, segment: Segment, mix: LayerMix, sources: Sources) -> None:
+def _check(runner: PassRunner, segment: Segment, mix: LayerMix, sources: Sources) -> None:
     if mix.layers != runner.geometry.layers:
         raise InvariantViolated(f"{mix} does not restore {runner.geometry.layers} layers")
     if mix.recomputed and (sources.ids is None or len(sources.ids) != segment.rows):

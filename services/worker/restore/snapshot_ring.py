@@ -1,7 +1,7 @@
-"""Stage one of saving (HCache section 4.2.2): one batched copy per layer into host memory, beside the model's kernels.
+"""Stage one of saving (HCache section 4.2.2): one batched copy per unit into host memory, beside the model's kernels.
 
 The ring lies in /dev/shm, so that another process can map it, and is pinned where there is a GPU. A snapshot is the
-saved rows of one step in all saved layers. On a GPU its copies run on a stream of their own, ordered by events
+saved rows of one pass in all saved units. On a GPU its copies run on a stream of their own, ordered by events
 (section 5): the copy waits for the layer's input, and the allocator keeps that memory until the copy is done.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.pinning import cuda_pins
 from services.worker.restore.hidden_shape import HiddenShape
 from services.worker.restore.ring_space import RingSpace
@@ -25,54 +26,97 @@ _cuda: Any = torch.cuda
 
 
 class Snapshot:
-    """Rows of one step on their way to the host. A :class:`~services.worker.restore.attention_inputs.HiddenSink`.
+    """Rows of one pass on their way to the host. A :class:`~services.worker.restore.attention_inputs.HiddenSink`.
 
-    ``rows`` uint8 [layers, N, row_bytes] is complete once :meth:`wait` has returned.
+    ``rows`` uint8 [units, N, row_bytes] is complete once :meth:`wait` has returned: first the hidden states of
+    ``layers``, then K and V of each of ``kv_layers``.
     """
 
     def __init__(
-        self, rows: npt.NDArray[np.uint8], picked: Sequence[slice], layers: Sequence[int], stream: Any
+        self,
+        rows: npt.NDArray[np.uint8],
+        picked: Sequence[slice],
+        layers: Sequence[int],
+        kv_layers: Sequence[int],
+        stream: Any,
     ) -> None:
-        """``picked`` are runs of the step's rows, N in all, in this order."""
+        """``picked`` are runs of the pass's rows, N in all, in this order."""
         self.rows = rows
         self._picked = picked
+        self.layers = layers
         self._index = {layer: index for index, layer in enumerate(layers)}
+        self._kv_layers = kv_layers
         self._stream = stream
         self._done: Any = None
-        self.layers_taken = 0
+        self._units_taken = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every unit was taken, each once."""
+        return self._units_taken == len(self.rows)
 
     def take(self, layer: int, hidden: torch.Tensor) -> None:
-        into = torch.from_numpy(self.rows[self._index[layer]]).view(hidden.dtype)
+        into = self._place(self._index[layer], hidden.dtype)
         parts = [hidden[part] for part in self._picked]
-        if self._stream is None:
-            if len(parts) == 1:
-                into.copy_(parts[0])
-            else:
-                torch.cat(parts, out=into)
-        else:
+        if self._stream is not None:
             # Gathered on the device first: one copy over the link however many sequences there are.
-            gathered = parts[0] if len(parts) == 1 else torch.cat(parts)
-            self._stream.wait_stream(_cuda.current_stream(hidden.device))
-            with _cuda.stream(self._stream):
-                into.copy_(gathered, non_blocking=True)
-                self._done = self._stream.record_event()
-            gathered.record_stream(self._stream)
-        self.layers_taken += 1
+            self._send(into, parts[0] if len(parts) == 1 else torch.cat(parts))
+        elif len(parts) == 1:
+            into.copy_(parts[0])
+        else:
+            torch.cat(parts, out=into)
+
+    def take_kv(self, pool: DevicePool, slots: torch.Tensor) -> None:
+        """Take K and V from the pool once the pass has written them; ``slots`` int64 [T] are those of its rows."""
+        if not self._kv_layers:
+            return
+        wanted = torch.cat([slots[part] for part in self._picked])
+        for number, layer in enumerate(self._kv_layers):
+            for half, states in enumerate((pool.k(layer), pool.v(layer))):
+                by_token = states.flatten(0, 1).flatten(1)
+                into = self._place(len(self._index) + 2 * number + half, by_token.dtype)
+                if self._stream is None:
+                    torch.index_select(by_token, 0, wanted, out=into)
+                else:
+                    self._send(into, by_token.index_select(0, wanted))
 
     def wait(self) -> None:
         """Return when all that was taken is in host memory. Off the critical path."""
         if self._done is not None:
             self._done.synchronize()
 
+    def _place(self, unit: int, dtype: torch.dtype) -> torch.Tensor:
+        self._units_taken += 1
+        return torch.from_numpy(self.rows[unit]).view(dtype)
+
+    def _send(self, into: torch.Tensor, gathered: torch.Tensor) -> None:
+        """Copy behind what the current stream has been told so far, on a stream of its own."""
+        self._stream.wait_stream(_cuda.current_stream(gathered.device))
+        with _cuda.stream(self._stream):
+            into.copy_(gathered, non_blocking=True)
+            self._done = self._stream.record_event()
+        gathered.record_stream(self._stream)
+
 
 class SnapshotRing:
     """Snapshots are given back in the order in which they were taken, by another thread than takes them."""
 
     def __init__(
-        self, shape: HiddenShape, capacity_bytes: int, *, device: torch.device, shm_prefix: str, layers: Sequence[int]
+        self,
+        shape: HiddenShape,
+        capacity_bytes: int,
+        *,
+        device: torch.device,
+        shm_prefix: str,
+        layers: Sequence[int],
+        kv_layers: Sequence[int] = (),
     ) -> None:
-        """``layers`` are those that are saved. Raises ConfigError when there is no memory for the ring."""
-        self._shape, self._layers = shape, tuple(layers)
+        """Hidden states of ``layers`` are saved, and KV of ``kv_layers``, whose K must be as wide as a hidden state is.
+
+        Raises ConfigError when there is no memory for the ring.
+        """
+        self.layers, self.kv_layers = tuple(layers), tuple(kv_layers)
+        self.units, self.row_bytes = len(self.layers) + 2 * len(self.kv_layers), shape.row_bytes
         self._space = RingSpace(capacity_bytes)
         self._lock = threading.Lock()
         self._segment = SharedSegment.create(shm_prefix, "hidden", capacity_bytes)
@@ -94,18 +138,18 @@ class SnapshotRing:
     def room_rows(self) -> int:
         """How many rows a snapshot could hold now."""
         with self._lock:
-            return self._space.largest // (len(self._layers) * self._shape.row_bytes)
+            return self._space.largest // (self.units * self.row_bytes)
 
     def take(self, picked: Sequence[slice]) -> Snapshot | None:
-        """Room for these rows of one step; None when there is none. Never waits."""
+        """Room for these rows of one pass; None when there is none. Never waits."""
         rows = sum(part.stop - part.start for part in picked)
-        nbytes = len(self._layers) * rows * self._shape.row_bytes
+        nbytes = self.units * rows * self.row_bytes
         with self._lock:
             start = self._space.take(nbytes)
         if start is None:
             return None
-        area = self._segment.array[start : start + nbytes].reshape(len(self._layers), rows, self._shape.row_bytes)
-        return Snapshot(area, picked, self._layers, self._stream)
+        area = self._segment.array[start : start + nbytes].reshape(self.units, rows, self.row_bytes)
+        return Snapshot(area, picked, self.layers, self.kv_layers, self._stream)
 
     def give_back_oldest(self) -> None:
         """The oldest snapshot's memory may be overwritten."""

@@ -25,6 +25,14 @@ class StagingMemory:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
+    def rows(self, shape: HiddenShape, multiple: int) -> int:
+        """How many tokens a restoration may have at the most, a multiple of ``multiple``; 0 if not even that fits.
+
+        Two buffers, where they fit, let one layer be transmitted while the one before is being projected.
+        """
+        fits = len(self._bytes) // shape.row_bytes
+        return (fits // 2 if fits >= 2 * multiple else fits) // multiple * multiple
+
     def buffers(self, shape: HiddenShape, tokens: int, layers: int) -> Staging:
         """For a restoration of ``tokens`` tokens in ``layers`` layers; the one before must have ended.
 

@@ -1,4 +1,4 @@
-"""Two-stage saving of hidden states (HCache section 4.2.2): a snapshot within the step, pieces beside it.
+"""Two-stage saving of state (HCache section 4.2.2): a snapshot within the step, pieces beside it.
 
 The computing thread never waits. What there is no room for is not saved: the sequence stops there, what was saved of it
 before stays good, and the counts tell how often that happened.
@@ -10,37 +10,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import partial
 
 from services.worker.restore.assembler import PieceAssembler
 from services.worker.restore.attention_inputs import AttentionInputs
-from services.worker.restore.hidden_shape import HiddenShape
-from services.worker.restore.pieces import HiddenPiece
-from services.worker.restore.snapshot_ring import Snapshot, SnapshotRing
+from services.worker.restore.pieces import PieceRows, PieceTaker
+from services.worker.restore.saving_step import SavedRows, SavingStep, Taken, runs_of
+from services.worker.restore.snapshot_ring import SnapshotRing
 from shared import logs
+from shared.chunks import CHUNK_TOKENS
 
 MAX_SNAPSHOTS = 256
-"""Steps whose rows wait for the second stage; with the ring's bytes and the sequences it bounds that stage's queue."""
+"""Passes whose rows wait for the second stage; with the ring's bytes and the sequences it bounds that stage's queue."""
 
 _log = logs.get_logger("worker")
-
-
-class PieceTaker(Protocol):
-    """Where full pieces go."""
-
-    def take(self, piece: HiddenPiece) -> bool:
-        """Called by the saving thread. False when there is no room: the rest of the sequence is not saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedRows:
-    """Rows ``[first_row, first_row + rows)`` of a step are tokens of one sequence from ``position`` on."""
-
-    sequence_id: str
-    first_row: int
-    rows: int
-    position: int
 
 
 @dataclass(slots=True)
@@ -61,23 +45,20 @@ class TwoStageSaver:
 
     def __init__(
         self,
-        shape: HiddenShape,
         ring: SnapshotRing,
         taker: PieceTaker,
         *,
-        layers: Sequence[int],
         max_sequences: int,
+        piece_tokens: int = CHUNK_TOKENS,
         submit: Callable[[Callable[[], None]], object] | None = None,
+        counts: SavingCounts | None = None,
     ) -> None:
-        """``layers`` are those of ``ring``. ``submit`` runs work one at a time in order; by default a thread of its
-        own.
-        """
-        self.counts = SavingCounts()
-        self._shape, self._ring, self._taker = shape, ring, taker
-        self._layers = tuple(layers)
+        """``submit`` runs work one at a time in order; by default a thread of its own. ``counts`` go on counting."""
+        self.counts = SavingCounts() if counts is None else counts
+        self._ring, self._taker = ring, taker
         self._max_sequences = max_sequences
         self._next: dict[str, int] = {}  # The position that comes next, by sequence that is being saved.
-        self._assembler = PieceAssembler(self._layers, shape.row_bytes)  # The saving thread's.
+        self._assembler = PieceAssembler(ring.units, ring.row_bytes, piece_tokens)  # The saving thread's.
         self._not_taken: set[str] = set()  # The saving thread's; the computing thread only looks.
         self._held = threading.Lock()
         self._snapshots = self._sequences = 0  # That the saving thread has yet to see the end of.
@@ -108,30 +89,33 @@ class TwoStageSaver:
         """Whether further rows of it would be saved."""
         return sequence_id in self._next
 
-    @contextmanager
-    def step(self, inputs: AttentionInputs, rows: Sequence[SavedRows]) -> Iterator[None]:
-        """Within this block runs one forward pass, whose ``rows`` are saved if their sequences are.
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence is being saved."""
+        return not self._next
 
-        If the block raises, nothing of it is saved and its rows may come again. So whatever voids the pass must raise
-        in here, the end of the loads that it attended to as well: KV that fails verification makes wrong hidden states.
+    @contextmanager
+    def step(self) -> Iterator[SavingStep]:
+        """Within this block run the forward passes of one step, each within :meth:`SavingStep.around`.
+
+        What they take is saved when the block ends and nothing of it was voided. So whatever voids a pass must be known
+        in here, the end of the loads that it attended to as well: KV that fails verification makes wrong hidden
+        states. Rows of a voided pass may come again.
         """
-        kept, snapshot = self._take(rows)
-        if snapshot is None:
-            yield
-            return
-        is_whole = False
+        step = SavingStep(self._take)
         try:
-            with inputs.given_to(snapshot, self._layers):
-                yield
-            is_whole = snapshot.layers_taken == len(self._layers)
+            yield step
+        except BaseException:
+            step.void()
+            raise
         finally:
-            if is_whole:
-                for each in kept:
-                    self._next[each.sequence_id] += each.rows
-                    self.counts.rows += each.rows
-            else:
-                self.counts.failed_steps += 1
-            self._submit(lambda: self._assemble(snapshot, kept if is_whole else ()))
+            self._settle(step)
+
+    @contextmanager
+    def one_pass(self, inputs: AttentionInputs, rows: Sequence[SavedRows]) -> Iterator[None]:
+        """A step of one forward pass, of which hidden states are kept and no KV. If the block raises, it is void."""
+        with self.step() as step, step.around(rows, inputs):
+            yield
 
     def close(self) -> None:
         """End all sequences and return when all pieces have been handed on."""
@@ -141,44 +125,88 @@ class TwoStageSaver:
             self._threads.shutdown()
             self._threads = None
 
-    def _take(self, rows: Sequence[SavedRows]) -> tuple[list[SavedRows], Snapshot | None]:
-        """Whose rows there is room for, in the order of the step, and room for them."""
+    # -- the computing thread ---------------------------------------------------------------------------------
+
+    def _take(self, rows: Sequence[SavedRows], stopped: list[str]) -> Taken | None:
+        """Room for those rows that are to be saved, in the order of the pass; None if nothing is.
+
+        Their sequences move on at once, so that the step's next pass continues them. Whoever must stop here goes to
+        ``stopped``: its end waits for the rows that earlier passes have taken of it.
+        """
         room = self._ring.room_rows
         with self._held:
             if self._snapshots >= MAX_SNAPSHOTS:
                 room = 0
         kept: list[SavedRows] = []
         for each in rows:
-            position = self._next.get(each.sequence_id)
-            if position is None or each.sequence_id in self._not_taken:
-                continue
-            if each.position != position:
-                self.counts.stopped_gap += 1
-                self.end(each.sequence_id)
-            elif each.rows > room:
-                self.counts.stopped_no_room += 1
-                self.end(each.sequence_id)
-            else:
-                kept.append(each)
-                room -= each.rows
-        snapshot = self._ring.take(_runs(kept)) if kept else None
-        if snapshot is not None:
-            with self._held:
-                self._snapshots += 1
-        return kept, snapshot
+            part = self._part(each, room, stopped)
+            if part is not None:
+                self._next[part.sequence_id] += part.rows
+                kept.append(part)
+                room -= part.rows
+        snapshot = self._ring.take(runs_of(kept)) if kept else None
+        if snapshot is None:
+            return None
+        with self._held:
+            self._snapshots += 1
+        return Taken(kept, snapshot)
 
-    def _assemble(self, snapshot: Snapshot, kept: Sequence[SavedRows]) -> None:
-        """The saving thread's: rows of one step into pieces."""
+    def _part(self, each: SavedRows, room: int, stopped: list[str]) -> SavedRows | None:
+        """What of these rows is saved, if anything: those from the next position on that there is room for."""
+        sequence_id = each.sequence_id
+        position = self._next.get(sequence_id)
+        if position is None or sequence_id in stopped:
+            return None
+        if sequence_id in self._not_taken:
+            stopped.append(sequence_id)
+            return None
+        if each.position > position:
+            self.counts.stopped_gap += 1
+            stopped.append(sequence_id)
+            return None
+        known = position - each.position  # Before the sequence's beginning, or computed once more.
+        count = min(each.rows - known, room)
+        if count < each.rows - known:
+            self.counts.stopped_no_room += 1
+            stopped.append(sequence_id)
+        if count < 1:
+            return None
+        return replace(each, first_row=each.first_row + known, rows=count, position=position)
+
+    def _settle(self, step: SavingStep) -> None:
+        """Hand over what the step has taken, or take back what it has not, and end who stopped in it."""
+        is_void = step.is_void or not all(step.is_whole(taken) for taken in step.taken)
+        if step.taken and is_void:
+            self.counts.failed_steps += 1
+        back: dict[str, int] = {}
+        for taken in step.taken:
+            good = [not is_void and each.sequence_id not in step.dropped for each in taken.rows]
+            for each, is_good in zip(taken.rows, good, strict=True):
+                if is_good:
+                    self.counts.rows += each.rows
+                else:
+                    back.setdefault(each.sequence_id, each.position)
+            self._submit(partial(self._assemble, taken, good))
+        self._next.update(back)
+        for sequence_id in step.stopped:
+            self.end(sequence_id)
+
+    # -- the saving thread ------------------------------------------------------------------------------------
+
+    def _assemble(self, taken: Taken, good: Sequence[bool]) -> None:
+        """Rows of one pass into pieces."""
+        kept = [each for each, is_good in zip(taken.rows, good, strict=True) if is_good]
         try:
-            snapshot.wait()
+            taken.snapshot.wait()
             start = 0
-            for each in kept:
-                if each.sequence_id not in self._not_taken:
-                    for piece in self._assembler.append(each.sequence_id, snapshot.rows[:, start : start + each.rows]):
-                        self._hand_on(piece)
+            for each, is_good in zip(taken.rows, good, strict=True):
+                rows = taken.snapshot.rows[:, start : start + each.rows]
                 start += each.rows
-        except Exception as error:  # Of the device: nothing of these sequences can be counted on from here.
-            _log.warning("hidden_states_not_saved", reason=f"{type(error).__name__}: {error}")
+                if is_good and each.sequence_id not in self._not_taken:
+                    for piece in self._assembler.append(each.sequence_id, rows):
+                        self._hand_on(piece)
+        except Exception as error:  # Of the device or the store: nothing of these can be counted on from here.
+            _log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
             self._not_taken.update(each.sequence_id for each in kept)
             self.counts.stopped_not_taken += len(kept)
         finally:
@@ -187,14 +215,17 @@ class TwoStageSaver:
                 self._snapshots -= 1
 
     def _end(self, sequence_id: str) -> None:
-        tail = self._assembler.end(sequence_id)
-        if tail is not None and sequence_id not in self._not_taken:
-            self._hand_on(tail)
-        self._not_taken.discard(sequence_id)
-        with self._held:
-            self._sequences -= 1
+        try:
+            tail = self._assembler.end(sequence_id)
+            if tail is not None:
+                self._hand_on(tail)
+        finally:
+            self._not_taken.discard(sequence_id)
+            with self._held:
+                self._sequences -= 1
+            self._taker.end(sequence_id)
 
-    def _hand_on(self, piece: HiddenPiece) -> None:
+    def _hand_on(self, piece: PieceRows) -> None:
         if piece.sequence_id in self._not_taken:
             return
         if self._taker.take(piece):
@@ -202,14 +233,3 @@ class TwoStageSaver:
         else:
             self._not_taken.add(piece.sequence_id)
             self.counts.stopped_not_taken += 1
-
-
-def _runs(kept: Sequence[SavedRows]) -> list[slice]:
-    """Runs of the step's rows; neighbours are one run, so that a step that saves all of its rows is one plain copy."""
-    runs: list[slice] = []
-    for each in kept:
-        if runs and runs[-1].stop == each.first_row:
-            runs[-1] = slice(runs[-1].start, each.first_row + each.rows)
-        else:
-            runs.append(slice(each.first_row, each.first_row + each.rows))
-    return runs

@@ -63,16 +63,17 @@ def test_a_prompt_counts_once_however_many_choices() -> None:
 
 
 def test_every_tier_counts_as_cached() -> None:
-    """Tokens from disk, object store and a neighbour's device are told apart and are all cached ones."""
+    """Tokens from disk, object store, a neighbour's device and state are told apart and are all cached ones."""
     made = generation(prompts=1, n=1)
-    usage = Usage(device_tokens=1, host_tokens=2, disk_tokens=3, remote_tokens=4, neighbour_tokens=5)
+    usage = Usage(device_tokens=1, host_tokens=2, disk_tokens=3, remote_tokens=4, neighbour_tokens=5, hidden_tokens=6)
     item = TokenItem(request_id=made.choices[0].request_id, attempt=1, index=0, tokens=(HELLO,), usage=usage)
     made.choices[0].accept("w", item, 1.0)
 
     details = usage_report(made).prompt_tokens_details
 
     assert (details.disk_tokens, details.remote_tokens, details.neighbour_tokens) == (3, 4, 5)
-    assert details.cached_tokens == 15
+    assert details.hidden_tokens == 6
+    assert details.cached_tokens == 21
 
 
 def test_usage_is_zero_before_the_first_token() -> None:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.scheduler import core
 from services.scheduler.cell_metrics import CellCollector
+from services.scheduler.core.planner import note_restoration
 from tests.scripted_cell import scripted_cell
 
 
@@ -50,5 +51,26 @@ def test_scheduling_is_told_in_base_units() -> None:
         'thermocline_transient_nodes{mark="in_flight"} 2.0',
         'thermocline_worker_requests{state="waiting",worker="w1"} 0.0',
         "thermocline_deferred_requests 0.0",
+    ):
+        assert line in lines
+
+
+def test_restorations_are_told_by_kind() -> None:
+    """Predicted and observed time, and how far they are apart."""
+    cell = scripted_cell(3)
+    note_restoration(cell.fold.state.predictions, "kv from disk", 1e6, 1.5e6)
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    collector.latest = core.status(cell.fold.state, "s")
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    for line in (
+        'thermocline_restoration_predicted_seconds{kind="kv from disk"} 1.0',
+        'thermocline_restoration_observed_seconds{kind="kv from disk"} 1.5',
+        'thermocline_restorations{kind="kv from disk"} 1.0',
+        'thermocline_restoration_bias{kind="kv from disk"} 0.5',
+        'thermocline_restoration_error{kind="kv from disk"} 0.5',
     ):
         assert line in lines

@@ -57,3 +57,15 @@ def test_values_out_of_range_are_refused(flags: dict[str, str]) -> None:
     """A cell that could not move is not started."""
     with pytest.raises(ConfigError):
         load(SchedulerConfig, "scheduler", flags=flags)
+
+
+def test_a_bad_form_of_state_is_refused_at_the_start() -> None:
+    """With what may stand there; good ones and ablations reach the core."""
+    with pytest.raises(ConfigError, match="--state-form: 'most'"):
+        check(SchedulerConfig(state_form="most"))
+
+    config = load(SchedulerConfig, "scheduler", flags={"state_form": "8/24/0", "restoring": "state"})
+    check(config)
+    assert config.cell_config() == CellConfig(state_form="8/24/0", restoring="state")
+    with pytest.raises(ConfigError):
+        load(SchedulerConfig, "scheduler", flags={"restoring": "somehow"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 import numpy as np
@@ -29,7 +30,7 @@ from shared.errors import IntegrityError, InvalidRequest
 from shared.ids import DIGEST_BYTES, chain_root, namespace_digest
 from shared.memory.host_pool import layer_checksum
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL, make_chain
+from tests.chunk_makers import SMALL, SMALL_STATE, STATES, make_chain
 
 GEOMETRIES = st.builds(
     KvGeometry,
@@ -38,7 +39,7 @@ GEOMETRIES = st.builds(
     head_dim=st.sampled_from([1, 2, 8]),
     page_size=st.sampled_from([1, 3, 16, 32, 64, 128]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
-)
+) | st.sampled_from(list(STATES.values()))
 
 
 def with_fixed(blob: memoryview, offset: int, data: bytes) -> memoryview:
@@ -93,6 +94,42 @@ def test_the_layout_is_the_documented_one() -> None:
     tables = header.tokens + header.checksums.tobytes()
     assert blob[256:4096] == bytes(4096 - 256 - len(tables)) + tables
     assert blob[4096 + chunk_bytes(SMALL) :] == bytes(len(blob) - 4096 - chunk_bytes(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "digest"),
+    [
+        (SMALL, "88c5b2e1d5a29541fa9766e2167afbd8"),
+        (
+            KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=1, dtype="bfloat16"),
+            "3cb81c0a1f6e533b508ff6d09f2bad4c",
+        ),
+    ],
+)
+def test_chunks_of_kv_are_what_they_were_before_there_was_state(geometry: KvGeometry, digest: str) -> None:
+    """Byte by byte, so that a disk of an earlier release stays warm."""
+    blobs = b"".join(bytes(chunk.blob) for chunk in make_chain(2, seed=3, geometry=geometry))
+
+    assert hashlib.blake2b(blobs, digest_size=16).hexdigest() == digest
+
+
+def test_a_chunk_of_state_says_what_its_pages_have() -> None:
+    """Which layers have nothing, hidden states or KV, and a checksum for each unit, is where the reference says."""
+    chunk = make_chain(2, seed=3, geometry=SMALL_STATE)[1]
+    blob, payload = bytes(chunk.blob), chunk_bytes(SMALL_STATE)
+    units, unit_bytes = 2 + 2, 16 * 4 * 2
+
+    assert payload == 4 * units * unit_bytes
+    assert struct.unpack_from("<IIQIIQII", blob, 8) == (1, 4096, payload, 0, 4, 64, 1, 4)
+    assert struct.unpack_from("<II", blob, 192) == (4, 2)
+    assert blob[200:240] == bytes(40)
+    assert chunk.header.checksums.shape == (4, units)
+    identity = chunk.header.identities[16:32]
+    for unit in range(units):
+        start = 4096 + (units + unit) * unit_bytes
+        expected = layer_checksum(memoryview(blob)[start : start + unit_bytes], identity)
+        assert chunk.header.checksums[1, unit] == expected
+    assert blob[4096 - 8 * 4 * units : 4096] == chunk.header.checksums.tobytes()
 
 
 def test_equal_kv_makes_equal_blobs() -> None:
@@ -157,6 +194,53 @@ def test_a_header_that_contradicts_itself_is_refused(offset: int, data: bytes, c
         read_header(blob)
 
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("geometry", [SMALL, *STATES.values()], ids=str)
+@pytest.mark.parametrize(
+    ("offset", "fields"),
+    [
+        (40, (2**32 - 1,)),  # More layers without anything than there are.
+        (44, (9,)),  # Another end of layers.
+        (192, (0, 1)),  # Hidden states without a width.
+        (192, (7, 0)),  # A width without hidden states.
+        (192, (7, 2)),  # Hidden states of another width.
+        (192, (8, 100)),  # More layers of hidden states than there are.
+        (192, (2**32 - 1, 2**32 - 1)),
+        (200, (1,)),  # Something where there is nothing.
+        (236, (1,)),
+    ],
+)
+def test_an_impossible_form_is_refused(geometry: KvGeometry, offset: int, fields: tuple[int, ...]) -> None:
+    """Layers that do not add up, or sizes that are not those of the form, are no chunk of KV or state."""
+    blob = with_fixed(
+        make_chain(1, seed=6, geometry=geometry)[0].blob, offset, struct.pack(f"<{len(fields)}I", *fields)
+    )
+
+    with pytest.raises(IntegrityError) as caught:
+        read_header(blob)
+
+    assert caught.value.code == "wrong_layout"
+
+
+def test_a_geometry_that_no_pool_can_have_makes_no_chunk() -> None:
+    """The caller is told, and the blob stays as it was."""
+    chunk = make_chain(1, seed=9)[0]
+    impossible = KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="float16", hidden=3, from_hidden=1)
+    blob = memoryview(bytearray(chunk.blob.nbytes))
+
+    with pytest.raises(InvalidRequest, match="as wide as K"):
+        write_header(
+            blob,
+            namespace=chunk.header.namespace,
+            geometry=impossible,
+            depth=0,
+            parent=chunk.header.parent,
+            tokens=chunk.header.tokens,
+            checksums=chunk.header.checksums,
+        )
+
+    assert blob == bytes(blob.nbytes)
 
 
 def test_another_layout_than_ours_is_refused_by_the_check() -> None:

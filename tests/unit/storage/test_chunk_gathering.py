@@ -17,6 +17,7 @@ from shared.errors import IntegrityError, InvalidRequest
 from shared.memory import DevicePoolView, HostPoolView
 from shared.memory.host_pool import layer_checksum
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.chunk_makers import STATES
 
 MakePool = Callable[[KvGeometry, int], PoolHandle]
 
@@ -132,3 +133,49 @@ def test_nothing_wanted_is_nothing_written(geometry: KvGeometry, host: HostPoolV
     scatter_chunk(fetched, blob, checksums, host)
 
     assert np.array_equal(host.identities, before)
+
+
+def _states(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:
+    """A state pool of which each page of a chunk is random and sealed, the first page last."""
+    pages = chunk_pages(geometry.page_size)
+    pool = HostPoolView.create(shm_prefix, geometry, 2 * pages)
+    pool.pages[:] = np.random.default_rng(5).integers(0, 256, pool.pages.shape, dtype=np.uint8)
+    for page in range(pages):
+        pool.seal_page(page, IDENTITIES[pages - 1 - page])
+    return pool
+
+
+@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
+def test_state_pages_make_a_chunk_and_come_back(shm_prefix: str, geometry: KvGeometry) -> None:
+    """Of every shape of state: each unit lies in order with its checksum, and verifies in the pages that it goes to."""
+    pool, pages = _states(shm_prefix, geometry), chunk_pages(geometry.page_size)
+    chunk = _chunk(geometry, list(range(pages - 1, -1, -1)), [-1] * pages)
+    blob = memoryview(bytearray(blob_nbytes(geometry)))
+
+    checksums = gather_chunk(chunk, blob, pool, None)
+    targets = np.arange(pages, 2 * pages, dtype=np.int32)
+    scatter_chunk(FetchChunk(chunk.key, 0, chunk.identities, targets), blob, checksums, pool)
+
+    assert checksums.shape == (pages, geometry.units)
+    for page in range(pages):
+        assert np.array_equal(pages_of(blob, geometry)[page], pool.pages[pages - 1 - page])
+        assert np.array_equal(pool.pages[pages + page], pool.pages[pages - 1 - page])
+        for unit in range(geometry.units):
+            pool.verify_layer(pages + page, unit, IDENTITIES[page])
+
+
+@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
+def test_a_state_page_that_was_overwritten_is_found_out(shm_prefix: str, geometry: KvGeometry) -> None:
+    """Whichever unit a worker wrote to that was not to write any more, and whether it sealed the page or not."""
+    pool, pages = _states(shm_prefix, geometry), chunk_pages(geometry.page_size)
+    chunk = _chunk(geometry, list(range(pages - 1, -1, -1)), [-1] * pages)
+    blob = memoryview(bytearray(blob_nbytes(geometry)))
+    for unit in range(geometry.units):
+        pool.pages[0, unit, -1] ^= 1
+        with pytest.raises(IntegrityError, match="damaged"):
+            gather_chunk(chunk, blob, pool, None)
+        pool.pages[0, unit, -1] ^= 1
+    pool.seal_page(0, b"another's page .")
+
+    with pytest.raises(IntegrityError, match="replaced"):
+        gather_chunk(chunk, blob, pool, None)

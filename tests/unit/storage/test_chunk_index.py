@@ -120,6 +120,22 @@ def test_what_is_read_or_pinned_stays() -> None:
     assert _save(index, 4, now_s=2e6) == [1]
 
 
+def test_what_is_pinned_of_one_geometry_can_be_pinned_of_another() -> None:
+    """Pins are copied as they are at that moment, and each is undone by itself."""
+    index = ChunkIndex(100)
+    for number in (1, 2):
+        index.pin(_key(number).identity, GEOMETRY)
+    index.pin(_key(3).identity, OTHER)
+    index.pin_alike(GEOMETRY, OTHER)
+    index.unpin(_key(2).identity, OTHER)
+    for number in (1, 2):
+        index.found(_key(number, OTHER), 10, 0.0)
+        index.found(_key(number), 10, 0.0)
+
+    assert index.pinned == 4
+    assert index.shrink(0) == (_key(2, OTHER),)
+
+
 def test_a_pin_waits_for_its_chunk() -> None:
     """What is pinned before it is there is kept once it is; unpinning what was not pinned is fine."""
     index = ChunkIndex(10)

@@ -16,9 +16,26 @@ def test_sizes_and_servers_are_read_from_flags() -> None:
     assert config.node_name
 
 
+@pytest.mark.parametrize(("written", "bytes_per_s"), [("500MB", 5e8), ("1GiB", 2**30), ("0", 0), (None, 0)])
+def test_the_limit_of_the_disk_is_a_size_a_second(written: str | None, bytes_per_s: float) -> None:
+    """It may be written with a unit, and by default there is none."""
+    config = load(StorageConfig, "storage", flags={"disk_read_bytes_per_s": written})
+
+    assert config.disk_read_bytes_per_s == bytes_per_s
+
+
 def test_every_fault_is_reported_at_once() -> None:
     """Two bad names and a bad level come in one error."""
     with pytest.raises(ConfigError) as caught:
         load(StorageConfig, "storage", flags={"id": "a.b", "shm_prefix": "x/y", "log_level": "loud"})
 
     assert all(word in caught.value.message for word in ("--id", "--shm-prefix", "--log-level"))
+
+
+def test_state_is_kept_unless_told_otherwise() -> None:
+    """Its memory may be written with units, or be none at all."""
+    assert load(StorageConfig, "storage", flags={}).state_bytes == 256 * 2**20
+    assert load(StorageConfig, "storage", flags={"state_bytes": "0"}).state_bytes == 0
+    assert load(StorageConfig, "storage", flags={"state_bytes": "64MiB"}).state_bytes == 64 * 2**20
+    with pytest.raises(ConfigError, match="state-bytes"):
+        load(StorageConfig, "storage", flags={"state_bytes": "-1"})

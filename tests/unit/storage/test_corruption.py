@@ -6,17 +6,25 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from services.storage.chunk_format import FIXED_BYTES, header_nbytes
+from services.storage.chunk_format import FIXED_BYTES, blob_nbytes, header_nbytes, payload_view, write_header
+from services.storage.chunk_payload import hash_payload
 from services.storage.chunk_verification import verify_chunk
 from shared.errors import IntegrityError
-from tests.chunk_makers import SMALL, MadeChunk, make_chain
+from shared.messages.pools import KvGeometry
+from tests.chunk_makers import SMALL, SMALL_STATE, MadeChunk, aligned, make_chain
 
 COUNT = 1000
-HEADER = header_nbytes(SMALL)
+HEADER = header_nbytes(SMALL)  # That of SMALL_STATE has the same size.
 
-CHAIN = make_chain(COUNT, seed=11)
+CHAINS = {
+    "KV": make_chain(COUNT, seed=11),
+    "state": make_chain(COUNT, seed=11, geometry=SMALL_STATE),
+}
+
+EITHER = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 
 
 Damage = Callable[[bytearray, random.Random, MadeChunk], tuple[bytearray, set[str]]]
@@ -77,22 +85,25 @@ def swap_chunks(blob: bytearray, chance: random.Random, other: MadeChunk) -> tup
 
 def swap_pages(blob: bytearray, chance: random.Random, other: MadeChunk) -> tuple[bytearray, set[str]]:
     """Two pages of the payload changed places."""
-    one, two = (HEADER + page * SMALL.page_bytes for page in chance.sample(range(4), 2))
-    first, second = blob[one : one + SMALL.page_bytes], blob[two : two + SMALL.page_bytes]
-    blob[one : one + SMALL.page_bytes], blob[two : two + SMALL.page_bytes] = second, first
+    size = other.header.geometry.page_bytes
+    one, two = (HEADER + page * size for page in chance.sample(range(4), 2))
+    first, second = blob[one : one + size], blob[two : two + size]
+    blob[one : one + size], blob[two : two + size] = second, first
     return blob, {"wrong_checksum"}
 
 
-def swap_layers(blob: bytearray, chance: random.Random, other: MadeChunk) -> tuple[bytearray, set[str]]:
-    """The two layers of a page changed places."""
-    start, size = HEADER + chance.randrange(4) * SMALL.page_bytes, 2 * SMALL.half_bytes
-    layers = blob[start : start + 2 * size]
-    blob[start : start + 2 * size] = layers[size:] + layers[:size]
+def swap_units(blob: bytearray, chance: random.Random, other: MadeChunk) -> tuple[bytearray, set[str]]:
+    """Two neighbours among the units of a page changed places: layers of KV, or the parts of a state."""
+    geometry = other.header.geometry
+    size, first = geometry.unit_bytes, chance.randrange(geometry.units - 1)
+    start = HEADER + chance.randrange(4) * geometry.page_bytes + first * size
+    units = blob[start : start + 2 * size]
+    blob[start : start + 2 * size] = units[size:] + units[:size]
     return blob, {"wrong_checksum"}
 
 
 def swap_payloads(blob: bytearray, chance: random.Random, other: MadeChunk) -> tuple[bytearray, set[str]]:
-    """This chunk's header over another chunk's KV."""
+    """This chunk's header over another chunk's pages."""
     return blob[:HEADER] + other.blob[HEADER:], {"wrong_checksum"}
 
 
@@ -109,41 +120,77 @@ KINDS: list[Damage] = [
     zero_a_sector,
     swap_chunks,
     swap_pages,
-    swap_layers,
+    swap_units,
     swap_payloads,
     swap_headers,
 ]
 
 
-def test_unharmed_chunks_verify() -> None:
+@EITHER
+def test_unharmed_chunks_verify(chain: list[MadeChunk]) -> None:
     """A thousand chunks as they were written all pass, so that what is refused below is refused for its damage."""
-    for chunk in CHAIN:
-        header = verify_chunk(memoryview(bytearray(chunk.blob)), chunk.key, SMALL)
+    assert chain[0].header.header_bytes == HEADER
+    for chunk in chain:
+        header = verify_chunk(memoryview(bytearray(chunk.blob)), chunk.key, chunk.header.geometry)
 
         assert header == chunk.header
 
 
+@EITHER
 @pytest.mark.parametrize("damage", KINDS, ids=lambda damage: damage.__name__)
-def test_every_damaged_chunk_is_refused(damage: Damage) -> None:
+def test_every_damaged_chunk_is_refused(damage: Damage, chain: list[MadeChunk]) -> None:
     """Each of a thousand chunks, damaged at a place of its own, is refused with the code that tells what happened."""
     chance = random.Random(damage.__name__)
     met: Counter[str] = Counter()
-    for place, chunk in enumerate(CHAIN):
-        found, codes = damage(bytearray(chunk.blob), chance, CHAIN[(place + 1) % COUNT])
+    for place, chunk in enumerate(chain):
+        found, codes = damage(bytearray(chunk.blob), chance, chain[(place + 1) % COUNT])
         assert found != chunk.blob
 
         with pytest.raises(IntegrityError) as caught:
-            verify_chunk(memoryview(found), chunk.key, SMALL)
+            verify_chunk(memoryview(found), chunk.key, chunk.header.geometry)
 
         assert caught.value.code in codes, (place, caught.value.code, codes)
         met[caught.value.code] += 1
     assert met.total() == COUNT
 
 
-def test_chunks_of_two_namespaces_are_never_exchanged() -> None:
+@EITHER
+def test_chunks_of_two_namespaces_are_never_exchanged(chain: list[MadeChunk]) -> None:
     """Equal tokens of another namespace, under this one's name, are refused as what they are."""
-    for mine, theirs in zip(CHAIN[:50], make_chain(50, seed=11, model="another model"), strict=True):
+    geometry = chain[0].header.geometry
+    strangers = make_chain(50, seed=11, geometry=geometry, model="another model")
+    for mine, theirs in zip(chain[:50], strangers, strict=True):
         with pytest.raises(IntegrityError) as caught:
-            verify_chunk(memoryview(bytearray(theirs.blob)), mine.key, SMALL)
+            verify_chunk(memoryview(bytearray(theirs.blob)), mine.key, geometry)
 
         assert caught.value.code == "wrong_namespace"
+
+
+@EITHER
+def test_kv_and_state_of_the_same_tokens_are_never_exchanged(chain: list[MadeChunk]) -> None:
+    """They have one identity, and differ in their geometry alone: that is what is said of the other under its name."""
+    mine = chain[0]
+    form = mine.header.geometry
+    others = [SMALL_STATE, SMALL_STATE.as_kv, msgspec.structs.replace(SMALL_STATE, absent=0)]
+    for geometry in [geometry for geometry in others if geometry != form]:
+        theirs = _same_tokens(mine, geometry)
+
+        with pytest.raises(IntegrityError) as caught:
+            verify_chunk(memoryview(bytearray(theirs.blob)), mine.key, form)
+
+        assert theirs.key.identity == mine.key.identity
+        assert caught.value.code == "wrong_geometry"
+
+
+def _same_tokens(chunk: MadeChunk, geometry: KvGeometry) -> MadeChunk:
+    blob = aligned(blob_nbytes(geometry))
+    header = write_header(
+        blob,
+        namespace=chunk.header.namespace,
+        geometry=geometry,
+        depth=0,
+        parent=chunk.header.parent,
+        tokens=chunk.header.tokens,
+        checksums=hash_payload(payload_view(blob, geometry), geometry, chunk.header.identities),
+    )
+    return MadeChunk(header, blob)

@@ -14,8 +14,10 @@ from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_keys import NoCipher
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.chunk_index import Arrival
+from services.storage.core.read_budget import BURST_S
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
+from services.storage.paced_reads import PacedReads
 from shared.errors import CapacityError, IntegrityError, TransportError
 from tests.chunk_makers import SMALL, MadeChunk, aligned, make_chain
 
@@ -79,6 +81,30 @@ async def _tier(disk: ChunkBackend, quota: int = 2**20, now: list[float] | None 
 
 def _arrival(chunk: MadeChunk, place: int = 0, value: float = 0.0) -> Arrival:
     return Arrival(chunk.key, chunk.blob.nbytes, place, None, value)
+
+
+async def test_a_limited_disk_is_asked_for_no_more_than_it_may_give() -> None:
+    """A read waits for the bytes of its chunk; while it waits the chunk stays, and cut off it lets go of it."""
+    disk, waiting = _Disk(), asyncio.Event()
+    asked_s: list[float] = []
+
+    async def forever(seconds: float) -> None:
+        asked_s.append(seconds)
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async with _tier(disk) as tier:
+        await tier.write(_arrival(CHAIN[0]), CHAIN[0].blob)
+        tier.pace = PacedReads(NBYTES, clock_s=lambda: 0.0, sleep=forever)
+        reading = asyncio.create_task(tier.read(CHAIN[0].key, READ, aligned(NBYTES)))
+        await waiting.wait()
+        kept = tier.index.shrink(0)
+        reading.cancel()
+        await asyncio.wait({reading})
+        dropped = tier.index.shrink(0)
+
+    assert asked_s == [pytest.approx(1.0 - BURST_S)]
+    assert (kept, dropped, disk.gets) == ((), (CHAIN[0].key,), 0)
 
 
 async def test_a_chunk_is_kept_once() -> None:

@@ -57,7 +57,7 @@ def _disk() -> MemoryBackend:
 @asynccontextmanager
 async def _uploading(remote: RemoteTier, threads: IoThreads, disk: ChunkBackend) -> AsyncIterator[None]:
     buffers = Buffers(Staging(4 * NBYTES, NBYTES))
-    task = asyncio.create_task(remote.run(disk, buffers))
+    task = asyncio.create_task(remote.run(disk, {CHAIN[0].key.geometry: buffers}))
     yield
     async with asyncio.timeout(20.0):
         # Idle: nothing in line, nobody holds a buffer, and no call runs.

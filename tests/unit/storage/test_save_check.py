@@ -119,6 +119,38 @@ def test_pools_of_different_geometry_are_refused() -> None:
         check_save(_save(), _pool(8), _pool(10, other))
 
 
+STATE = KvGeometry(layers=3, kv_heads=1, head_dim=1, page_size=32, dtype="float16", hidden=9, absent=1, from_hidden=2)
+POOLED = {"host_pages": pack_int32([5, 4, 6, 5]), "device_pages": pack_int32([-1] * 4)}
+
+
+def test_state_is_cut_into_chunks_with_the_names_of_kv() -> None:
+    """Their identities are those of KV of the same tokens; their geometry is that of the state pool."""
+    first, second = check_save(_save(**POOLED, form="state"), _pool(8, STATE), None)
+    of_kv = check_save(_save(), _pool(8), _pool(10))
+
+    assert [first.key.identity, second.key.identity] == [chunk.key.identity for chunk in of_kv]
+    assert first.key.geometry == second.key.geometry == geometry_id(STATE) != geometry_id(GEOMETRY)
+    assert first.above == ChunkKey(NAMESPACE, geometry_id(STATE), first.parent)
+    assert second.above == first.key
+    assert host_pages_of(first) == [5, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host_pages": pack_int32([5, -1, 6, 5])},
+        {"device_pages": pack_int32([-1, 3, -1, -1])},
+        {"host_pages": pack_int32([5, -1, 6, 5]), "device_pages": pack_int32([-1, 3, -1, -1])},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", [None, _pool(10), _pool(10, STATE)], ids=["none", "KV", "state"])
+def test_state_comes_from_its_pool_alone(change: dict[str, object], device: PoolHandle | None) -> None:
+    """No page of it can be on a device, whatever is attached there."""
+    with pytest.raises(InvalidRequest):
+        check_save(_save(**(POOLED | change), form="state"), _pool(8, STATE), device)
+
+
 def test_a_fetch_is_cut_into_its_chunks() -> None:
     """Each knows its name, its place, and where its pages go."""
     first, second = check_fetch(_fetch(), _pool(8))

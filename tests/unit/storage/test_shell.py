@@ -112,13 +112,16 @@ async def _running(
         shm_prefix=shm_prefix,
         threads=threads,
         max_transfers=max_transfers,
+        disk_read_bytes_per_s=5_000_000,
     )
     bus, life = broker.connect("storage"), Lifecycle()
     scheduler = _Scheduler(broker.connect("scheduler"))
     pools = Pools(shm_prefix, config.host_kv_bytes, open_device=open_device)
     task = asyncio.create_task(StorageShell(config, bus, pools, incarnation=INCARNATION).run(life))
     joined = await scheduler.event()
-    assert joined == StorageJoined(storage_id="s0", incarnation=INCARNATION, node="n0", host_bytes=100_000)
+    assert joined == StorageJoined(
+        storage_id="s0", incarnation=INCARNATION, node="n0", host_bytes=100_000, disk_bytes_per_s=5e6
+    )
     cell = _Cell(scheduler, bus, life, task)
     try:
         yield cell

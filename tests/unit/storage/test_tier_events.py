@@ -10,7 +10,7 @@ from services.storage.tier_events import TierEvents
 from shared.messages.base import Message
 from shared.messages.storage_events import LISTED_AT_ONCE, ChunksDropped, ChunksFetched, ChunksListed, ChunksSaved
 
-GEOMETRY = b"g" * 8
+GEOMETRY, STATE = b"g" * 8, b"s" * 8
 
 
 def _key(number: int, geometry: bytes = GEOMETRY) -> ChunkKey:
@@ -39,13 +39,13 @@ def events(outbox: _Outbox) -> TierEvents:
         storage_id="s0",
         incarnation="i0",
     )
-    made.geometry = GEOMETRY
+    made.forms = {GEOMETRY: "kv", STATE: "state"}
     return made
 
 
 async def test_an_answer_claims_only_what_is_there(events: TierEvents, outbox: _Outbox) -> None:
     """Chunks that went again are not claimed, victims that came back are not dropped."""
-    await events.saved(7, chunks=[_key(1), _key(2), _key(2)], dropped=[_key(3), _key(4)], error="x" * 2000)
+    await events.saved(7, form="kv", chunks=[_key(1), _key(2), _key(2)], dropped=[_key(3), _key(4)], error="x" * 2000)
 
     (saved,) = outbox.sent
     assert isinstance(saved, ChunksSaved)
@@ -55,7 +55,7 @@ async def test_an_answer_claims_only_what_is_there(events: TierEvents, outbox: _
 
 async def test_what_came_back_is_not_missing(events: TierEvents, outbox: _Outbox) -> None:
     """A chunk that failed and was written since is there."""
-    await events.fetched(8, FetchProgress(3, missing=[_key(1), _key(2)]), is_over=True)
+    await events.fetched(8, FetchProgress(3, missing=[_key(1), _key(2)]), form="kv", is_over=True)
 
     (fetched,) = outbox.sent
     assert isinstance(fetched, ChunksFetched)
@@ -77,3 +77,38 @@ async def test_lists_come_in_pieces_and_without_strangers(events: TierEvents, ou
     assert len(first.chunks) == 16 * LISTED_AT_ONCE
     assert first.chunks + second.chunks == b"".join(key.identity for key in keys)
     assert third.chunks == _key(5).identity
+
+
+async def test_what_is_of_the_other_form_has_an_event_of_its_own(events: TierEvents, outbox: _Outbox) -> None:
+    """An answer speaks of chunks of its form; victims and losses of the other follow it, strangers are left out."""
+    mixed = [_key(1, STATE), _key(3), _key(5, STATE), _key(2, STATE), _key(7, b"h" * 8)]
+    await events.saved(1, form="kv", dropped=mixed)
+    await events.saved(2, form="state", chunks=[_key(4, STATE), _key(6)], dropped=mixed)
+    await events.fetched(3, FetchProgress(3, missing=mixed), form="state", is_over=True)
+
+    saved, states, saved_state, kv, fetched, kv_again = outbox.sent
+    assert isinstance(saved, ChunksSaved)
+    assert isinstance(saved_state, ChunksSaved)
+    assert isinstance(fetched, ChunksFetched)
+    of_state = _key(1).identity + _key(5).identity
+    assert saved.dropped == _key(3).identity
+    assert (saved_state.chunks, saved_state.dropped, fetched.missing) == (_key(4).identity, of_state, of_state)
+    dropped = [event for event in (states, kv, kv_again) if isinstance(event, ChunksDropped)]
+    assert [(event.form, event.chunks) for event in dropped] == [
+        ("state", of_state),
+        ("kv", _key(3).identity),
+        ("kv", _key(3).identity),
+    ]
+
+
+async def test_lists_are_of_one_form_each(events: TierEvents, outbox: _Outbox) -> None:
+    """What lies side by side under one identity is told apart, and in bounded pieces."""
+    keys = [_key(2 * number, geometry) for number in range(LISTED_AT_ONCE) for geometry in (GEOMETRY, STATE)]
+    await events.listed(keys)
+
+    listed = [event for event in outbox.sent if isinstance(event, ChunksListed)]
+    assert [event.form for event in listed] == ["kv", "state", "kv", "state"]
+    assert max(len(event.chunks) for event in listed) <= 16 * LISTED_AT_ONCE
+    for form in ("kv", "state"):
+        told = b"".join(event.chunks for event in listed if event.form == form)
+        assert told == b"".join(_key(2 * number).identity for number in range(LISTED_AT_ONCE))

@@ -36,8 +36,6 @@ class _Disk(MemoryBackend):
 
 
 class _Events:
-    geometry = GEOMETRY
-
     def __init__(self) -> None:
         self.told: list[ChunkKey] = []
         self.gone: list[ChunkKey] = []
@@ -57,7 +55,7 @@ async def test_what_can_be_read_is_listed(count: int, sound: int, found: int) ->
     """A disk that fails half-way is used as far as it was read; nothing is told before the end."""
     tier, events = DiskTier(_Disk(count, sound), 2**30, IoThreads(1)), _Events()
     start = WarmStart(tier, events)  # type: ignore[arg-type]
-    announcing = asyncio.create_task(start.announce())
+    announcing = asyncio.create_task(start.announce(GEOMETRY))
     await start.scan()
     await announcing
 

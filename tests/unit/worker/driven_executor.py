@@ -14,8 +14,11 @@ from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.reports import Event, Report
+from services.worker.restore.projection import KvProjection
+from services.worker.state_saving import StateSaving
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
+from shared.messages.pools import KvGeometry
 from shared.messages.requests import SamplingParams
 from shared.messages.tokens import TokenItem
 from shared.messages.worker_events import (
@@ -24,6 +27,7 @@ from shared.messages.worker_events import (
     PagesPromoted,
     RequestFinished,
     RequestPreempted,
+    StateSaved,
 )
 from shared.messages.worker_plans import (
     AbortRequest,
@@ -34,7 +38,9 @@ from shared.messages.worker_plans import (
     PreemptRequest,
     PrefillChunk,
     PromotePages,
+    RestoreChunk,
     RunBatch,
+    StateLease,
     WorkerOrder,
 )
 from tests.unit.worker.fake_model import EOS, GEOMETRY, SHM_PREFIX, VOCAB_SIZE, FakeRunner, kv_of
@@ -60,8 +66,15 @@ class Driven:
         words: Vocabulary | None = None,
         *,
         submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
+        projection: KvProjection | None = None,
+        restore_staging_bytes: int = 2**20,
+        restore_timeout_s: float = 30.0,
+        state_submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
+        state_ring_bytes: int = 2**20,
     ) -> None:
-        """``submit`` runs transfers: at once by default, on the worker's own thread when None."""
+        """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``state_submit`` does so
+        for the saving of state. With ``projection`` hidden states can be saved and restored.
+        """
         self.runner = runner or FakeRunner()
         geometry = self.runner.geometry
         self.reports: list[Report] = []
@@ -73,6 +86,13 @@ class Driven:
             clock_ns=self._clock,
             submit=submit,
         )
+        self.saving = StateSaving(
+            self.runner.pool,
+            projection,
+            ring_bytes=state_ring_bytes,
+            shm_prefix=SHM_PREFIX,
+            submit=state_submit,
+        )
         self.executor = Executor(
             "w",
             "inc",
@@ -82,6 +102,10 @@ class Driven:
             self.reports.append,
             lease_low_tokens=2,
             clock_ns=self._clock,
+            projection=projection,
+            saving=self.saving,
+            restore_staging_bytes=restore_staging_bytes,
+            restore_timeout_s=restore_timeout_s,
         )
         self._now = 0
         self._number = 0
@@ -92,7 +116,9 @@ class Driven:
         return self._now
 
     def close(self) -> None:
+        self.saving.close()
         self.loads.close()
+        self.executor._restoring.close()
         for host in self._hosts:
             host.unlink()
             host.close()
@@ -114,9 +140,9 @@ class Driven:
                 return steps
         return most
 
-    def host_pool(self, pages: int, *, storage_id: str = "s") -> HostPoolView:
-        """A host pool that is attached as ``storage_id``."""
-        host = HostPoolView.create(SHM_PREFIX, self.runner.geometry, pages)
+    def host_pool(self, pages: int, *, storage_id: str = "s", geometry: KvGeometry | None = None) -> HostPoolView:
+        """A host pool that is attached as ``storage_id``; with a ``geometry`` of state pages a state pool."""
+        host = HostPoolView.create(SHM_PREFIX, geometry or self.runner.geometry, pages)
         self._hosts.append(host)
         self.give(AttachHostPool(storage_id=storage_id, handle=host.handle))
         return host
@@ -138,6 +164,9 @@ class Driven:
 
     def promoted(self) -> list[PagesPromoted]:
         return [event for event in self.events if isinstance(event, PagesPromoted)]
+
+    def states_saved(self) -> list[StateSaved]:
+        return [event for event in self.events if isinstance(event, StateSaved)]
 
     def lease_requests(self) -> list[LeaseRequested]:
         return [event for event in self.events if isinstance(event, LeaseRequested)]
@@ -173,6 +202,7 @@ def admit(
     disk_tokens: int = 0,
     params: SamplingParams | None = None,
     max_tokens: int = 8,
+    state_lease: StateLease | None = None,
 ) -> AdmitRequest:
     return AdmitRequest(
         request_id=request_id,
@@ -187,6 +217,7 @@ def admit(
         disk_tokens=disk_tokens,
         received_ns=1,
         accepted_ns=2,
+        state_lease=state_lease,
     )
 
 
@@ -194,12 +225,21 @@ def chunk(start: int, end: int, *, request_id: str = "r", attempt: int = 1) -> P
     return PrefillChunk(request_id=request_id, attempt=attempt, start=start, end=end)
 
 
-def batch(*chunks: PrefillChunk, loads: Sequence[PageLoad] = (), fill_bubble: bool = False) -> RunBatch:
-    return RunBatch(chunks=chunks, loads=tuple(loads), fill_bubble=fill_bubble)
+def batch(
+    *chunks: PrefillChunk,
+    loads: Sequence[PageLoad] = (),
+    fill_bubble: bool = False,
+    restores: Sequence[RestoreChunk] = (),
+) -> RunBatch:
+    return RunBatch(chunks=chunks, loads=tuple(loads), fill_bubble=fill_bubble, restores=tuple(restores))
 
 
-def extend(pages: Sequence[int], *, request_id: str = "r", attempt: int = 1) -> ExtendLease:
-    return ExtendLease(request_id=request_id, attempt=attempt, pages=pack_int32(pages))
+def extend(
+    pages: Sequence[int], *, request_id: str = "r", attempt: int = 1, state_pages: Sequence[int] = ()
+) -> ExtendLease:
+    return ExtendLease(
+        request_id=request_id, attempt=attempt, pages=pack_int32(pages), state_pages=pack_int32(state_pages)
+    )
 
 
 def preempt(request_id: str = "r", attempt: int = 1) -> PreemptRequest:

@@ -14,7 +14,7 @@ from services.worker.bubble import Pace, fill, may_overtake, should_start, stall
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import Progress
 from shared.messages.pools import PoolHandle
-from shared.messages.worker_plans import AttachHostPool, DetachHostPool, WorkerOrder
+from shared.messages.worker_plans import AttachHostPool, DetachHostPool, RestoreChunk, WorkerOrder
 from tests.unit.worker.driven_executor import abort, admit, batch, chunk, extend, load, preempt, promote
 from tests.unit.worker.fake_model import GEOMETRY
 from tests.unit.worker.made_requests import decoding, make_request
@@ -167,6 +167,17 @@ def test_orders_that_cannot_conflict_go_ahead_of_a_loading_batch(order: WorkerOr
     loading = batch(chunk(4, 6, request_id="r"), loads=[load([3, 4, 5, 6], [0], [0], [7], request_id="shared")])
 
     assert may_overtake(order, loading) is may
+
+
+def test_orders_for_a_restored_request_wait() -> None:
+    """It is part of the batch like any other."""
+    restored = RestoreChunk(
+        request_id="restored", attempt=1, start=0, end=4, storage_id="s", state_pages=b"", identities=b""
+    )
+    loading = batch(loads=[load([3, 4, 5, 6], [0], [0], [7], request_id="r")], restores=[restored])
+
+    assert not may_overtake(preempt("restored"), loading)
+    assert may_overtake(preempt("another"), loading)
 
 
 def test_requests_on_loading_pages_are_left_out() -> None:

@@ -124,3 +124,30 @@ def test_lost_loads_are_taken_from_what_lies_deepest() -> None:
 
     request.lose_loaded(100)
     assert request.host_tokens == 0
+
+
+def test_restored_tokens_count_as_computed_prefix() -> None:
+    """Run after run; in usage only those of the caller's prompt are named."""
+    request = make_request(tokens=16)
+    request.prompt_ids = range(10)
+
+    request.note_restored(0, 4)
+    request.note_restored(4, 12)
+
+    assert (request.state, request.computed, request.hidden_tokens) == ("prefilling", 12, 10)
+    assert request.computed_tokens == 0
+
+
+def test_lost_restorations_are_taken_back() -> None:
+    """From the lost page on, and they are not taken for lost loads; what is computed instead is no restoration."""
+    request = make_request(tokens=16, computed=4)
+    request.note_restored(4, 8)
+    request.note_restored(8, 12)
+    request.computed = 14
+
+    assert request.lose_pages(frozenset({7, 8})) == 2
+    assert (request.computed, request.hidden_tokens) == (8, 4)
+    request.computed = 14
+    assert request.hidden_tokens == 4
+    assert request.lose_pages(frozenset({5})) == 10
+    assert (request.computed, request.hidden_tokens) == (0, 0)

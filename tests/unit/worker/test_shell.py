@@ -22,11 +22,19 @@ from shared.lifecycle import Lifecycle
 from shared.messages.base import unpack_int32
 from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs, WorkerStatus
 from shared.messages.tokens import TokenBatch
-from shared.messages.worker_events import BatchDone, LeaseRequested, RequestFinished, WorkerJoined, WorkerLeft
+from shared.messages.worker_events import (
+    BatchDone,
+    LeaseRequested,
+    RequestFinished,
+    RestorationCosts,
+    WorkerJoined,
+    WorkerLeft,
+)
 from shared.messages.worker_plans import Dismiss, WorkerOrder, WorkerPlan
 from tests.unit.worker.driven_executor import admit, batch, chunk, extend, vocabulary
 from tests.unit.worker.fake_model import GEOMETRY, FakeRunner, continuation
 
+COSTS = RestorationCosts(hidden=0, hidden_us=0.0, token_us=2.0, pair_us=0.1, link_bytes_per_us=1000.0)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 14, 15]
 
 E = TypeVar("E", bound=Input)
@@ -56,6 +64,7 @@ class Cell:
             self.runner,
             vocabulary(),
             loads,
+            restoration=COSTS,
         )
         self.run = asyncio.create_task(self.shell.run(self.life))
         await self.event(WorkerJoined)
@@ -100,6 +109,14 @@ async def cell() -> AsyncIterator[Cell]:
         yield made
     finally:
         await made.stop()
+
+
+async def test_a_worker_says_what_restoring_costs_here() -> None:
+    """Costs that its profile gave travel with its join."""
+    async with cell() as made:
+        joined = await made.event(WorkerJoined)
+
+    assert joined.restoration == COSTS
 
 
 async def test_a_worker_joins_serves_and_leaves() -> None:

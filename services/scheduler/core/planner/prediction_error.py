@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from services.scheduler.core.planner.plan import Plan
@@ -22,6 +24,8 @@ class MethodError(msgspec.Struct):
     observations: int = 0
     bias: float = 0.0  # Smoothed (observed - predicted) / predicted.
     magnitude: float = 0.0  # The same without its sign.
+    predicted_us: float = 0.0  # Sums over all observations.
+    observed_us: float = 0.0
 
 
 class PredictionErrors(msgspec.Struct):
@@ -42,7 +46,7 @@ def plan_kind(plan: Plan) -> str:
 
 def note_restoration(errors: PredictionErrors, kind: str, predicted_us: float, observed_us: float) -> None:
     """A restoration that was predicted to take so long took so long. What cannot be is ignored. Mutates."""
-    if not predicted_us > 0 or not observed_us >= 0:
+    if not 0 < predicted_us < inf or not 0 <= observed_us < inf:
         return
     error = (observed_us - predicted_us) / predicted_us
     if kind not in errors.by_kind and len(errors.by_kind) >= MOST_KINDS:
@@ -50,5 +54,7 @@ def note_restoration(errors: PredictionErrors, kind: str, predicted_us: float, o
     known = errors.by_kind.setdefault(kind, MethodError())
     kept = _KEPT if known.observations else 0.0
     known.observations += 1
+    known.predicted_us += predicted_us
+    known.observed_us += observed_us
     known.bias = kept * known.bias + (1 - kept) * error
     known.magnitude = kept * known.magnitude + (1 - kept) * abs(error)

@@ -7,6 +7,8 @@ each observation that is added, so a long transfer counts for more than a short 
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 _MEMORY = 0.9
@@ -29,7 +31,7 @@ class Rate(msgspec.Struct):
 
 def note(rate: Rate, amount: float, elapsed_us: float) -> None:
     """So much took so long. What cannot be is ignored. Mutates."""
-    if not amount > 0 or not elapsed_us > 0:
+    if not 0 < amount < inf or not 0 < elapsed_us < inf:
         return
     if rate.observations >= _EXPECTING:
         expected = amount * rate.elapsed_us / rate.amount

@@ -15,12 +15,30 @@ def make_cell():
     What leaves a pool next is least recently used, so that a test can tell what it will be.
     """
 
-    def make(*, page_size=4, pages=32, host_pages=0, workers=1, disk_chunks=0, has_remote=False, **config):
+    def make(
+        *,
+        page_size=4,
+        pages=32,
+        host_pages=0,
+        workers=1,
+        disk_chunks=0,
+        has_remote=False,
+        state_pages=0,
+        costs=None,
+        **config,
+    ):
         cell = CellModel(
             CellConfig(**{"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size
         )
+        cell.restoration = costs
         if host_pages:
-            cell.add_storage("storage", pages=host_pages, disk_chunks=disk_chunks, has_remote=has_remote)
+            cell.add_storage(
+                "storage",
+                pages=host_pages,
+                disk_chunks=disk_chunks,
+                has_remote=has_remote,
+                state_pages=state_pages,
+            )
         for number in range(workers):
             cell.add_worker(f"worker-{number}", pages=pages)
         cell.drain()

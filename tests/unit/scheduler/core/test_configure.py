@@ -109,3 +109,14 @@ def test_senseless_numbers_become_the_nearest_that_work(make_cell):
     assert (config.aging_requests, config.defer_deadline_ms, config.queue_window, config.max_queued) == (1, 1, 1, 1)
     assert (config.admission_frequency, config.defer_tokens, config.max_queued_per_tenant) == (0, 0, 0)
     assert (config.load_compute_ratio, config.reserve_fraction) == (0.0, 0.0)
+
+
+def test_a_bad_form_of_state_leaves_the_old_one(make_cell):
+    """It is counted; a good one is taken."""
+    cell = make_cell(state_form="1/0/0")
+    cell.feed(CellConfigured(config=CellConfig(state_form="half/half")))
+    assert (cell.state.config.state_form, cell.state.counters["bad_state_forms"]) == ("1/0/0", 1)
+
+    cell.feed(CellConfigured(config=CellConfig(state_form="off", restoring="kv")))
+
+    assert (cell.state.config.state_form, cell.state.config.restoring) == ("off", "kv")

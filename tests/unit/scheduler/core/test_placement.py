@@ -1,7 +1,9 @@
 """Where requests go."""
 
 from services.scheduler.core.speed_fit import note_compute
+from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
+from tests.unit.scheduler.core.restoring import put_state
 
 
 def placed(cell, name):
@@ -212,3 +214,23 @@ def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell):
 
     assert cell.admitted[-1].cached_tokens == 0
     assert cell.state.workers["worker-0"].running
+
+
+def test_a_request_goes_where_the_disk_holds_its_state(make_cell):
+    """Restoring there is cheaper than computing elsewhere."""
+    cell = make_cell(page_size=PAGE, workers=0, state_form="0/1/0")
+    cell.restoration = COSTS
+    cell.add_storage("other", pages=40, disk_chunks=100, state_pages=40)
+    cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=40, node="node-2")
+    cell.add_worker("worker-0", pages=64)
+    cell.add_worker("worker-1", pages=64, node="node-2")
+    cell.drain()
+    put_state(cell, prompt(3))
+
+    name = cell.submit(prompt(3))
+
+    assert placed(cell, name) == "worker-1"
+    assert cell.state.requests[name].run is not None
+    cell.drain()
+    cell.check_answers()
+    assert cell.workers["worker-1"].restored_tokens == 3 * CHUNK

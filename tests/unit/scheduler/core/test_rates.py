@@ -5,10 +5,20 @@ import random
 import pytest
 
 from services.scheduler.core import speed_fit
-from services.scheduler.core.rates import PAPERS_RATIO, load_compute_ratio, load_us, observe, recompute_us
+from services.scheduler.core.planner import note
+from services.scheduler.core.rates import (
+    PAPERS_RATIO,
+    UNMEASURED_DISK_BYTES_PER_US,
+    disk_bytes_per_us,
+    layer_costs,
+    load_compute_ratio,
+    load_us,
+    observe,
+    recompute_us,
+)
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.state import Batch, Chunk
-from shared.messages.worker_events import BatchDone
+from shared.messages.worker_events import BatchDone, RestorationCosts
 
 
 def learn(fit, *, flat=50.0, slope=20.0, steps=40, seed=1, noise=0.05, pause=()):
@@ -122,3 +132,66 @@ def test_restoration_costs_are_neutral_until_measured_and_then_ratios() -> None:
 
     assert depth == pytest.approx(2048, rel=0.05)
     assert host == pytest.approx(0.25, rel=0.05)
+
+
+def test_restored_tokens_teach_how_fast_is_restored_and_nothing_of_computing(make_cell):
+    """A batch of both: its computed tokens and their time count for the one, the others for the other."""
+    cell = make_cell()
+    worker = cell.state.workers["worker-0"]
+    batch = Batch(1, [Chunk("a", 1, 0, 640, is_restored=True), Chunk("b", 1, 0, 100)], [], 740)
+    done = {"compute_us": 1000, "computed_tokens": 100, "restored_tokens": 640, "restore_us": 3200}
+
+    observe(cell.state, worker, batch, BatchDone(worker_id="w", incarnation="1", plan=1, **done))
+
+    assert worker.speed.flat == pytest.approx(10)
+    assert worker.restoring.elapsed_us / worker.restoring.amount == pytest.approx(5)
+
+
+def test_refused_restorations_teach_nothing(make_cell):
+    """Part of their time went into what was thrown away."""
+    cell = make_cell()
+    worker = report(cell, restored_tokens=64, restore_us=100, restores_refused=("a",))
+
+    assert worker.restoring.observations == 0
+
+
+def test_costs_of_a_layer_are_the_profiles_until_computing_was_observed(make_cell):
+    """Bytes follow from the geometry, and computing from whatever is known best."""
+    cell = make_cell(costs=RestorationCosts(hidden=2, hidden_us=3, token_us=20, pair_us=0.5, link_bytes_per_us=100))
+    worker = cell.state.workers["worker-0"]
+    profiled = layer_costs(cell.state, worker)
+    assert (profiled.layers, profiled.kv_bytes, profiled.hidden_bytes) == (1, 8, 8)
+    assert (profiled.hidden_us, profiled.token_us, profiled.pair_us) == (3, 20, 0.5)
+
+    learn(worker.speed, flat=50.0, slope=20.0, noise=0.0)
+
+    observed = layer_costs(cell.state, worker)
+    assert observed.hidden_us == 3
+    assert observed.recompute_us(1000, 1500) == pytest.approx(recompute_us(cell.state, worker, 1000, 500))
+
+
+def test_a_worker_without_a_profile_has_no_costs(make_cell):
+    """Nothing is guessed of what restoring takes."""
+    cell = make_cell()
+
+    assert layer_costs(cell.state, cell.state.workers["worker-0"]) is None
+
+
+def test_hidden_states_of_a_model_that_cannot_use_them_save_no_bytes(make_cell):
+    """So they are never the better form."""
+    cell = make_cell(costs=RestorationCosts(hidden=0, hidden_us=0, token_us=20, pair_us=0, link_bytes_per_us=100))
+
+    assert not layer_costs(cell.state, cell.state.workers["worker-0"]).hidden_is_smaller
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.0, UNMEASURED_DISK_BYTES_PER_US), (5e6, 5.0)])
+def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell, limit, expected):
+    """A gigabyte a second where there is none."""
+    cell = make_cell(host_pages=8)
+    storage = cell.state.storages["storage"]
+    storage.disk_bytes_per_s = limit
+    assert disk_bytes_per_us(storage) == expected
+
+    note(storage.disk_rate, 600.0, 300.0)
+
+    assert disk_bytes_per_us(storage) == 2.0

@@ -1,6 +1,8 @@
 """The published status."""
 
 from services.scheduler.core import new_state, status
+from tests.unit.scheduler.core.fetching import prompt
+from tests.unit.scheduler.core.saving_state import saving_cell, worker_runs
 
 
 def test_pages_add_up(make_cell):
@@ -34,3 +36,18 @@ def test_the_context_is_the_longest_that_a_worker_serves(make_cell):
 def test_an_empty_cell_has_a_status():
     """Before anybody joined there is something to publish."""
     assert status(new_state(), "me").workers == ()
+
+
+def test_state_is_counted_for_itself(make_cell):
+    """The state pool is a pool of its own; chunks and saves are counted in either form."""
+    cell = saving_cell(make_cell)
+    cell.submit(prompt(2), max_tokens=1)
+    worker_runs(cell)
+    (pool,) = [pool for pool in status(cell.state, "me").pools if pool.tier == "state"]
+    assert (pool.owner, pool.total, pool.cached, pool.leased) == ("storage", 64, 0, 4)
+    assert status(cell.state, "me").saves == 1
+    cell.drain()
+
+    found = status(cell.state, "me")
+
+    assert (found.chunks, found.state_chunks, found.chunks_in_all, found.saves) == (0, 2, 2, 0)

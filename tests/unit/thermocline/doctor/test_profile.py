@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.kv.profile import read_profile, this_machine
 from shared.errors import ConfigError
+from tests.checkpoints import make_checkpoint
 from thermocline.doctor.__main__ import main
 from thermocline.doctor.disk_speed import measure_disk
 from thermocline.doctor.profile import geometry_of
@@ -31,6 +32,28 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert str(path) in shown
     assert {each.page_size for each in profile.movers} == {16}
     assert profile.disk is None
+
+
+def test_a_model_is_measured_beside_the_movers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures are shown, with what a planner makes of them, and a second model's do not take their place."""
+    path = tmp_path / "profile.json"
+    codes, shown = [], []
+    for family in ("opt", "llama"):
+        make_checkpoint(family, tmp_path / family)
+        model = ["--model", str(tmp_path / family), "--dtype", "float32", "--threads", "1", "--prefix-lengths", "64"]
+
+        codes.append(main(["--profile", *QUICK, *model, "--out", str(path)]))
+        shown.append(capsys.readouterr())
+
+    gpus = tuple(json.loads(path.read_bytes())["machine"]["gpus"])
+    restorations = read_profile(path, this_machine(gpus)).restorations
+    assert codes == [0, 0]
+    assert [each.architecture for each in restorations] == ["OPTForCausalLM", "LlamaForCausalLM"]
+    assert [(each.threads, each.device, each.figures[0].tokens) for each in restorations] == [(1, "cpu", 64)] * 2
+    assert "restoration of OPTForCausalLM, float32, cpu, 1 threads" in shown[0].out
+    assert "A hidden state has" not in shown[0].out
+    assert "with grouped queries it saves nothing" in shown[1].out
+    assert "measuring: a prefix of 64 tokens" in shown[1].err
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +87,7 @@ def test_the_shape_of_kv_is_read_from_the_checkpoint(tmp_path: Path) -> None:
 
     assert (plain.layers, plain.kv_heads, plain.head_dim, plain.dtype) == (12, 12, 64, "float32")
     assert (grouped.kv_heads, grouped.head_dim, grouped.dtype) == (4, 128, "bfloat16")
+    assert geometry_of(tmp_path, "float16").dtype == "float16"
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="does not tell"):
         geometry_of(tmp_path)

@@ -19,19 +19,28 @@ def test_cores_are_divided_among_workers() -> None:
 
 def test_unset_pools_shrink_to_fit_the_shared_memory() -> None:
     """With 64 MiB of shared memory all device pools take 16 MiB and the host pool 32."""
-    assert pool_sizes(SupervisorConfig(workers=2), 64 * MIB) == (8 * MIB, 32 * MIB)
+    assert pool_sizes(SupervisorConfig(workers=2), 64 * MIB) == (8 * MIB, 32 * MIB, 0)
 
 
 def test_unset_pools_have_a_bound() -> None:
     """Plenty of shared memory does not make the pools huge."""
-    assert pool_sizes(SupervisorConfig(), 1024**4) == (64 * MIB, 1024 * MIB)
+    assert pool_sizes(SupervisorConfig(), 1024**4) == (64 * MIB, 1024 * MIB, 0)
 
 
 def test_set_pools_are_taken_as_they_are() -> None:
     """A size that somebody chose is never changed."""
     config = SupervisorConfig(device_kv_bytes=5 * MIB, host_kv_bytes=7 * MIB)
 
-    assert pool_sizes(config, 1 * MIB) == (5 * MIB, 7 * MIB)
+    assert pool_sizes(config, 1 * MIB) == (5 * MIB, 7 * MIB, 0)
+
+
+def test_there_is_a_state_pool_where_something_is_below_host_memory() -> None:
+    """An eighth of the shared memory at the most, or what was chosen; none where state is switched off."""
+    disk, remote = SupervisorConfig(disk_dir=("/d",)), SupervisorConfig(remote="s3://b", state_bytes=3 * MIB)
+    off = SupervisorConfig(disk_dir=("/d",), state_form="off", state_bytes=3 * MIB)
+
+    assert [pool_sizes(disk, free)[2] for free in (64 * MIB, 1024**4)] == [8 * MIB, 256 * MIB]
+    assert [pool_sizes(config, 64 * MIB)[2] for config in (remote, off)] == [3 * MIB, 0]
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -57,6 +66,8 @@ def test_pools_that_do_not_fit_are_refused_with_figures(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"need \d+ MiB of shared memory and /dev/shm has \d+ MiB free"):
         resolve(config, tmp_path)
+    with pytest.raises(ConfigError, match="--state-bytes"):
+        resolve(SupervisorConfig(port=0, disk_dir=("/d",), state_bytes=1 << 50), tmp_path)
 
 
 def test_free_ports_and_a_temporary_folder_are_chosen(tmp_path: Path) -> None:

@@ -80,6 +80,22 @@ def test_what_is_unset_is_left_to_the_services() -> None:
     assert {"policy", "max-batch-tokens", "max-running", "config"}.isdisjoint(flags_of(scheduler))
 
 
+def test_restoration_is_told_to_whoever_it_concerns(tmp_path: Path) -> None:
+    """The form to the scheduler, the pool and the limit of the disk to the storage, the profile to workers."""
+    config = SupervisorConfig(
+        disk_dir=("/d",), disk_read_bytes_per_s=10**8, state_form="0/4/0", restoring="state", profile=str(tmp_path)
+    )
+
+    scheduler, storage, worker, _ = map(flags_of, service_children(make_cell(config, state_bytes=4096), {}))
+    unset = service_children(make_cell(SupervisorConfig()), {})
+
+    assert (scheduler["state-form"], scheduler["restoring"]) == ("0/4/0", "state")
+    assert (storage["state-bytes"], storage["disk-read-bytes-per-s"]) == ("4096", "100000000")
+    assert worker["profile"] == str(tmp_path)
+    names = {name for child in unset for name in flags_of(child)}
+    assert names.isdisjoint({"state-form", "restoring", "state-bytes", "disk-read-bytes-per-s", "profile"})
+
+
 def test_a_settings_file_reaches_every_service() -> None:
     """Each service reads its own section."""
     cell = make_cell(SupervisorConfig(), config_file=Path("/etc/cell.toml"))
@@ -99,7 +115,20 @@ def test_a_checkout_comes_first_and_keeps_the_users_path() -> None:
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "storage", "worker"])
 def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
     """The supervisor says nothing that a service would not understand."""
-    config = SupervisorConfig(page_size=16, policy="lru", device="cpu", max_batch_tokens=8, max_running=2, max_queued=9)
+    config = SupervisorConfig(
+        page_size=16,
+        policy="lru",
+        device="cpu",
+        max_batch_tokens=8,
+        max_running=2,
+        max_queued=9,
+        disk_dir=("/d",),
+        disk_read_bytes_per_s=10**8,
+        state_form="auto",
+        state_bytes=2**20,
+        restoring="kv",
+        profile="/p.json",
+    )
     child = next(
         child for child in service_children(make_cell(config, dtype="float32"), {}) if child.name.startswith(service)
     )

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from services.worker.detokenizer import Vocabulary
 from tests.checkpoints import make_checkpoint, save_checkpoint
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+from tests.unit.worker.restore.restoring_cell import Cell, MakeCell
+from tests.unit.worker.restore.state_pages import state_geometry
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
@@ -51,3 +54,24 @@ def load_runner(restore_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunne
     """Load runners by family; their pools are closed at the end of the test."""
     with runners_of(restore_checkpoint, "restoretest") as load:
         yield load
+
+
+@pytest.fixture
+def make_cell(load_runner: LoadRunner, restore_checkpoint: Callable[[str], Path]) -> Iterator[MakeCell]:
+    """A cell of a family; ``form`` is (absent, from_hidden), by default all layers from hidden states."""
+    made: list[Cell] = []
+
+    def make(
+        family: str = "llama_mha", form: tuple[int, int] | None = None, *, page_size: int = 16, dtype: str = "auto",
+        **more: object,
+    ) -> Cell:  # fmt: skip
+        runner = load_runner(family, page_size=page_size, dtype=dtype)
+        kv = runner.geometry
+        geometry = state_geometry(kv, *(form or (0, kv.layers)), int(runner.model.config.hidden_size))
+        words = Vocabulary.from_directory(restore_checkpoint(family))
+        made.append(Cell(runner, words, geometry, **more))
+        return made[-1]
+
+    yield make
+    for cell in made:
+        cell.driven.close()

@@ -12,9 +12,10 @@ import tests.checkpoints
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.hidden_shape import HiddenShape
-from services.worker.restore.pieces import HiddenPiece
+from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
-from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from tests.engine_driver import Request, run_step
 
 FAMILIES = ("llama_mha", *tests.checkpoints.FAMILIES)
@@ -72,10 +73,8 @@ class Saving:
         self.runner, self.shelf = runner, shelf
         self.inputs = AttentionInputs(runner.model, runner.geometry.layers)
         self.saver = TwoStageSaver(
-            shape_of(runner),
             ring,
-            shelf,
-            layers=layers,
+            HiddenPieces(shelf, layers),
             max_sequences=max_sequences,
             submit=(lambda work: work()) if later is None else later.submit,
         )
@@ -86,7 +85,7 @@ class Saving:
         for name, request, count in work:
             rows.append(SavedRows(name, first, count, request.computed))
             first += count
-        with self.saver.step(self.inputs, rows):
+        with self.saver.one_pass(self.inputs, rows):
             return run_step(self.runner, [(request, count) for _, request, count in work])
 
     def run(self, name: str, request: Request, chunks: Sequence[int], new_tokens: int) -> None:

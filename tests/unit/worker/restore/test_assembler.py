@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.restore.assembler import PieceAssembler
-from services.worker.restore.pieces import HiddenPiece
+from services.worker.restore.pieces import HiddenPiece, PieceRows
 from services.worker.restore.refusals import PiecesRefused
 from shared.errors import InvariantViolated
 
@@ -25,26 +25,33 @@ def rows_of(number: int, first: int, count: int) -> np.ndarray:
     return rows
 
 
+def sealed(piece: PieceRows) -> HiddenPiece:
+    """A copy: the assembler uses the memory again."""
+    return HiddenPiece.seal(piece.sequence_id, piece.first, LAYERS, piece.rows.copy())
+
+
 @given(
     st.lists(st.integers(0, 200), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150)), max_size=25),
+    st.sampled_from([64, 192]),
 )
-def test_pieces_are_the_rows(starts: list[int], steps: list[tuple[int, int]]) -> None:
-    """Pieces of a sequence join without a gap, end at multiples of 64 but for the tail, and hold its rows."""
-    assembler, positions = PieceAssembler(LAYERS, ROW_BYTES), list(starts)
+def test_pieces_are_the_rows(starts: list[int], steps: list[tuple[int, int]], size: int) -> None:
+    """Pieces of a sequence join without a gap, end at multiples of their size but for the tail, and hold its rows."""
+    assembler, positions = PieceAssembler(len(LAYERS), ROW_BYTES, size), list(starts)
     pieces: dict[str, list[HiddenPiece]] = {str(number): [] for number in range(len(starts))}
     for number, start in enumerate(starts):
         assembler.begin(str(number), start)
     for number, count in steps:
         if number < len(starts):
-            pieces[str(number)] += assembler.append(str(number), rows_of(number, positions[number], count))
+            filled = assembler.append(str(number), rows_of(number, positions[number], count))
+            pieces[str(number)] += [sealed(piece) for piece in filled]
             positions[number] += count
-    tails = {name: assembler.end(name) for name in pieces}
+    tails = {name: tail and sealed(tail) for name, tail in ((name, assembler.end(name)) for name in pieces)}
 
     assert assembler.sequences == 0
     for number, start in enumerate(starts):
         whole, tail = pieces[str(number)], tails[str(number)]
-        assert all(piece.end % 64 == 0 for piece in whole)
+        assert all(piece.end % size == 0 for piece in whole)
         position = start
         for piece in [*whole, *([tail] if tail else [])]:
             assert (piece.first, piece.layers) == (position, LAYERS)
@@ -57,7 +64,7 @@ def test_pieces_are_the_rows(starts: list[int], steps: list[tuple[int, int]]) ->
 
 def test_a_sequence_begins_once() -> None:
     """A second begin before the end is the caller's mistake."""
-    assembler = PieceAssembler(LAYERS, ROW_BYTES)
+    assembler = PieceAssembler(len(LAYERS), ROW_BYTES)
     assembler.begin("r", 0)
 
     with pytest.raises(InvariantViolated):

@@ -11,7 +11,7 @@ import torch
 
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.direct_saving import DirectSaver
-from services.worker.restore.two_stage import SavedRows
+from services.worker.restore.saving_step import SavedRows
 from tests.engine_driver import Request, random_prompt, run_step
 from tests.unit.worker.restore.saved import saving, shape_of
 
@@ -30,7 +30,7 @@ def test_both_ways_save_the_same(
         for count in (40, 1, 19):
             rows = [SavedRows("r", 0, count, one.computed)]
             direct.set_rows(rows)
-            with at.saver.step(at.inputs, rows), at.inputs.given_to(direct):
+            with at.saver.one_pass(at.inputs, rows), at.inputs.given_to(direct):
                 run_step(runner, [(one, count)])
         at.saver.end("r")
     direct.close()

@@ -6,6 +6,7 @@ import pytest
 
 from services.worker.restore.layer_mix import LayerMix
 from shared.errors import InvariantViolated
+from shared.messages.pools import KvGeometry
 
 
 def test_the_order_is_recompute_hidden_load() -> None:
@@ -29,3 +30,30 @@ def test_no_layers_is_no_mix() -> None:
     for counts in ((0, 0, 0), (2, -1, 1)):
         with pytest.raises(InvariantViolated):
             LayerMix(*counts)
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "expected"),
+    [
+        (0, LayerMix(1, 2, 3)),
+        (1, LayerMix(1, 2, 3)),
+        (2, LayerMix(2, 1, 3)),
+        (4, LayerMix(4, 0, 2)),
+        (6, LayerMix(6, 0, 0)),
+    ],
+)
+def test_the_mix_of_state_pages(recomputed: int, expected: LayerMix) -> None:
+    """Layers that pages lack are recomputed at the least; what they hold of a recomputed layer is left alone."""
+    geometry = KvGeometry(
+        layers=6, kv_heads=2, head_dim=4, page_size=4, dtype="float32", hidden=8, absent=1, from_hidden=2
+    )
+
+    assert LayerMix.of_state(geometry, recomputed) == expected
+
+
+def test_more_layers_than_there_are_make_no_mix() -> None:
+    """A plan for another model."""
+    geometry = KvGeometry(layers=2, kv_heads=2, head_dim=4, page_size=4, dtype="float32", absent=1)
+
+    with pytest.raises(InvariantViolated):
+        LayerMix.of_state(geometry, 3)

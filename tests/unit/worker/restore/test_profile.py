@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.restore.profile import RestorationProfile, measure_restoration
+from services.worker.restore.figures import RestorationProfile
+from services.worker.restore.profile import measure_restoration
 from shared.errors import ConfigError
 from shared.memory.segment import SHM_DIRECTORY
 
@@ -44,3 +46,27 @@ def test_lengths_that_cannot_be(lengths: list[int], load_runner: LoadRunner) -> 
     """None, less than a page, more than the pool holds."""
     with pytest.raises(ConfigError):
         measure_restoration(load_runner("llama"), lengths, rounds=1)
+
+
+@pytest.mark.parametrize(("enough_s", "measured"), [(9.0, [64]), (11.0, [64, 128]), (1000.0, [64, 128, 256])])
+def test_no_length_is_begun_that_would_take_too_long(
+    enough_s: float, measured: list[int], load_runner: LoadRunner
+) -> None:
+    """By the square of its length and what the one before took; the shortest is always measured. Every look at the
+    clock is a second later than the last.
+    """
+    said: list[str] = []
+    seconds = itertools.count()
+
+    profile = measure_restoration(
+        load_runner("llama"),
+        [64, 128, 256],
+        rounds=1,
+        enough_s=enough_s,
+        said=said.append,
+        clock_s=lambda: float(next(seconds)),
+    )
+
+    assert [figure.tokens for figure in profile.figures] == measured
+    left_out = {1: "128 tokens are left out", 2: "256 tokens are left out", 3: "a prefix of 256 tokens"}
+    assert said[-1].startswith(left_out[len(measured)])

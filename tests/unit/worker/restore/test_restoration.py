@@ -248,3 +248,14 @@ def test_staging_must_hold_one_layer(load_runner: LoadRunner) -> None:
         StagingMemory(64 * shape.row_bytes - 1, CPU).buffers(shape, 64, 3)
 
     assert StagingMemory(9 * 64 * shape.row_bytes, CPU).buffers(shape, 64, 3)._depth == 3
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_rows", "multiple", "rows"),
+    [(200, 16, 96), (32, 16, 16), (31, 16, 16), (15, 16, 0), (9, 1, 4), (1, 1, 1)],
+)
+def test_two_buffers_where_they_fit(bytes_of_rows: int, multiple: int, rows: int, load_runner: LoadRunner) -> None:
+    """As many whole pages at once as let transmission run ahead of projection, or one page."""
+    shape = shape_of(load_runner("llama"))
+
+    assert StagingMemory(bytes_of_rows * shape.row_bytes, CPU).rows(shape, multiple) == rows

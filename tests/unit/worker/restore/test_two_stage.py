@@ -12,9 +12,10 @@ import torch
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore import two_stage
 from services.worker.restore.piece_queue import PieceQueue
-from services.worker.restore.pieces import HiddenPiece
+from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
-from services.worker.restore.two_stage import SavedRows, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from shared.memory.segment import SHM_DIRECTORY
 from tests.engine_driver import Request, page_tables, random_prompt
 from tests.unit.worker.restore.saved import CPU, Later, Saving, Shelf, saving, shape_of
@@ -121,7 +122,7 @@ def _ring_bytes(runner: ModelRunner, rows: int) -> int:
 
 
 def test_a_full_ring_stops_a_sequence_and_no_step(load_runner: LoadRunner) -> None:
-    """The step runs; who had room is saved on; the one that stopped keeps what it had, and is counted."""
+    """The step runs; who had room is saved on; the one that stopped keeps what there was room for, and is counted."""
     runner, later = load_runner("llama"), Later()
     with saving(runner, ring_bytes=_ring_bytes(runner, 50), later=later) as at:
         small, large = request(runner, 60, seed=4), request(runner, 90, seed=5, page=20)
@@ -135,7 +136,7 @@ def test_a_full_ring_stops_a_sequence_and_no_step(load_runner: LoadRunner) -> No
         at.saver.end("small")
         later.do_all()
 
-    assert [(piece.first, piece.end) for piece in at.shelf.of("large")] == [(0, 30)]
+    assert [(piece.first, piece.end) for piece in at.shelf.of("large")] == [(0, 35)]
     assert [(piece.first, piece.end) for piece in at.shelf.of("small")] == [(0, 55)]
     assert at.saver.counts.stopped_no_room == 1
 
@@ -225,7 +226,7 @@ def test_a_failed_step_saves_nothing(load_runner: LoadRunner) -> None:
 def _broken_step(at: Saving, one: Request, gate: object) -> None:
     from tests.engine_driver import run_step
 
-    with at.saver.step(at.inputs, [SavedRows("r", 0, 20, one.computed)]):
+    with at.saver.one_pass(at.inputs, [SavedRows("r", 0, 20, one.computed)]):
         run_step(at.runner, [(one, 20)], gate=gate)
 
 
@@ -235,7 +236,7 @@ def test_a_thread_of_its_own(load_runner: LoadRunner) -> None:
     shape = shape_of(runner)
     ring = SnapshotRing(shape, 1 << 20, device=CPU, shm_prefix="restoretest", layers=range(shape.layers))
     assert (SHM_DIRECTORY / ring.name).exists()
-    saver = TwoStageSaver(shape, ring, shelf, layers=range(shape.layers), max_sequences=2)
+    saver = TwoStageSaver(ring, HiddenPieces(shelf, range(shape.layers)), max_sequences=2)
     at = Saving.__new__(Saving)
     at.runner, at.shelf, at.saver = runner, shelf, saver
     at.inputs = two_stage.AttentionInputs(runner.model, shape.layers)

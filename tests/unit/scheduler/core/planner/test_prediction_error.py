@@ -31,7 +31,9 @@ def test_the_first_observation_counts_in_full_and_then_fades():
     assert errors.by_kind["tokens"].magnitude < 0.01
 
 
-@pytest.mark.parametrize(("predicted", "observed"), [(0, 10), (-5, 10), (10, -1), (float("nan"), 1)])
+@pytest.mark.parametrize(
+    ("predicted", "observed"), [(0, 10), (-5, 10), (10, -1), (float("nan"), 1), (10, float("inf"))]
+)
 def test_what_cannot_be_is_not_counted(predicted, observed):
     """A prediction of nothing has no relative error."""
     errors = PredictionErrors()

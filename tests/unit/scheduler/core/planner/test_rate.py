@@ -41,7 +41,9 @@ def test_one_pause_is_not_a_slow_disk():
     assert per_us(rate, 7.0) > 5
 
 
-@pytest.mark.parametrize(("amount", "elapsed_us"), [(0, 10), (10, 0), (-1, 10), (10, -1), (float("nan"), 10)])
+@pytest.mark.parametrize(
+    ("amount", "elapsed_us"), [(0, 10), (10, 0), (-1, 10), (10, -1), (float("nan"), 1), (1, float("inf"))]
+)
 def test_what_cannot_be_teaches_nothing(amount, elapsed_us):
     """Zero and negative amounts and times leave it as it is."""
     rate = Rate()

@@ -1,0 +1,101 @@
+"""What answers lose when only a part of a prefix is loaded: methods and metrics at equal retention.
+
+    python -m bench.importance_quality [--questions 2000] [--reach-questions 300] [--ratios 0.5,0.25,0.1,0.05] [--save]
+
+After IMPRESS's Figures 4 and 15, on the bundled models and generated tasks, because the paper's models and datasets are
+none of ours. ``reach`` is what both models can do of each task with the whole prefix; ``compared`` are all methods on
+questions about documents. A drop's standard error is printed with it: below that, differences mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench import quality_page, results_file
+from services.gateway.tokenizer import Tokenizer
+from thermocline.evaluation.figures import Evaluation
+from thermocline.evaluation.generated_tasks import GENERATED, generate
+from thermocline.evaluation.report import table
+from thermocline.evaluation.run import Order, run
+
+MODELS = Path(__file__).parents[1] / "models"
+SEED = 1
+DOCUMENT_TOKENS = 1024
+METHODS = (
+    *("importance", "importance:h2o_pooled", "importance:last", "importance:last_pooled"),
+    *("h2o", "h2o:h2o_pooled", "static", "random", "recent"),
+)
+
+
+class _TokenCounter:
+    def __init__(self, model_dir: Path) -> None:
+        self._tokenizer = Tokenizer(model_dir)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode_now(text, add_special_tokens=False)
+
+
+def measure(
+    model: str, task: str, questions: int, methods: tuple[str, ...], ratios: tuple[float, ...], threads: int
+) -> Evaluation:
+    """One task of the bundled ``model``; without methods only with the whole prefix."""
+    model_dir = MODELS / model
+    counter = _TokenCounter(model_dir)
+    made = generate(task, questions=questions, tokens=DOCUMENT_TOKENS, seed=SEED, tokenizer=counter)
+    order = Order(
+        model_dir=model_dir,
+        task=made,
+        methods=methods,
+        ratios=ratios,
+        probe_heads=3,
+        probe_unit="kv_head",
+        alpha=0.6,
+        first_tokens=0,
+        recent_tokens=0,
+        seed=SEED,
+        dtype="float32",
+        device="cpu",
+        threads=threads,
+    )
+    evaluation = run(order)
+    print(table(evaluation) + "\n", flush=True)
+    return evaluation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.importance_quality")
+    parser.add_argument("--questions", type=int, default=2000, help="of the comparison")
+    parser.add_argument("--reach-questions", type=int, default=300, help="of each task with the whole prefix")
+    parser.add_argument("--ratios", default="0.5,0.25,0.1,0.05")
+    parser.add_argument(
+        "--models", default="thermocline-mha,thermocline-gqa", help="of the tasks with the whole prefix"
+    )
+    parser.add_argument("--compared", default="thermocline-mha", help="models of the comparison")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help="write the results and their page")
+    options = parser.parse_args()
+    ratios = tuple(float(part) for part in options.ratios.split(","))
+    reach = [
+        measure(model, task, options.reach_questions, (), ratios, options.threads)
+        for model in options.models.split(",")
+        for task in GENERATED
+    ]
+    compared = [
+        measure(model, "documents", options.questions, METHODS, ratios, options.threads)
+        for model in options.compared.split(",")
+    ]
+    results: dict[str, Any] = {
+        "reach": [msgspec.to_builtins(one) for one in reach],
+        "compared": [msgspec.to_builtins(one) for one in compared],
+    }
+    if options.save:
+        print(results_file.write("importance_quality", results, seed=SEED))
+        quality_page.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Do heads, and neighbouring layers, look at the same tokens of a prefix, and what does it cost to load only those?
+
+    python -m bench.importance_similarity [--models mha,gqa] [--document-tokens 1024] [--prefixes 6] [--questions 5]
+    [--save | --render]
+
+After IMPRESS (Figures 7, 8, 11 and 15) and HyperInfer (Figure 12), on the bundled models in float32: documents, and
+few-shot examples after a document. Similarity is the mean Jaccard index of the KV heads' sets of important tokens, and
+of the voted sets of neighbouring layers. Loading is the real thing: a forward pass over what was chosen, with a thread
+that reads ahead, and greedy decoding after it; bytes are counted, and the answer is compared with the one that is
+right. Nothing here is a time. ``--save`` writes bench/results/importance_similarity.json and
+docs/results/importance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import importance_page, results_file
+from bench.importance_asking import COMPARED_METRICS, Asker, Watching
+from bench.importance_prompts import WORKLOADS, Prefix, prefixes
+from services.worker.importance.identification import ProbeHeads, heads_read, identify
+from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
+from services.worker.importance.prefix_source import StoredPrefix
+from services.worker.importance.selection import Budget, most_important, vote
+from services.worker.importance.similarity import ALPHA, expected_jaccard, jaccard, mean_similarity
+from services.worker.importance.speculation import ReadAhead
+from services.worker.importance.speculation_control import ControlSettings, SpeculationControl
+
+ROOT = Path(__file__).parents[1]
+SEED = 1
+PROBES_RATIO = 0.25
+SIMILARITY_RATIOS = (0.05, 0.1, 0.25, 0.4, 0.5)
+LOADING_RATIOS = (0.1, 0.25, 0.5)
+RULES = {"paper": ALPHA, "always_vote": 1e9, "each_head": 0.0}
+"""Exponents of the threshold: IMPRESS's; so large that every layer accepts; 0, with which none does."""
+
+LOADED_METRICS = ("h2o", "last", "h2o_pooled", "last_pooled")
+PROBES = tuple(ProbeHeads(count, unit) for unit, count in (
+    ("kv_head", 1), ("kv_head", 2), ("kv_head", 3), ("query_head", 2), ("query_head", 3)
+))  # fmt: skip
+"""Of groups of two, two query heads have one KV head: what three of them have where groups are larger."""
+
+Figures = dict[str, list[float]]
+
+
+def watch(asker: Asker, question: list[int], prefix: int, figures: dict[tuple[Any, ...], Figures]) -> Watching:
+    """Similarity of what heads, and neighbouring layers, find important, under ``(metric, ratio, layer)``."""
+    watching = Watching(asker, len(question), prefix)
+    asker.run(question, prefix, watching)
+    paid = watching.singly["h2o"]
+    for metric, layers in watching.importance.items():
+        for ratio in SIMILARITY_RATIOS:
+            count = Budget(ratio).over(0, prefix).count
+            voted = []
+            for layer, importance in enumerate(layers):
+                sets = most_important(importance, count)
+                voted.append(vote(sets, importance))
+                into = figures[metric, ratio, layer]
+                into["heads"].append(mean_similarity(sets))
+                if metric == "h2o":  # What is paid is what this metric sums.
+                    into["query_heads"].append(mean_similarity(most_important(paid[layer], count)))
+                into["chance"].append(expected_jaccard(count, prefix))
+                into["mass"].append(_share(paid[layer], voted[-1]))
+                if layer:
+                    into["adjacent"].append(jaccard(voted[-2], voted[-1]))
+    return watching
+
+
+def compare_probes(watching: Watching, figures: dict[tuple[Any, ...], Figures]) -> None:
+    """What several choices of probe heads find at :data:`PROBES_RATIO`, under ``(metric, unit, count)``."""
+    for metric, singly in watching.singly.items():
+        for layer, importance in enumerate(singly):
+            by_kv_head, paid = watching.importance[metric][layer], watching.singly["h2o"][layer]
+            prefix = importance.shape[1]
+            choice = Budget(PROBES_RATIO).over(0, prefix)
+            everyone = vote(most_important(by_kv_head, choice.count), by_kv_head)
+            for probes in PROBES:
+                units = probes.units(len(importance), len(by_kv_head))
+                rows = by_kv_head if probes.unit == "kv_head" else importance
+                found = identify(rows[: len(units)], 0, choice)
+                into = figures[metric, probes.unit, probes.count]
+                into["probe_keys"].append(len(heads_read(units)) / (2 * len(by_kv_head)))
+                into["similarity"].append(found.similarity)
+                into["fallback"].append(float(not found.accepted))
+                into["mass"].append(_share(paid, found.tokens))
+                into["like_everyone"].append(jaccard(found.tokens, everyone))
+
+
+def _share(paid: torch.Tensor, tokens: torch.Tensor) -> float:
+    """How much of the attention that the prefix gets these tokens get; paid ``[heads, prefix]``."""
+    return float(paid[:, tokens].sum() / paid.sum())
+
+
+def load(
+    asker: Asker, source: StoredPrefix, question: list[int], rule: LoadingRule, read_ahead: ReadAhead, into: Figures
+) -> str:
+    """The answer over what ``rule`` loads; what was read, as shares of all KV, goes into ``into``."""
+    always = SpeculationControl(ControlSettings(trial_outcomes=sys.maxsize))
+    layers = asker.runner.geometry.layers
+    prefix = ImportantPrefix(source, rule, layers, Speculation(read_ahead, always))
+    answer = asker.answer(question, source.tokens, prefix)
+    everything = layers * source.tokens * source.token_bytes
+    outcomes = prefix.outcomes
+    read = prefix.bytes_read.by_kind()
+    keys = read["probe_keys"] + read["fallback_keys"]
+    into["probe_keys"].append(read["probe_keys"] / everything)
+    into["fallback_keys"].append(read["fallback_keys"] / everything)
+    into["needed"].append(sum(outcome.needed_bytes for outcome in outcomes) / everything)
+    into["read"].append((keys + sum(outcome.needed_bytes for outcome in outcomes)) / everything)
+    into["wasted"].append(sum(outcome.wasted_bytes for outcome in outcomes) / everything)
+    found = [prefix.identifications[layer] for layer in range(layers)]
+    into["fallback"] += [float(not each.accepted) for each in found]
+    into["recall"] += [outcome.recall for outcome in outcomes[1:]]
+    into["precision"] += [outcome.precision for outcome in outcomes[1:]]
+    into["token_recall"] += [_recall(guess.tokens, each.tokens) for guess, each in pairwise(found)]
+    generator = torch.Generator().manual_seed(SEED + len(into["random_recall"]))
+    for each in found[1:]:
+        guess = torch.randperm(source.tokens, generator=generator)[: len(each.tokens)]
+        into["random_recall"].append(_recall(guess, each.tokens))
+    return answer
+
+
+def _recall(guess: torch.Tensor, needed: torch.Tensor) -> float:
+    return float(torch.isin(needed, guess).float().mean())
+
+
+def loading_rules(query_heads: int, kv_heads: int) -> Iterator[tuple[str, float, str, str, LoadingRule]]:
+    """(metric, ratio, unit, rule, LoadingRule) of everything that is loaded and answered."""
+    units = ("kv_head",) if query_heads == kv_heads else ("kv_head", "query_head")
+    for ratio in LOADING_RATIOS:
+        for metric in LOADED_METRICS:
+            for unit in units:
+                for rule, alpha in RULES.items():
+                    if rule != "paper" and metric not in COMPARED_METRICS:
+                        continue
+                    if unit == "query_head" and rule == "each_head":
+                        continue  # Nobody votes there.
+                    yield metric, ratio, unit, rule, LoadingRule(Budget(ratio), metric, ProbeHeads(3, unit), alpha)
+
+
+def bench_workload(asker: Asker, made: list[Prefix], query_heads: int, read_ahead: ReadAhead) -> dict[str, Any]:
+    """Everything about one model and workload."""
+    similar: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
+    loaded: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
+    probes: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
+    exact: list[bool] = []
+    for prefix in made:
+        source = asker.take(prefix)
+        for question, answer in prefix.questions:
+            exact.append(asker.answer(question, source.tokens) == answer)
+            compare_probes(watch(asker, question, source.tokens, similar), probes)
+            for *key, rule in loading_rules(query_heads, source.kv_heads):
+                into = loaded[tuple(key)]
+                into["exact"].append(load(asker, source, question, rule, read_ahead, into) == answer)
+    return {
+        "prefix_tokens": round(statistics.mean(len(prefix.tokens) for prefix in made)),
+        "question_tokens": round(statistics.mean(len(ids) for prefix in made for ids, _ in prefix.questions), 1),
+        "questions": len(exact),
+        "exact_full": statistics.mean(exact),
+        "similarity": [
+            {"metric": key[0], "ratio": key[1], "layer": key[2], **_means(each)} for key, each in similar.items()
+        ],
+        "probes": [{"metric": key[0], "unit": key[1], "count": key[2], **_means(each)} for key, each in probes.items()],
+        "loading": [
+            {"metric": key[0], "ratio": key[1], "unit": key[2], "rule": key[3], **_means(each)}
+            for key, each in loaded.items()
+        ],
+    }
+
+
+def _means(figures: Figures) -> dict[str, float]:
+    return {name: round(statistics.mean(values), 4) for name, values in figures.items()}
+
+
+@contextmanager
+def _reading_ahead() -> Iterator[ReadAhead]:
+    made = ReadAhead()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def bench_model(name: str, document_tokens: int, count: int, questions: int) -> dict[str, Any]:
+    """One bundled model under all workloads."""
+    asker = Asker(ROOT / "models" / f"thermocline-{name}", 2 * document_tokens + 512)
+    try:
+        heads = int(asker.runner.model.config.num_attention_heads)
+        geometry = asker.runner.geometry
+        figures: dict[str, Any] = {"layers": geometry.layers, "query_heads": heads, "kv_heads": geometry.kv_heads}
+        with _reading_ahead() as read_ahead:
+            for workload in WORKLOADS:
+                made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
+                figures[workload] = bench_workload(asker, made, heads, read_ahead)
+        return figures
+    finally:
+        asker.runner.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default="mha,gqa")
+    parser.add_argument("--document-tokens", type=int, default=1024)
+    parser.add_argument("--prefixes", type=int, default=6)
+    parser.add_argument("--questions", type=int, default=5, help="about each prefix")
+    parser.add_argument("--save", action="store_true", help="write the results and their page")
+    parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
+    options = parser.parse_args(argv)
+    if options.render:
+        importance_page.write()
+        return 0
+    results = {
+        name: bench_model(name, options.document_tokens, options.prefixes, options.questions)
+        for name in options.models.split(",")
+    }
+    sys.stdout.write(json.dumps(results, indent=1) + "\n")
+    if options.save:
+        results_file.write("importance_similarity", results, seed=SEED)
+        importance_page.write()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,183 @@
+"""TTFT of a history that lies on a disk of limited bandwidth, by the way in which it comes back.
+
+    python -m bench.restoration [--models mha,gqa] [--lengths 1024,4096,16384] [--mb-per-s 25,50,100,200,400]
+    [--repeats 3] [--directory DIR] [--save]
+
+After HCache's sections 6.2 and 6.3.1, end to end: for each model, disk and method a whole cell, whose storage reads its
+disk through a token bucket. A history is computed once and kept as the method has it, then every tier above the disk
+is emptied and a question about the history is asked. ``recompute`` fetches nothing; ``kv`` keeps KV; ``hidden`` keeps
+hidden states of all layers; ``half`` is the naive hybrid, the first half of the layers recomputed and the rest kept
+as KV; ``planned`` is left to the planner, with what ``thermocline doctor --profile`` measured here before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench import results_file
+from bench.asking import ask_one
+from bench.emptying import empty, rest
+from bench.make_model import make_model
+from shared.bus.nats_bus import connect
+from thermocline.client import served_model
+from thermocline.client.stream import SOURCES
+from thermocline.supervisor.api import running
+from thermocline.supervisor.config import SupervisorConfig
+
+LAYERS, HEADS = 8, 8
+KV_HEADS = {"mha": 8, "gqa": 2}
+VOCABULARY = 16_000
+QUESTION_TOKENS = 32
+METHODS = {
+    "recompute": ("off", "recompute"),
+    "kv": ("off", "kv"),
+    "hidden": (f"0/{LAYERS}/0", "state"),
+    "half": (f"{LAYERS // 2}/0/{LAYERS - LAYERS // 2}", "state"),
+    "planned": ("auto", "planned"),
+}
+"""By method: what is kept, and how it comes back (``state_form`` and ``restoring``)."""
+
+
+def histories(lengths: list[int], seed: int) -> dict[int, list[int]]:
+    """Token ids of one history for each length."""
+    rng = random.Random(seed)
+    return {length: [rng.randrange(8, VOCABULARY) for _ in range(length)] for length in lengths}
+
+
+async def measure(
+    base_url: str, nats: str, lengths: list[int], *, repeats: int, seed: int, is_kept: bool
+) -> list[dict[str, Any]]:
+    """Median TTFT by length, and where the history was found. ``is_kept``: the method keeps something at all."""
+    rng = random.Random(seed + 1)
+    figures = []
+    bus = await connect((nats,), "bench")
+    async with httpx.AsyncClient(base_url=base_url, timeout=1200) as client:
+        model = (await served_model(client))["id"]
+        await rest(bus)  # The cell serves before its pools are made.
+        for length, history in histories(lengths, seed).items():
+            times, found = [], {}
+            if is_kept:  # Computed and kept, or read and kept where an earlier cell left it.
+                await ask_one(client, model, [*history, 9])
+            for _ in range(repeats):
+                await empty(bus, ("device", "host"))
+                question = [rng.randrange(8, VOCABULARY) for _ in range(QUESTION_TOKENS)]
+                answer = await ask_one(client, model, history + question)
+                times.append(answer.ttft_s)
+                found = {source: getattr(answer, f"{source}_tokens") for source in SOURCES}
+                await rest(bus)
+            middle = statistics.median(times)
+            figures.append(
+                {
+                    "tokens": length,
+                    "ttft_ms": round(middle * 1e3, 1),
+                    "spread_ms": [round(min(times) * 1e3, 1), round(max(times) * 1e3, 1)],
+                    "tokens_per_s": round(length / middle, 1),
+                    "found": {name: count for name, count in found.items() if count},
+                }
+            )
+    await bus.close()
+    return figures
+
+
+def profile_of(model: Path) -> Path:
+    """What ways back cost here for this model."""
+    out = model.parent / f"{model.name}.profile.json"
+    command = [sys.executable, "-m", "thermocline", "doctor", "--profile", "--model", str(model), "--out", str(out)]
+    subprocess.run([*command, "--dtype", "float32"], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def bench_method(
+    model: Path, profile: Path, folder: Path, method: str, mb_per_s: float, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One cell."""
+    form, restoring = METHODS[method]
+    lengths = [int(each) for each in options.lengths.split(",")]
+    directory = folder / f"{model.name}-{method}"
+    directory.mkdir(exist_ok=True)
+    kv_heads = KV_HEADS[model.name]
+    room = (max(lengths) + 1024) * LAYERS * 2 * kv_heads * 64 * 4
+    config = SupervisorConfig(
+        model=str(model),
+        dtype="float32",
+        port=0,
+        device_kv_bytes=2 * room,
+        host_kv_bytes=2 * room,
+        disk_dir=(str(directory),),
+        disk_kv_bytes=16 * 2**30,
+    )
+    environ = {
+        "THERMOCLINE_STATE_FORM": form,
+        "THERMOCLINE_RESTORING": restoring,
+        "THERMOCLINE_STATE_BYTES": str(2 * room),
+        "THERMOCLINE_DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
+        "THERMOCLINE_PROFILE": str(profile),
+        # A whole wait, so that a slow way shows as slow and not as recomputed.
+        "THERMOCLINE_PREFETCH_WAIT": "full",
+        "THERMOCLINE_FETCH_DEADLINE_MS": "600000",
+        "THERMOCLINE_PREFETCH_FRACTION": "1.0",
+    }
+    with running(config, environ=environ) as cell:
+        return asyncio.run(
+            measure(
+                cell.base_url,
+                cell.nats_url,
+                lengths,
+                repeats=options.repeats,
+                seed=options.seed,
+                is_kept=method != "recompute",
+            )
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default="mha,gqa")
+    parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--mb-per-s", default="25,50,100,200,400")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", default="", help="where the disk tier lies; default: temporary")
+    parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
+    options = parser.parse_args()
+    figures: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=options.directory or None) as scratch:
+        folder = Path(scratch)
+        for kind in options.models.split(","):
+            model = make_model(folder / kind, seed=options.seed, kv_heads=KV_HEADS[kind], layers=LAYERS, heads=HEADS)
+            profile = profile_of(model)
+            for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
+                for method in options.methods.split(","):
+                    known = [each for each in figures if each["model"] == kind and each["method"] == method]
+                    began = time.monotonic()
+                    if method == "recompute" and known:  # The disk has no part in it.
+                        found = [
+                            {**each, "mb_per_s": mb_per_s} for each in known if each["mb_per_s"] == known[0]["mb_per_s"]
+                        ]
+                    else:
+                        found = bench_method(model, profile, folder, method, mb_per_s, options)
+                    figures += [{"model": kind, "mb_per_s": mb_per_s, "method": method, **each} for each in found]
+                    shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms" for each in found)
+                    print(
+                        f"{kind} {mb_per_s:g} MB/s {method:<10} {shown}   ({time.monotonic() - began:.0f} s)",
+                        flush=True,
+                    )
+    results = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "repeats": options.repeats, "figures": figures}
+    print(results_file.write("restoration", results, seed=options.seed) if options.save else json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

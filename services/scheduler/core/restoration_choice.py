@@ -1,0 +1,209 @@
+"""How a prompt's prefix comes back from below host memory: as KV, from state, or by computing where that is faster.
+
+One cost model weighs all three (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
+for there, the link to the device, computing and restoring. The time of each is what restoring the run takes, and
+computing the rest of the prompt after it.
+
+* KV comes to host memory first and is loaded then, with the batch that computes the rest: one after the other.
+* State is restored as it arrives, part by part: the longer of disk and device, and a part of the shorter that nothing
+  hides, the last one's restoring or the first one's reading.
+* KV that state goes on behind is followed by that, where this is the fastest way from there.
+
+The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
+
+Of a run either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.scheduler.core.planner import LayerCosts, layer_times, per_us
+from services.scheduler.core.planner.partition import made
+from services.scheduler.core.rates import disk_bytes_per_us, layer_costs, load_us
+from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.state_form import can_restore
+from shared.chunks import chunk_bytes, chunk_tokens
+from shared.ids import DIGEST_BYTES
+from shared.messages.pools import KvGeometry
+
+Form = Literal["kv", "state", "recompute"]
+
+KV_FROM_DISK = "kv from disk"
+
+_PARTS = 9
+"""Parts of a fetch of which the storage speaks at the most: with each, restoring can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What there is for a prompt of ``tokens`` tokens, the first ``covered`` of which need not be brought.
+
+    The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
+    state up to ``state_end``, each as far as one fetch would bring it; behind ``kv_end`` state goes on up to
+    ``following_end``. Where there is none, an end is its beginning.
+    """
+
+    tokens: int
+    covered: int
+    begin: int
+    kv_end: int
+    state_end: int
+    following_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``total_us`` from when the device comes to the request until its prompt is computed.
+
+    ``restoring_us``: what restoring takes, disk and device, whatever hides it.
+    ``recomputed`` layers of a restoration are computed from tokens. ``kind`` names it in the words of
+    :func:`planner.plan_kind`.
+    """
+
+    form: Form
+    total_us: float
+    restoring_us: float = 0.0
+    recomputed: int = 0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What bringing and computing costs a worker, in bytes and microseconds. ``layout`` is that of state pages, if any.
+
+    ``restored_us`` is the time of a restored token as observed, 0 before anything was restored. ``ahead_us`` is what
+    the device does before it comes to the request.
+    """
+
+    costs: LayerCosts
+    disk_bytes_per_us: float
+    queued_bytes: float
+    link_bytes_per_us: float
+    loaded_us: float  # Of a token from host memory.
+    restored_us: float
+    layout: KvGeometry | None
+    ahead_us: float = 0.0
+
+    def computing(self, start: int, end: int) -> float:
+        """Computing tokens [start, end) in all layers."""
+        return self.costs.layers * self.costs.recompute_us(start, end)
+
+    def fetching(self, token_bytes: float, tokens: int) -> float:
+        """Reading from the disk, behind what others wait for."""
+        return (self.queued_bytes + tokens * token_bytes) / self.disk_bytes_per_us
+
+    def kv(self, ways: Ways) -> tuple[float, float]:
+        """(Time of the device's wait and load, time of all): the run of KV is fetched, and then loaded."""
+        disk_us = self.fetching(self.costs.layers * self.costs.kv_bytes, ways.kv_end - ways.begin)
+        load_us = (ways.kv_end - ways.covered) * self.loaded_us
+        return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
+
+    def state(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
+        """(The same two times, layers to compute from tokens): state from ``begin`` on, tokens [start, end) of it."""
+        assert self.layout is not None
+        device_us, recomputed = self.restoring(start, end)
+        if self.restored_us:
+            device_us = (end - start) * self.restored_us
+        disk_us = self.fetching(self.layout.token_bytes, end - begin)
+        chunks = (end - begin) // chunk_tokens(self.layout.page_size)
+        waited_us = pipelined_us(max(0.0, disk_us - self.ahead_us), device_us, chunks)
+        return waited_us, pipelined_us(disk_us, device_us, chunks), recomputed
+
+    def restoring(self, start: int, end: int) -> tuple[float, int]:
+        """(Time on the device alone, layers to compute from tokens): the best that the pages allow.
+
+        A layer of which they hold a hidden state can be computed as well: that pays where the link is the slower side.
+        """
+        layout = self.layout
+        assert layout is not None
+        times = layer_times(self.costs, end - start, self.link_bytes_per_us, context=start)
+        first, held = layout.absent, layout.from_hidden
+        mixes = [
+            made(times, tokens=count, hidden=first + held - count, kv=layout.loaded_layers, ends_early=True)
+            for count in range(first, first + held + 1)
+        ]
+        best = min(mixes, key=lambda mix: mix.time_us)
+        return best.time_us, best.tokens
+
+
+def choose(prices: Prices, ways: Ways) -> Choice:
+    """The fastest way; of equals the first of KV, state, computing. Pure, O(layers)."""
+    found = []
+    if ways.kv_end > ways.covered:
+        waited_us, restoring_us = prices.kv(ways)
+        rest_us = prices.computing(ways.kv_end, ways.tokens)
+        if ways.following_end > ways.kv_end:
+            following = _from_state(prices, ways.tokens, ways.kv_end, ways.kv_end, ways.following_end)
+            rest_us = min(rest_us, following.total_us)
+        found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK))
+    if ways.state_end > ways.covered:
+        found.append(_from_state(prices, ways.tokens, ways.begin, ways.covered, ways.state_end))
+    found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
+    return min(found, key=lambda choice: choice.total_us)
+
+
+def _from_state(prices: Prices, tokens: int, begin: int, start: int, end: int) -> Choice:
+    waited_us, restoring_us, recomputed = prices.state(begin, start, end)
+    total_us = waited_us + prices.computing(end, tokens)
+    return Choice("state", total_us, restoring_us, recomputed, state_kind(prices.layout, recomputed))
+
+
+def state_kind(layout: KvGeometry | None, recomputed: int) -> str:
+    """What a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
+    if layout is None:
+        return ""
+    methods = ["hidden from disk"] if recomputed < layout.absent + layout.from_hidden else []
+    methods += [KV_FROM_DISK] if layout.loaded_layers else []
+    methods += ["tokens"] if recomputed else []
+    return " + ".join(methods)
+
+
+def pipelined_us(disk_us: float, device_us: float, chunks: int) -> float:
+    """Time of a restoration whose parts are restored as they arrive, by what both sides take for all of it."""
+    parts = -(-chunks // -(-chunks // _PARTS)) if chunks > 0 else 1
+    return max(disk_us, device_us) + min(disk_us, device_us) / parts
+
+
+def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
+    """What a worker and the storage of its node cost now; None where the worker has no profile. Does not mutate."""
+    costs = layer_costs(state, worker)
+    profile = worker.restoration
+    if costs is None or profile is None or profile.link_bytes_per_us <= 0:
+        return None
+    is_load_known = worker.speed.loads or state.speed.loads
+    kv_bytes = costs.layers * costs.kv_bytes
+    observed = per_us(worker.restoring, 0.0)
+    return Prices(
+        costs=costs,
+        disk_bytes_per_us=disk_bytes_per_us(storage),
+        queued_bytes=queued_bytes(state, storage),
+        link_bytes_per_us=profile.link_bytes_per_us,
+        loaded_us=load_us(state, worker, 1) if is_load_known else kv_bytes / profile.link_bytes_per_us,
+        restored_us=1 / observed if observed > 0 else 0.0,
+        layout=layout_for(storage, worker),
+        ahead_us=ahead_us,
+    )
+
+
+def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
+    """The geometry of a storage's state pages, if there is a pool and this worker can restore from them."""
+    if storage.state_pool is None or storage.state_handle is None:
+        return None
+    layout = storage.state_handle.geometry
+    return layout if can_restore(worker, layout) else None
+
+
+def queued_bytes(state: CellState, storage: Storage) -> float:
+    """What fetches under way still have to bring from this storage's disk, in either form. Does not mutate."""
+    name, total = storage.storage_id, 0
+    for fetch in state.fetches.values():
+        if fetch.storage_id == name and not fetch.is_cancelled and state.geometry is not None:
+            total += (len(fetch.names) // DIGEST_BYTES - fetch.chunks) * chunk_bytes(state.geometry)
+    for state_fetch in state.state_fetches.values():
+        request = state.requests.get(state_fetch.request_id)
+        if state_fetch.storage_id == name and request is not None and request.run is not None and storage.state_handle:
+            left = (request.run.end - request.run.arrived) // chunk_tokens(state.tree.page_size)
+            total += left * chunk_bytes(storage.state_handle.geometry)
+    return float(total)

@@ -1,0 +1,147 @@
+"""Fetches of state, disk to state pool: what the storage says of them, and how they end.
+
+What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
+states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
+lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's state is
+not fetched again.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.catalogue import chunks_gone
+from services.scheduler.core.deferral import wake
+from services.scheduler.core.fetch_waits import end_fetch_wait
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.planner import note
+from services.scheduler.core.prefetch import prefetch
+from services.scheduler.core.restorations import end_run
+from services.scheduler.core.state import Request, StateFetch, StateRun, Storage, count
+from services.scheduler.core.state_runs import cut_run, drop_run, extend_run, free_pages, wake_followers
+from services.scheduler.core.turn import Turn
+from shared.chunks import chunk_tokens
+from shared.messages.storage_events import ChunksFetched
+from shared.messages.storage_plans import CancelFetch
+
+
+def state_fetched(turn: Turn, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+    """State has arrived, or no more is going to."""
+    state = turn.state
+    chunks_gone(state, storage, message.missing, "state")
+    request = state.requests.get(fetch.request_id)
+    if request is not None and request.run is not None:
+        _arrive(turn, request, request.run, fetch, message.chunks)
+    if message.is_over:
+        _finish(turn, storage, fetch, message)
+
+
+def expire_state_fetch(turn: Turn, fetch: StateFetch) -> None:
+    """The deadline passed: its request goes on with what has arrived."""
+    state = turn.state
+    count(state, "fetch_deadlines")
+    fetch.is_late = True
+    state.storages[fetch.storage_id].late_fetches += 1
+    request = state.requests.get(fetch.request_id)
+    cut_off_state(turn, fetch)
+    if request is not None:
+        _end_early(turn, request)
+
+
+def cut_off_state(turn: Turn, fetch: StateFetch) -> None:
+    """Call a fetch off; the pages that it may still write to stay with it until the storage answers."""
+    state = turn.state
+    fetch.is_cancelled = True
+    turn.cancel_timer(fetch.timer_id)
+    turn.to_storage(state.storages[fetch.storage_id], CancelFetch(fetch_id=fetch.fetch_id))
+    request = state.requests.get(fetch.request_id)
+    if request is not None and request.run is not None:
+        cut_run(state, request.run)
+    wake_followers(state, fetch)
+
+
+def cancel_state_fetches(turn: Turn, namespace: str) -> None:
+    """State of a namespace, or of all if it is "", is to be forgotten: who waits for it computes instead."""
+    for request in turn.state.requests.values():
+        if request.run is None or namespace not in ("", request.submit.namespace):
+            continue
+        if request.state is RequestState.WAITING:
+            _stop_waiting(turn, request)
+            drop_run(turn.state, request)
+        elif request.run.fetch:
+            cut_off_state(turn, turn.state.state_fetches[request.run.fetch])
+            end_run(turn.state, request)
+
+
+def abandon_state_fetches(turn: Turn, storage: Storage, *, is_lost: bool) -> None:
+    """The state pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
+    state = turn.state
+    for fetch in [fetch for fetch in state.state_fetches.values() if fetch.storage_id == storage.storage_id]:
+        if not is_lost and not fetch.is_cancelled:
+            turn.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+        turn.cancel_timer(fetch.timer_id)
+        wake_followers(state, fetch)
+        del state.state_fetches[fetch.fetch_id]
+        count(state, "state_fetches_failed")
+    for request in state.requests.values():
+        if request.run is not None and request.run.storage_id == storage.storage_id:
+            _stop_waiting(turn, request)
+            request.run = None
+
+
+def _arrive(turn: Turn, request: Request, run: StateRun, fetch: StateFetch, chunks: int) -> None:
+    """So many chunks of a fetch are in the state pool."""
+    size = chunk_tokens(turn.state.tree.page_size)
+    begin = run.end - fetch.chunks * size
+    arrived = begin + min(chunks, fetch.chunks) * size
+    if arrived > run.arrived:
+        count(turn.state, "state_fetched_tokens", arrived - run.arrived)
+        run.arrived = arrived
+        _stop_waiting(turn, request)
+        wake_followers(turn.state, fetch)
+        turn.touch(request.worker_id)
+
+
+def _finish(turn: Turn, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+    """The storage is done with a fetch: nothing writes to its pages any more."""
+    state = turn.state
+    turn.cancel_timer(fetch.timer_id)
+    free_pages(state, storage.storage_id, fetch.pages)
+    del state.state_fetches[fetch.fetch_id]
+    storage.late_fetches -= fetch.is_late
+    if not message.remote_chunks and message.nbytes > 0:
+        note(storage.disk_rate, fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
+    request = state.requests.get(fetch.request_id)
+    run = request.run if request is not None else None
+    if request is None or run is None:
+        count(state, "state_fetches_cancelled")
+        return
+    run.disk_us += max(0.0, message.seconds) * 1e6
+    run.fetch = 0
+    turn.touch(request.worker_id)
+    if run.arrived == run.end:
+        count(state, "state_fetches_done")
+        extend_run(turn, request)
+        end_run(state, request)
+    else:
+        count(state, "state_fetches_failed")
+        cut_run(state, run)
+        wake_followers(state, fetch)
+        _end_early(turn, request)
+
+
+def _end_early(turn: Turn, request: Request) -> None:
+    """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
+    state = turn.state
+    request.state_refusals += 1
+    _stop_waiting(turn, request)
+    end_run(state, request)
+    if request.run is None and request.state is RequestState.WAITING:
+        prefetch(turn, request)
+
+
+def _stop_waiting(turn: Turn, request: Request) -> None:
+    """Whoever waited for a part of its run stands in line again."""
+    if request.run is not None and request.waits_fetch:
+        wake(turn.state, request)
+    if request.run is not None:
+        end_fetch_wait(turn, request)
+        turn.touch(request.worker_id)

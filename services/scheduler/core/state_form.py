@@ -1,0 +1,138 @@
+"""In which form prefixes are kept below host memory: KV, or state from which it is restored sooner (HCache 4.1.2).
+
+State has one geometry for as long as a storage lives, for chunks of another would never be found. It is chosen once,
+by what is known then; whether saving more of it is worth the while is asked anew at every admission.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from services.scheduler.core.planner import LayerCosts, LayerTimes, Partition, layer_times, worth_storing
+from services.scheduler.core.planner.partition import kv_only, made
+from services.scheduler.core.rates import disk_bytes_per_us, layer_costs
+from services.scheduler.core.state import CellState, Storage, Worker
+from shared.errors import ConfigError
+from shared.messages.pools import KvGeometry
+
+TYPICAL_TOKENS = 4096
+"""Of the prefix by which forms are compared."""
+
+_WORTH_A_CHANGE = 0.9
+"""State must be restored in at most this part of KV's time: KV is shared in host memory and needs no computing."""
+
+_LAYERS = re.compile(r"([0-9]{1,4})/([0-9]{1,4})/([0-9]{1,4})")
+
+
+def parse_form(text: str) -> tuple[int, int, int] | None:
+    """Layers absent, from hidden states and as KV; None for "off" and "auto". Raises ConfigError for anything else."""
+    if text in ("off", "auto"):
+        return None
+    found = _LAYERS.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no form of state; write off, auto, or numbers of layers such as 8/24/0")
+    absent, from_hidden, loaded = (int(part) for part in found.groups())
+    return absent, from_hidden, loaded
+
+
+def wanted_state(state: CellState, storage: Storage) -> KvGeometry | None:
+    """The geometry of state to keep at this storage, None where KV is to be kept. Does not mutate."""
+    geometry, text = state.geometry, state.config.state_form
+    if geometry is None or text == "off":
+        return None
+    layers = parse_form(text)
+    if layers is None:
+        return _best_geometry(state, storage, geometry)
+    if sum(layers) != geometry.layers:
+        return None
+    hidden = next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
+    return _geometry(geometry, layers[0], layers[1], hidden)
+
+
+def is_worth_keeping(state: CellState, storage: Storage) -> bool:
+    """Whether what is computed now should be saved as state. An explicit form is not judged. Does not mutate."""
+    text = state.config.state_form
+    return text not in ("off", "auto") or (text == "auto" and wanted_state(state, storage) is not None)
+
+
+def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
+    """Whether this worker makes KV of such state: from hidden states only if it says that its model allows that."""
+    width = worker.restoration.hidden if worker.restoration is not None else 0
+    return not geometry.from_hidden or width == geometry.hidden
+
+
+def restorers_of(state: CellState, storage: Storage) -> list[Worker]:
+    """The workers of the storage's node that said what restoring costs them. Does not mutate."""
+    return [one for one in state.workers.values() if one.node == storage.node and one.restoration is not None]
+
+
+def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
+    """What restores soonest with the first of the node's workers; its others are taken to be alike."""
+    restorers = restorers_of(state, storage)
+    costs = layer_costs(state, restorers[0]) if restorers else None
+    if costs is None or restorers[0].restoration is None:
+        return None
+    hidden = restorers[0].restoration.hidden
+    best = _best_layers(_rounded(costs), _two_digits(disk_bytes_per_us(storage)), hidden > 0, hidden == _width(kv))
+    return None if best is None else _geometry(kv, best.tokens, best.hidden, hidden)
+
+
+@lru_cache(maxsize=256)
+def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, may_mix: bool) -> Partition | None:
+    """Layers by what is kept of them, None where nothing is worth it, or nothing but KV.
+
+    Unless they ``may_mix``, a page cannot hold hidden states beside KV.
+    """
+    found = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=may_keep_hidden)
+    if found.form == "nothing":
+        return None
+    times = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
+    best = found.partition
+    if found.form == "mix" and not may_mix:
+        best = _best_unmixed(costs, times, bytes_per_us)
+    return best if best.time_us <= kv_only(costs.layers, times).time_us * _WORTH_A_CHANGE else None
+
+
+def _best_unmixed(costs: LayerCosts, times: LayerTimes, bytes_per_us: float) -> Partition:
+    """The fastest partition without both hidden states and KV."""
+    as_kv = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=False).partition
+    from_hidden = (
+        made(times, tokens=tokens, hidden=costs.layers - tokens, ends_early=True) for tokens in range(costs.layers)
+    )
+    return min((as_kv, *from_hidden), key=lambda one: (one.time_us, one.io_us))
+
+
+def _rounded(costs: LayerCosts) -> LayerCosts:
+    """Costs as far as they matter here. The search takes a while, and measured costs never stand quite still."""
+    return replace(
+        costs,
+        hidden_us=_two_digits(costs.hidden_us),
+        token_us=_two_digits(costs.token_us),
+        pair_us=_two_digits(costs.pair_us),
+    )
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _width(kv: KvGeometry) -> int:
+    """Values of K of a token in one layer."""
+    return kv.kv_heads * kv.head_dim
+
+
+def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
+    """Pages of state of this many layers; None where that is plain KV, nothing at all, or cannot be."""
+    found = KvGeometry(
+        layers=kv.layers,
+        kv_heads=kv.kv_heads,
+        head_dim=kv.head_dim,
+        page_size=kv.page_size,
+        dtype=kv.dtype,
+        hidden=hidden if from_hidden else 0,
+        absent=absent,
+        from_hidden=from_hidden,
+    )
+    return found if found.is_state and not found.fault() else None

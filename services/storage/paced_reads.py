@@ -1,0 +1,47 @@
+"""Lets reads of the disk begin no faster than it may be read (setting ``disk_read_bytes_per_s``), in order of arrival.
+
+A limit keeps a disk that others use from being taken up by fetches, and gives measurements a disk of a known speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from services.storage import measures
+from services.storage.core.read_budget import ReadBudget
+
+
+class PacedReads:
+    """All reads of one disk together. Owned by the event loop."""
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``bytes_per_s`` 0 is no limit."""
+        self._budget = ReadBudget(bytes_per_s) if bytes_per_s > 0 else None
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._turn = asyncio.Lock()  # Wakes those who wait in the order in which they came.
+
+    async def wait(self, nbytes: int) -> None:
+        """Return when ``nbytes`` may be read. Whoever is cancelled meanwhile has taken nothing: the next one is as
+        early as if it had never asked, but for the time that has passed.
+        """
+        if self._budget is None:
+            return
+        started_s = self._clock_s()
+        try:
+            async with self._turn:
+                due_s = self._budget.due_s(nbytes, self._clock_s())
+                left_s = due_s - self._clock_s()
+                if left_s > 0:
+                    await self._sleep(left_s)
+                self._budget.take(due_s)
+        finally:
+            measures.PACED_SECONDS.inc(max(0.0, self._clock_s() - started_s))

@@ -1,0 +1,92 @@
+"""What moves chunks of one form between its pool and the tiers: saves, fetches, and promotions to the disk.
+
+KV and state have pipelines of their own, because their pages lie in different pools and their chunks differ in size.
+What is below they share: one disk with one quota, one object store, and one set of threads that takes turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.storage.buffers import Buffers
+from services.storage.chunk_format import blob_nbytes
+from services.storage.chunk_keys import ChunkKeys
+from services.storage.chunk_source import ChunkSource
+from services.storage.config import StorageConfig
+from services.storage.disk_tier import DiskTier
+from services.storage.fetcher import Fetcher
+from services.storage.io_threads import IoThreads
+from services.storage.page_gate import PageGate
+from services.storage.pools import Pools
+from services.storage.promotions import Promotions
+from services.storage.remote_tier import RemoteTier
+from services.storage.saver import Saver
+from services.storage.staging import Staging
+from services.storage.tier_events import TierEvents
+from shared.messages.pools import ChunkForm, KvGeometry
+
+
+def form_of(geometry: KvGeometry) -> ChunkForm:
+    """What pages of this geometry hold."""
+    return "state" if geometry.is_state else "kv"
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What the pipelines of both forms share."""
+
+    disk: DiskTier | None
+    remote: RemoteTier | None
+    threads: IoThreads
+    keys: ChunkKeys
+    events: TierEvents
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """Of chunks of one geometry. ``saver.run`` is for the owner to start."""
+
+    buffers: Buffers
+    saver: Saver
+    fetcher: Fetcher
+    promotions: Promotions | None
+
+    async def stop(self, reason: str) -> None:
+        """Begin nothing more; fetches are answered when this returns, saves when ``saver.run`` does."""
+        await self.fetcher.stop(reason)
+        await self.saver.stop(reason)
+
+
+def make_pipelines(
+    geometry: KvGeometry,
+    below: Below,
+    config: StorageConfig,
+    pools: Pools,
+    gate: PageGate,
+    confirm: Callable[[], Awaitable[None]],
+) -> Pipelines:
+    """The pipelines between the pool of this geometry, whose pages ``gate`` guards, and the tiers.
+
+    Raises ConfigError when no chunk of it fits in the memory for chunks on their way.
+    """
+    form = form_of(geometry)
+    disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events
+    buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)))
+    promotions = Promotions(disk, buffers, threads, keys, events) if disk and remote else None
+    source = ChunkSource(geometry, disk=disk, remote=remote, buffers=buffers, keys=keys, promotions=promotions)
+    saver = Saver(
+        form=form,
+        pools=pools,
+        gate=gate,
+        disk=disk,
+        remote=remote,
+        buffers=buffers,
+        threads=threads,
+        keys=keys,
+        events=events,
+        confirm=confirm,
+        max_saves=config.max_saves,
+    )
+    fetcher = Fetcher(form=form, pools=pools, gate=gate, source=source, threads=threads, events=events)
+    return Pipelines(buffers, saver, fetcher, promotions)

@@ -1,0 +1,69 @@
+"""What the tiers have done since this process started, for the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.storage.disk_tier import DiskTier
+from services.storage.pipelines import Pipelines
+from services.storage.remote_tier import RemoteTier
+from shared.messages.pools import ChunkForm
+
+
+def disk_counters(disk: DiskTier) -> dict[str, int]:
+    """What the disk holds, and what had to leave it."""
+    index = disk.index
+    return {
+        "disk_chunks": len(index),
+        "disk_bytes": index.nbytes,
+        "disk_quota_bytes": index.quota,
+        "disk_pinned": index.pinned,
+        "chunks_evicted": index.evicted,
+        "chunks_quarantined": disk.quarantined,
+        **{f"quarantined_{reason}": count for reason, count in disk.quarantined_by_reason.items()},
+        "removals_outstanding": len(disk.removals),
+    }
+
+
+def remote_counters(remote: RemoteTier) -> dict[str, int]:
+    """What went to the object store, and what came from it in vain."""
+    return {
+        "remote_chunks_refused": remote.refused,
+        "chunks_uploaded": remote.uploaded,
+        "uploads_failed": remote.upload_failures,
+        "uploads_outstanding": remote.waiting,
+    }
+
+
+def pipeline_counters(pipelines: Mapping[ChunkForm, Pipelines]) -> dict[str, int]:
+    """Orders and chunks of both forms together, and how many chunks of state are among them."""
+    counters: dict[str, int] = {}
+    for form, made in pipelines.items():
+        for name, count in _counters_of(form, made).items():
+            counters[name] = counters.get(name, 0) + count
+    return counters
+
+
+def _counters_of(form: ChunkForm, made: Pipelines) -> dict[str, int]:
+    saves, fetches, is_state = made.saver.totals, made.fetcher.totals, form == "state"
+    counters = {
+        "saves_done": saves.saves - saves.failed,
+        "saves_failed": saves.failed,
+        "saves_outstanding": len(made.saver),
+        "chunks_saved": saves.chunks,
+        "state_chunks_saved": saves.chunks if is_state else 0,
+        "bytes_saved": saves.nbytes,
+        "fetches_done": fetches.fetches - fetches.failed,
+        "fetches_failed": fetches.failed,
+        "fetches_outstanding": len(made.fetcher),
+        "chunks_fetched_disk": fetches.disk_chunks,
+        "chunks_fetched_remote": fetches.remote_chunks,
+        "state_chunks_fetched": fetches.disk_chunks + fetches.remote_chunks if is_state else 0,
+        "bytes_fetched": fetches.nbytes,
+    }
+    if made.promotions is not None:
+        counters |= {
+            "chunks_promoted": made.promotions.promoted,
+            "promotions_outstanding": len(made.promotions),
+        }
+    return counters

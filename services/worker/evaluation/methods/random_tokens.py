@@ -1,0 +1,33 @@
+"""Tokens drawn at random: what a budget is worth if nobody chooses."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from services.worker.evaluation.selection import Chosen, LayerView
+from services.worker.importance.selection import Budget
+
+
+class RandomTokens:
+    """Drawn anew for each question and layer, from ``seed`` and these two alone, whatever the batch."""
+
+    def __init__(self, budget: Budget, seed: int) -> None:
+        self._budget, self._seed = budget, seed
+
+    def choose(self, view: LayerView) -> list[Chosen]:
+        choice = self._budget.over(view.start, view.end)
+        chosen = []
+        for number in view.numbers:
+            generator = torch.Generator().manual_seed(_seed_of(self._seed, number, view.layer))
+            drawn = torch.randperm(len(choice.candidates), generator=generator)[: choice.count]
+            tokens = choice.with_kept(choice.candidates[drawn])
+            chosen.append(Chosen(tokens[None], len(tokens) / view.tokens))
+        return chosen
+
+
+def _seed_of(*numbers: int) -> int:
+    """A seed below 2**63 that other numbers do not share."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

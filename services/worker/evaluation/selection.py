@@ -1,0 +1,84 @@
+"""What a method of selection is asked, and what it answers: which tokens of the prefix a layer attends to.
+
+Every method keeps as many tokens of a prefix in every layer and KV head as its budget says, so that methods are
+compared at equal retention. How much each has to read to know which is another matter, and is reported with the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from services.worker.importance.identification import ProbeUnit, head_units
+from services.worker.importance.metrics import Metric
+
+
+class LayerView:
+    """One layer of a pass over Q questions, as a method of selection sees it.
+
+    ``numbers`` are the questions' places among all about this prefix, whatever the batch. The layer sees tokens
+    ``[start, end)`` of the prefix: all of it, or what is within its sliding window. Attention weights are computed when
+    they are first asked for, because most methods need none.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        span: tuple[int, int],
+        heads: tuple[int, int],
+        numbers: tuple[int, ...],
+        weigh: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        """``heads`` are the numbers of query and KV heads; ``weigh`` gives :attr:`weights`."""
+        self.layer = layer
+        self.start, self.end = span
+        self.query_heads, self.kv_heads = heads
+        self.numbers = numbers
+        self._weigh = weigh
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prefix that the layer sees."""
+        return self.end - self.start
+
+    @cached_property
+    def weights(self) -> list[torch.Tensor]:
+        """For each question the attention weights that its own tokens give to what the layer sees of the prefix,
+        float32 ``[query_heads, rows, tokens]``. The softmax runs over the prefix and the question.
+        """
+        return self._weigh()
+
+    def importance(self, place: int, metric: Metric, units: tuple[ProbeUnit, ...] | None = None) -> torch.Tensor:
+        """What matters to question ``numbers[place]``, float32 ``[units, tokens]``; the units are all KV heads with
+        their groups if not given.
+        """
+        wanted = head_units(self.query_heads, self.kv_heads) if units is None else units
+        weights = self.weights[place]
+        by_unit = torch.stack([weights[unit.first_query : unit.end_query] for unit in wanted])
+        return metric.finish(metric.fold(weights.new_zeros(len(wanted), self.tokens), by_unit))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What one question attends to in one layer.
+
+    ``tokens`` int64 ``[kv_heads or 1, k]`` are places in the prefix, ascending in each row, with the same k for all
+    questions of a batch; None is all of the prefix. ``read`` is the part of the KV that the layer sees of the prefix
+    which was read to choose and to attend, counted as IMPRESS does (section 4.3). ``fell_back``: the method had to
+    consult every head after all.
+    """
+
+    tokens: torch.Tensor | None
+    read: float
+    fell_back: bool = False
+
+
+class Selection(Protocol):
+    """One method with one budget."""
+
+    def choose(self, view: LayerView) -> list[Chosen]:
+        """What each question of the view attends to in this layer. Deterministic; may remember what it saw."""

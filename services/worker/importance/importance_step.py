@@ -1,0 +1,106 @@
+"""A step in which some requests attend over chosen tokens of their prefix, and the others over all of theirs.
+
+It attaches where :class:`~services.worker.engine.paged_step.PagedStep` does, to the one registered attention function:
+new K and V are written to the pool as ever, and only what is attended over differs. A request with an
+:class:`~services.worker.importance.important_prefix.ImportantPrefix` has pages for its own tokens alone: page-table
+entries that lie within the prefix are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from services.worker.engine.attention import AttentionCall
+from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.paged_step import AttentionBackend, PagedStep
+from services.worker.importance.identification import Rows
+from services.worker.importance.important_prefix import ImportantPrefix
+from services.worker.importance.prefix_source import token_slots
+from services.worker.importance.sparse_attention import attend_selected
+from services.worker.kv.device_pool import DevicePool
+from shared.errors import InvariantViolated
+
+
+class ImportanceStep(PagedStep):
+    """One step. ``prefixes`` are by the number of the segment in ``meta``; the rest goes to ``backend``."""
+
+    def __init__(
+        self,
+        meta: ForwardMeta,
+        pool: DevicePool,
+        backend: AttentionBackend,
+        prefixes: Mapping[int, ImportantPrefix],
+    ) -> None:
+        """Raises InvariantViolated where a segment begins within its prefix."""
+        super().__init__(meta, pool, _ImportanceAttention(pool, backend, prefixes))
+
+
+@dataclass(frozen=True, slots=True)
+class _SparseSegment:
+    """Rows ``[row_start, row_end)`` of the batch. slots int64: where the request's own tokens are in the pool."""
+
+    prefix: ImportantPrefix
+    context: int
+    row_start: int
+    row_end: int
+    slots: torch.Tensor
+
+
+class _ImportanceAttention:
+    """The backend of an :class:`ImportanceStep`."""
+
+    def __init__(self, pool: DevicePool, backend: AttentionBackend, prefixes: Mapping[int, ImportantPrefix]) -> None:
+        self._pool, self._backend, self._prefixes = pool, backend, prefixes
+
+    def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        sparse: list[_SparseSegment] = []
+        plain: list[Segment] = []
+        plain_rows: list[torch.Tensor] = []
+        row = 0
+        for number, segment in enumerate(meta.segments):
+            end = row + segment.rows
+            if number in self._prefixes:
+                sparse.append(self._sparse(self._prefixes[number], segment, row, end, meta.page_size))
+            else:
+                plain.append(segment)
+                plain_rows.append(torch.arange(row, end))
+            row = end
+        if not plain:
+            return lambda call: self._attend(call, sparse)
+        rows = torch.cat(plain_rows).to(self._pool.device)
+        others = self._backend.for_step(ForwardMeta.build(plain, meta.page_size, self._pool.device))
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            output = self._attend(call, sparse)
+            output[rows] = others(_restricted(call, rows))
+            return output
+
+        return attend
+
+    def _sparse(self, prefix: ImportantPrefix, segment: Segment, row: int, end: int, page_size: int) -> _SparseSegment:
+        if segment.context < prefix.tokens:
+            raise InvariantViolated(f"rows from {segment.context} on lie within a prefix of {prefix.tokens} tokens")
+        slots = torch.from_numpy(token_slots(segment.pages, page_size, prefix.tokens, segment.length))
+        return _SparseSegment(prefix, segment.context, row, end, slots.to(self._pool.device))
+
+    def _attend(self, call: AttentionCall, segments: list[_SparseSegment]) -> torch.Tensor:
+        _, heads, count, head_dim = call.query.shape
+        output = call.query.new_empty(count, heads, head_dim)
+        for segment in segments:
+            query = call.query[0, :, segment.row_start : segment.row_end]
+            rows = Rows(query, segment.context, call.scaling, call.window, call.softcap)
+            own = self._pool.tensor[call.layer].flatten(1, 2).index_select(1, segment.slots).transpose(1, 2)
+            selected = segment.prefix.select(call.layer, rows, own[0])
+            output[segment.row_start : segment.row_end] = attend_selected(
+                rows, selected, own[0], own[1], segment.prefix.tokens
+            )
+        return output
+
+
+def _restricted(call: AttentionCall, rows: torch.Tensor) -> AttentionCall:
+    """The call for some rows of the batch, int64."""
+    query, key, value = (tensor.index_select(2, rows) for tensor in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value)

@@ -1,0 +1,69 @@
+"""What a batch's requests may count on: pages that its loads bring, and pages that turn out not to be there.
+
+Whose page it was does not matter: requests share pages (a bundle hit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from services.worker.outcome import Outcome
+from services.worker.requests import RunningRequest
+from services.worker.steps import Work, pages_of, pages_of_load, split_lost
+from shared.messages.worker_plans import PageLoad, PrefillChunk, RestoreChunk, RunBatch
+
+
+def cover(requests: Mapping[str, RunningRequest], order: RunBatch) -> frozenset[int]:
+    """Count on the pages that are being loaded, for requests whose chunks or restorations stand on them; returns
+    these pages.
+    """
+    loaded = frozenset(page for load in order.loads for page in pages_of_load(load))
+    parts: tuple[PrefillChunk | RestoreChunk, ...] = (*order.chunks, *order.restores)
+    for chunk in parts:
+        request = requests.get(chunk.request_id)
+        if request is not None and not request.is_decoding and chunk.start > request.computed:
+            request.extend_coverage(loaded)
+    return loaded
+
+
+def drop_lost(
+    outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad], lost_pages: Collection[int]
+) -> tuple[list[Work], frozenset[int]]:
+    """What of ``work`` has its prefix, and all pages that are not there (``split_lost``).
+
+    The rest is lost, and what was restored without its prefix has failed; ``outcome`` says so from then on.
+    """
+    kept, lost, gone = split_lost([*outcome.restored.done, *work], loads, outcome.failed, lost_pages)
+    outcome.lost += lost
+    outcome.keep(kept)
+    wanted = {id(item) for item in work}
+    return [item for item in kept if id(item) in wanted], gone
+
+
+def lose(
+    requests: Mapping[str, RunningRequest], bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False
+) -> None:
+    """Nobody counts on these pages any more, and usage says no longer that they were loaded (``is_load``)."""
+    for request in requests.values() if bad else ():
+        if not request.is_decoding and request.request_id not in but:
+            lost = request.lose_pages(bad)
+            if is_load:
+                request.lose_loaded(lost)
+
+
+def lose_unrestored(
+    requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
+) -> list[Work]:
+    """What of ``work`` stands neither on a restoration that failed nor on a load that is undone with it."""
+    unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.restored.failed))
+    kept, gone = drop_lost(outcome, work, loads, unwritten)
+    lose(requests, gone, is_load=True)
+    return kept
+
+
+def lose_with_broken(requests: Mapping[str, RunningRequest], outcome: Outcome, loads: Sequence[PageLoad]) -> None:
+    """Who stands on a chunk that raised, or on a load that is undone with it, has not been computed either."""
+    broken = [item for item, _ in outcome.broken if item.is_chunk]
+    unwritten = frozenset[int]().union(*(pages_of(item) for item in broken))
+    _, gone = drop_lost(outcome, [one.work for one in outcome.done], loads, unwritten)
+    lose(requests, gone, but=[item.request.request_id for item in broken])

@@ -1,0 +1,52 @@
+"""From figures at a few lengths to what one token costs at any length: what a planner calculates with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.worker.restore.figures import RestorationProfile
+from shared.errors import ConfigError
+from shared.messages.worker_events import RestorationCosts
+
+_US = 1e6
+
+
+def costs_of(profile: RestorationProfile) -> RestorationCosts:
+    """What a profile says of one token in one layer.
+
+    Means are over tokens, so that long prefixes, where it matters, count for more. Computing a layer of N tokens takes
+    ``N token_us + N² pair_us / 2`` (HCache 3.2, T_rec), so its time per token is a line over N / 2: the one that is
+    nearest to the figures, among those that are nowhere negative. Raises ConfigError without figures.
+    """
+    figures, layers = profile.figures, profile.geometry.layers
+    if not figures or any(min(each.io_kv_s, each.compute_token_s) <= 0 for each in figures):
+        raise ConfigError("a profile of restoration has no figures to calculate with")
+    tokens = sum(each.tokens for each in figures)
+    hidden_s = sum(each.tokens * each.compute_hidden_s for each in figures) / tokens
+    link_s = sum(each.tokens * each.io_kv_s for each in figures) / tokens
+    # The last layer was computed as far as its K and V only, which is what they take from a hidden state.
+    whole = [
+        (each.compute_token_s * layers - each.compute_hidden_s) / (layers - 1) if layers > 1 else each.compute_token_s
+        for each in figures
+    ]
+    token_s, pair_s = _line([each.tokens / 2 for each in figures], whole)
+    return RestorationCosts(
+        hidden=profile.hidden,
+        hidden_us=hidden_s * _US,
+        token_us=token_s * _US,
+        pair_us=pair_s * _US,
+        link_bytes_per_us=profile.kv_bytes / (link_s * _US),
+    )
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """(a, b) of the line ``a + b x`` nearest to the points by least squares, with neither below 0."""
+    count = len(xs)
+    mean_x, mean_y = sum(xs) / count, sum(ys) / count
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+    if slope <= 0:
+        return mean_y, 0.0
+    if mean_y < slope * mean_x:
+        return 0.0, sum(x * y for x, y in zip(xs, ys, strict=True)) / sum(x * x for x in xs)
+    return mean_y - slope * mean_x, slope

@@ -1,0 +1,84 @@
+"""What restoring costs on one machine for one model, as it was measured and as it is stored (HCache section 4.1.2 finds
+it offline for each machine and model).
+
+Nothing here imports torch: the command line stores and shows what workers measure and read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+VERSION = 1
+
+_IDENTIFYING = ("version", "architecture", "parameters", "device", "threads", "hidden")
+_SHAPE = ("layers", "kv_heads", "head_dim", "dtype")
+
+
+class RestorationFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians (HCache section 4.1.2's IO_H, IO_KV, C_H
+    and C_Token, each divided by the tokens). Recomputation alone grows with the length, for its attention; its last
+    layer ends with K and V. What is of hidden states is 0 for a model that cannot be restored from them.
+    """
+
+    tokens: int
+    io_hidden_s: float  # From host memory, verified.
+    io_kv_s: float  # From host memory, verified.
+    compute_hidden_s: float
+    compute_token_s: float
+
+
+class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds for this model, dtype and machine. ``device`` is cpu or cuda; figures are in order of their lengths.
+
+    ``hidden`` is the width of a hidden state, 0 where KV cannot be restored from it. ``architecture`` and
+    ``parameters`` tell models of equal KV apart, but not models that differ in their weights alone: those are equally
+    fast. ``threads`` compute, where the device is a CPU.
+    """
+
+    version: int = VERSION
+    geometry: KvGeometry
+    hidden: int
+    device: str
+    figures: tuple[RestorationFigure, ...]
+    architecture: str = ""
+    parameters: int = 0
+    threads: int = 0
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of one token's hidden states in one layer."""
+        return self.hidden * DTYPE_BYTES[self.geometry.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's KV in one layer."""
+        return self.geometry.token_bytes // self.geometry.layers
+
+    def differences(self, here: RestorationProfile) -> tuple[str, ...]:
+        """What keeps these figures from holding for ``here``, whose own do not matter; () is nothing.
+
+        The size of pages is not among it: only loads of KV depend on that, and little. Nor is the width of hidden
+        states where they are of no use here: all else holds.
+        """
+        names = [name for name in _IDENTIFYING if name != "hidden" or here.hidden]
+        pairs = [(name, getattr(self, name), getattr(here, name)) for name in names]
+        pairs += [(name, getattr(self.geometry, name), getattr(here.geometry, name)) for name in _SHAPE]
+        return tuple(f"{name} {measured!r} is {found!r} here" for name, measured, found in pairs if measured != found)
+
+    def to_json(self) -> bytes:
+        """As a process that measures hands it on."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RestorationProfile:
+        """Raises ConfigError for anything that :meth:`to_json` of this version does not write."""
+        try:
+            profile = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"no profile of restoration: {error}") from error
+        if profile.version != VERSION:
+            raise ConfigError(f"the profile of restoration has version {profile.version}, not {VERSION}")
+        return profile

@@ -1,0 +1,80 @@
+"""What restoring costs here, as ``thermocline doctor --profile --model`` measured it, for the scheduler to plan with.
+
+Nothing that is wrong with a profile keeps a worker from starting: it joins without costs then, its prefixes are kept as
+KV, and the log says why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.movers.choice import machine_here
+from services.worker.kv.profile import Machine, Profile, ProfileForeign, default_path, read_profile
+from services.worker.restore.costs import costs_of
+from services.worker.restore.figures import RestorationProfile
+from services.worker.restore.profile import subject
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.refusals import HiddenStatesUnsupported
+from shared import logs
+from shared.errors import ConfigError
+from shared.messages.worker_events import RestorationCosts
+
+_log = logs.get_logger("worker")
+
+
+def prove_projection(runner: ModelRunner) -> KvProjection | None:
+    """What turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does."""
+    try:
+        return KvProjection(runner)
+    except HiddenStatesUnsupported as error:
+        _log.info("hidden_states_unsupported", reason=error.message)
+        return None
+
+
+def measured_costs(
+    path: Path | None, runner: ModelRunner, projection: KvProjection | None, *, threads: int
+) -> RestorationCosts | None:
+    """Costs by the profile at ``path`` (None: where the doctor puts it), or None where it says nothing of this model on
+    this machine. ``threads`` is what the runner was loaded with.
+    """
+    return costs_for(path, machine_here(), subject(runner, projection, threads=threads))
+
+
+def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
+    """The same for the model that ``here`` describes."""
+    if path is None and not default_path().exists():
+        _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
+        return None
+    try:
+        profile = read_profile(path or default_path(), machine)
+        found = profile.restoration_of(here)
+        if found is None:
+            _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
+            return None
+        costs = _with_link(costs_of(found), profile, found, here)
+        if not here.hidden:
+            costs = msgspec.structs.replace(costs, hidden=0, hidden_us=0.0)
+    except ProfileForeign as error:
+        _log.warning("profile_foreign", reason=error.message)
+        return None
+    except ConfigError as error:
+        _log.warning("profile_refused", reason=error.message, restoration="not planned")
+        return None
+    _log.info("restoration_costs", **msgspec.structs.asdict(costs))
+    return costs
+
+
+def _with_link(
+    costs: RestorationCosts, profile: Profile, found: RestorationProfile, here: RestorationProfile
+) -> RestorationCosts:
+    """With the speed of loads in pages of the size that is used here, where movers were measured with it."""
+    page_size = here.geometry.page_size
+    if page_size == found.geometry.page_size:
+        return costs
+    mover = profile.fastest(here.device, page_size, verified=True)
+    if mover is None:
+        return costs
+    return msgspec.structs.replace(costs, link_bytes_per_us=mover.verified_bytes_per_s / 1e6)

@@ -1,0 +1,254 @@
+"""Restorations that a batch orders: chunks of prompts whose KV comes back from state pages instead of being computed.
+
+They run one after another before the batch's step (HCache section 3.1: transmission of a layer beside projection of
+another is within each). What a restoration recomputes attends to what is before it, which loads of the same batch may
+still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms nobody:
+its request falls back. One under which a load has failed is void, whatever its own state was worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.engine.forward_meta import Segment
+from services.worker.kv.layer_gate import LayerGate, LoadRejected
+from services.worker.requests import RunningRequest
+from services.worker.restore.first_layers import PassRunner
+from services.worker.restore.layer_mix import LayerMix
+from services.worker.restore.pinned_turns import PinnedTurns, pinned_turns
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
+from services.worker.restore.restoration import Restoration, RestorationStuck, Sources
+from services.worker.restore.staging import StagingMemory
+from services.worker.restore.state_pools import StatePools
+from services.worker.restore.state_source import StateHidden, StateKv, StatePages
+from services.worker.steps import Work
+from shared import logs
+from shared.errors import ConfigError
+from shared.ids import DIGEST_BYTES
+from shared.messages.worker_plans import RestoreChunk
+
+_log = logs.get_logger("worker")
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+
+class _LoadsFailed(Exception):
+    """A load of the same batch failed, so there is nothing to attend to."""
+
+
+@dataclass(slots=True)
+class Restored:
+    """What became of a batch's restorations. ``done`` have their KV, ``failed`` have not.
+
+    ``rejected`` (request ids) could not be tried, ``refused`` are those of ``failed`` that failed by themselves and
+    not because of a load. Times in ns; ``waited_ns`` is what of ``took_ns`` was spent at the gate of the loads.
+    """
+
+    done: list[Work] = field(default_factory=list)
+    failed: list[Work] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    took_ns: int = 0
+    waited_ns: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens whose KV is restored."""
+        return sum(work.rows for work in self.done)
+
+    def keep(self, work: Sequence[Work]) -> None:
+        """What is done and not among ``work`` has failed: it stands on pages that are not there."""
+        kept = {id(item) for item in work}
+        self.failed += [item for item in self.done if id(item) not in kept]
+        self.done = [item for item in self.done if id(item) in kept]
+
+
+class Restoring:
+    """Used by the compute thread; a thread of its own transmits."""
+
+    def __init__(
+        self,
+        runner: PassRunner,
+        projection: KvProjection | None,
+        pools: StatePools,
+        *,
+        staging_bytes: int,
+        timeout_s: float,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """``projection`` is None where hidden states restore nothing. ``timeout_s`` bounds the wait for one layer."""
+        self._runner, self._projection, self._pools = runner, projection, pools
+        self._staging_bytes, self._timeout_s, self._clock_ns = staging_bytes, timeout_s, clock_ns
+        # Most workers never restore, so nothing is taken before the first time.
+        self._staging: StagingMemory | None = None
+        self._turns: PinnedTurns | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def run(
+        self,
+        requests: Mapping[str, RunningRequest],
+        ordered: Sequence[RestoreChunk],
+        taken: Collection[str],
+        loads: LayerGate | None,
+    ) -> Restored:
+        """Restore what is ``ordered``; requests in ``taken`` have a chunk in the same batch. Returns when the KV of all
+        that is done is in the pool.
+
+        Raises TransportError when a transfer does not end, because its device pages cannot be used again.
+        """
+        restored = Restored()
+        began_ns = self._clock_ns()
+        waited_ns = loads.waited_ns if loads is not None else 0
+        seen = set(taken)
+        for chunk in ordered:
+            request = requests.get(chunk.request_id)
+            if request is None or chunk.request_id in seen or not is_restorable(request, chunk):
+                restored.rejected.append(chunk.request_id)
+                continue
+            seen.add(chunk.request_id)
+            self._restore_or_refuse(restored, Work(request, chunk.start, chunk.end, False, True), chunk, loads)
+        if ordered:
+            restored.took_ns = max(0, self._clock_ns() - began_ns)
+            restored.waited_ns = (loads.waited_ns if loads is not None else 0) - waited_ns
+        return restored
+
+    def close(self) -> None:
+        """Let the thread end; nothing is being restored any more, unless it is stuck."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def _restore_or_refuse(self, restored: Restored, work: Work, chunk: RestoreChunk, loads: LayerGate | None) -> None:
+        try:
+            self._restore(work, chunk, loads)
+        except RestorationStuck:
+            raise
+        except _LoadsFailed as failed:
+            restored.failed.append(work)
+            _log.warning("restoration_void", request=chunk.request_id, reason=str(failed))
+        except Exception as error:  # Also of the model's own code, which is called in an unusual way.
+            restored.failed.append(work)
+            restored.refused.append(chunk.request_id)
+            _log.warning("restoration_refused", request=chunk.request_id, reason=f"{type(error).__name__}: {error}")
+        else:
+            restored.done.append(work)
+
+    def _restore(self, work: Work, chunk: RestoreChunk, loads: LayerGate | None) -> None:
+        """Piece by piece, as many rows at once as can be staged."""
+        pages = self._pages(chunk)
+        mix = LayerMix.of_state(pages.geometry, chunk.recomputed)
+        size = pages.geometry.page_size
+        # Projection and loading look at no other token.
+        gate = loads if mix.recomputed and chunk.start else None
+        step = self._rows_at_once(mix, size) or work.rows
+        for start in range(work.start, work.end, step):
+            end = min(work.end, start + step)
+            part = pages.part((start - work.start) // size, (end - work.start) // size)
+            self._restore_rows(work.request, start, end, mix, part, gate)
+        pages.confirm()
+
+    def _pages(self, chunk: RestoreChunk) -> StatePages:
+        """Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model."""
+        view = self._pools.view(chunk.storage_id)
+        if view.geometry.as_kv != self._runner.geometry:
+            raise PiecesRefused(f"state of {view.geometry.as_kv} restores no KV of {self._runner.geometry}")
+        numbers = np.frombuffer(chunk.state_pages, dtype="<i4").astype(np.int32)
+        identities = np.frombuffer(chunk.identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return StatePages(view, numbers, identities)
+
+    def _rows_at_once(self, mix: LayerMix, page_size: int) -> int:
+        """Multiple of ``page_size``; 0 where there is no bound. Raises HiddenStatesUnsupported or ConfigError."""
+        if not mix.from_hidden:
+            return 0
+        if self._projection is None:
+            raise HiddenStatesUnsupported("this worker cannot restore KV from hidden states")
+        if self._staging is None:
+            self._staging = StagingMemory(self._staging_bytes, self._runner.pool.device)
+        rows = self._staging.rows(self._projection.shape, page_size)
+        if not rows:
+            raise ConfigError(f"{self._staging_bytes} bytes cannot stage the hidden states of one page")
+        return rows
+
+    def _restore_rows(
+        self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: StatePages, gate: LayerGate | None
+    ) -> None:
+        """Tokens ``[start, end)``, of whose state these are the ``pages``."""
+        turns = self._pinned_turns(pages.geometry.unit_bytes)
+        size = pages.geometry.page_size
+        device_pages = request.pages[start // size : end // size]
+        sources = Sources(
+            hidden=StateHidden(pages, turns) if mix.from_hidden else None,
+            kv=StateKv(pages, self._runner.pool, device_pages, turns) if mix.loaded else None,
+            ids=torch.tensor(request.tokens[start:end], dtype=torch.int64) if mix.recomputed else None,
+        )
+        restoration = Restoration(
+            self._runner,
+            self._projection,
+            Segment(end - start, start, request.pages),
+            mix,
+            sources,
+            staging=self._staging,
+            timeout_s=self._timeout_s,
+            loads=gate,
+        )
+        self._submit(restoration.run)
+        error = _complete(restoration)
+        if self._runner.pool.device.type == "cuda":
+            # Whoever uses these pages when the batch has been reported does so on other streams.
+            _cuda.current_stream(self._runner.pool.device).synchronize()
+        if error is not None and gate is not None and gate.rejected is not None:
+            raise _LoadsFailed(gate.rejected) from error
+        if error is not None:
+            raise error
+
+    def _pinned_turns(self, unit_bytes: int) -> PinnedTurns | None:
+        if self._turns is None or self._turns.nbytes < unit_bytes:
+            self._turns = pinned_turns(self._runner.pool.device, unit_bytes)
+        return self._turns
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="restoring")
+        self._thread.submit(work)
+
+
+def _complete(restoration: Restoration) -> Exception | None:
+    """Do what the computing thread does; returns when nothing is being written any more, with what went wrong."""
+    error: Exception | None = None
+    try:
+        restoration.begin()
+        restoration.wait_all()
+    except Exception as raised:
+        error = raised
+    try:
+        restoration.finish()
+    except LoadRejected as rejected:
+        error = error or rejected
+    return error
+
+
+def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
+    """Whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
+
+    The last token is always computed, for its logits.
+    """
+    size = request.page_size
+    pages = (chunk.end - chunk.start) // size
+    return (
+        chunk.attempt == request.attempt
+        and not request.is_decoding
+        and chunk.start == request.computed
+        and not chunk.start % size
+        and not chunk.end % size
+        and chunk.start < chunk.end <= min(len(request.tokens) - 1, request.capacity)
+        and len(chunk.state_pages) == 4 * pages
+        and len(chunk.identities) == DIGEST_BYTES * pages
+    )

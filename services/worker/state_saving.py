@@ -1,0 +1,265 @@
+"""Saves the state of running requests in the pages that the scheduler has leased for it (HCache section 4.2.2).
+
+Leases come and go with requests. What a step computes is taken down within the step
+(:mod:`services.worker.restore.two_stage`); pages are written and sealed beside it, by the saving thread
+(:mod:`services.worker.restore.leased_pages`), which also answers. A lease under which nothing can be saved is answered
+at once, with no chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.host_pools import Pins
+from services.worker.requests import RunningRequest
+from services.worker.restore.hidden_shape import HiddenShape
+from services.worker.restore.leased_pages import LeasedPages, LeasedRun, SavedState, lease_fault, pages_fault
+from services.worker.restore.projection import KvProjection
+from services.worker.restore.snapshot_ring import SnapshotRing
+from services.worker.restore.state_pools import StatePools
+from services.worker.restore.two_stage import SavingCounts, TwoStageSaver
+from services.worker.step_saving import NOT_SAVED, SavedStep, StepSaving
+from shared import logs
+from shared.chunks import chunk_tokens
+from shared.errors import ConfigError, InvalidRequest, TransportError
+from shared.memory import HostPoolView
+from shared.messages.base import unpack_int32
+from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.worker_plans import StateLease
+
+_log = logs.get_logger("worker")
+
+RING_TOKENS = 4096
+"""What the ring holds by default: two large batches. While one is being assembled, the next is taken down."""
+
+MAX_SEQUENCES = 256
+"""Sequences that are saved at a time. Each holds the rows of one chunk at most, until it is full."""
+
+FLUSH_TIMEOUT_S = 10.0
+"""Longest wait for the saving thread when the worker stops; leases that it has not answered by then end with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saver:
+    """What saves state of one geometry."""
+
+    geometry: KvGeometry
+    ring: SnapshotRing
+    two_stage: TwoStageSaver
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """``sequence_id`` names it to the saver: it is its own for each lease, also where a request comes again."""
+
+    lease_id: int
+    storage_id: str
+    sequence_id: str
+
+
+class StateSaving:
+    """The state leases of one worker. Used by the compute thread, but for the answers."""
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        projection: KvProjection | None,
+        *,
+        ring_bytes: int = 0,
+        shm_prefix: str = "thermocline",
+        pins: Pins | None = None,
+        submit: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """Without ``projection`` only state that holds no hidden states can be saved. A ring of 0 bytes holds
+        ``RING_TOKENS`` tokens, whatever their state takes. ``submit`` runs the saving
+        thread's work, one at a time in order; by default on a thread of its own.
+        """
+        self.pools = StatePools(pool.geometry, pins, self._submit)
+        self.counts = SavingCounts()
+        self._pool, self._projection = pool, projection
+        self._ring_bytes, self._shm_prefix = ring_bytes, shm_prefix
+        self._given_submit = submit
+        self._threads: ThreadPoolExecutor | None = None
+        self._answer: Callable[[SavedState], None] = _nobody
+        self._leased = LeasedPages(lambda saved: self._answer(saved))
+        self._leases: dict[str, _Lease] = {}  # By request.
+        self._numbers = itertools.count(1)
+        self._saver: _Saver | None = None
+
+    def answer_to(self, answer: Callable[[SavedState], None]) -> None:
+        """``answer`` is called once for each lease, when nothing is written to its pages any more, on any thread."""
+        self._answer = answer
+
+    # -- pools ------------------------------------------------------------------------------------------------
+
+    def attach(self, storage_id: str, handle: PoolHandle) -> None:
+        """Map a state pool; leases of an older one of that storage end."""
+        self.detach(storage_id)
+        self.pools.attach(storage_id, handle)
+        try:
+            self._prepare(self.pools.view(storage_id).geometry)
+        except TransportError:
+            return  # The pools have said why.
+        except ConfigError as error:
+            _log.warning("state_cannot_be_saved", storage=storage_id, reason=error.message)
+
+    def detach(self, storage_id: str) -> None:
+        """End the leases of a storage, then unmap its state pool; an unknown one is fine."""
+        for request_id in [name for name, lease in self._leases.items() if lease.storage_id == storage_id]:
+            self.end(request_id)
+        self.pools.detach(storage_id)
+
+    # -- leases -----------------------------------------------------------------------------------------------
+
+    def begin(self, request: RunningRequest, lease: StateLease) -> None:
+        """Save a request's tokens from the lease's depth on."""
+        self.end(request.request_id)
+        try:
+            saver, view = self._saver_for(lease.storage_id)
+            pages = _unpack(lease.pages)
+            fault = lease_fault(lease.depth, lease.parent, pages, view)
+            if fault:
+                raise InvalidRequest(fault)
+        except (ConfigError, InvalidRequest, TransportError) as error:
+            _log.warning("state_lease_refused", request=request.request_id, reason=error.message)
+            self.decline(lease)
+            return
+        known = _Lease(lease.lease_id, lease.storage_id, f"{lease.lease_id}-{next(self._numbers)}")
+        run = LeasedRun(lease.lease_id, view, lease.depth, pages, lease.parent, request.tokens)
+        self._leased.open(known.sequence_id, run)
+        if saver.two_stage.begin(known.sequence_id, lease.depth):
+            self._leases[request.request_id] = known
+        else:
+            self._leased.end(known.sequence_id)
+
+    def extend(self, request_id: str, packed: bytes) -> None:
+        """More pages (packed int32) for a request's state; where none is being saved they mean nothing."""
+        lease = self._leases.get(request_id)
+        if lease is None or not packed:
+            return
+        pages = _unpack(packed)
+        fault = pages_fault(pages, self.pools.view(lease.storage_id))
+        if fault:
+            _log.warning("state_pages_refused", request=request_id, reason=fault)
+            return
+        self._leased.extend(lease.sequence_id, pages)
+
+    def end(self, request_id: str) -> None:
+        """The request is over, however that came; its lease is answered when the saving thread is done with it."""
+        lease = self._leases.pop(request_id, None)
+        if lease is not None and self._saver is not None:
+            self._saver.two_stage.end(lease.sequence_id)
+
+    def decline(self, lease: StateLease) -> None:
+        """Nothing is saved under this lease."""
+        self._answer(SavedState(lease.lease_id))
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self) -> Iterator[SavedStep]:
+        """Within this block run a step's forward passes, and whatever may void them (``TwoStageSaver.step``)."""
+        saver = self._saver
+        if saver is None or saver.two_stage.is_idle:
+            yield NOT_SAVED
+            return
+        inputs = None if self._projection is None else self._projection.inputs
+        with saver.two_stage.step() as step:
+            yield StepSaving(step, self._name_of, inputs, self._pool)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def end_all(self) -> None:
+        """End all leases and return when they are answered, or when that takes too long."""
+        for request_id in list(self._leases):
+            self.end(request_id)
+        if self._saver is not None:
+            done = threading.Event()
+            self._submit(done.set)
+            if not done.wait(FLUSH_TIMEOUT_S):
+                _log.warning("state_not_flushed", seconds=FLUSH_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the thread, then let go of all memory. No step is under way."""
+        for request_id in list(self._leases):
+            self.end(request_id)
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads, self._given_submit = None, lambda work: work()
+        self.pools.close()
+        if self._saver is not None:
+            self._saver.ring.close()
+            self._saver = None
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _name_of(self, request_id: str) -> str | None:
+        """What a request's sequence is called, if it is being saved."""
+        lease = self._leases.get(request_id)
+        return None if lease is None else lease.sequence_id
+
+    def _saver_for(self, storage_id: str) -> tuple[_Saver, HostPoolView]:
+        """Raises TransportError when the storage has no state pool here, ConfigError when it cannot be saved to."""
+        view = self.pools.view(storage_id)
+        if self._saver is None or self._saver.geometry != view.geometry:
+            raise ConfigError(f"state of {view.geometry} is not saved here")
+        return self._saver, view
+
+    def _prepare(self, geometry: KvGeometry) -> None:
+        """Be ready to save state of this geometry, and no longer of another. Raises ConfigError when it cannot be."""
+        if self._saver is not None:
+            if self._saver.geometry == geometry:
+                return
+            for request_id in list(self._leases):
+                self.end(request_id)
+            self._submit(self._saver.ring.close)  # Behind the rows that are still in it.
+            self._saver = None
+        self._check_hidden(geometry)
+        first_loaded = geometry.absent + geometry.from_hidden
+        # Without hidden states a unit is K or V of a layer, which is a row as wide.
+        width = geometry.hidden or geometry.kv_heads * geometry.head_dim
+        ring = SnapshotRing(
+            HiddenShape(geometry.layers, width, geometry.dtype),
+            self._ring_bytes or RING_TOKENS * geometry.token_bytes,
+            device=self._pool.device,
+            shm_prefix=self._shm_prefix,
+            layers=range(geometry.absent, first_loaded),
+            kv_layers=range(first_loaded, geometry.layers),
+        )
+        two_stage = TwoStageSaver(
+            ring,
+            self._leased,
+            max_sequences=MAX_SEQUENCES,
+            piece_tokens=chunk_tokens(geometry.page_size),
+            submit=self._submit,
+            counts=self.counts,
+        )
+        self._saver = _Saver(geometry, ring, two_stage)
+
+    def _check_hidden(self, geometry: KvGeometry) -> None:
+        if not geometry.from_hidden:
+            return
+        shape = None if self._projection is None else self._projection.shape
+        if shape is None or (shape.hidden, shape.dtype) != (geometry.hidden, geometry.dtype):
+            raise ConfigError(f"the model has {shape or 'no'} hidden states to save, not {geometry}")
+
+    def _submit(self, work: Callable[[], None]) -> object:
+        if self._given_submit is not None:
+            return self._given_submit(work)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
+        return self._threads.submit(work)
+
+
+def _nobody(saved: SavedState) -> None:
+    """Takes answers before anybody wants them."""
+
+
+def _unpack(packed: bytes) -> list[int]:
+    return unpack_int32(packed[: len(packed) // 4 * 4])

@@ -1,0 +1,83 @@
+"""The outcome of a quality evaluation, as a file that a deployment can demand before it loads prefixes lossily.
+
+It says for one model and one way of choosing tokens how many percentage points of accuracy each retention ratio cost,
+and which were within the limit. A model with any other byte has another fingerprint and needs an evaluation of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ConfigError
+
+
+class GatedRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """One ratio: the drop against the whole prefix with its standard error, both in percentage points."""
+
+    ratio: float
+    drop_points: float
+    standard_error_points: float
+    passed: bool
+
+
+class QualityGate(msgspec.Struct, frozen=True, kw_only=True, tag="quality_gate_1"):
+    """``model`` is the model's fingerprint. ``method`` is how tokens were chosen, with its settings.
+
+    ``ratios`` are in descending order.
+    """
+
+    model: str
+    dtype: str
+    task: str
+    task_digest: str
+    questions: int
+    method: str
+    probe_heads: int
+    probe_unit: str
+    alpha: float
+    first_tokens: int
+    recent_tokens: int
+    max_drop_points: float
+    ratios: tuple[GatedRatio, ...]
+
+    @property
+    def least_ratio(self) -> float:
+        """The smallest ratio that passed together with all larger ones that were measured; 1 if none did."""
+        least = 1.0
+        for measured in self.ratios:
+            if not measured.passed:
+                break
+            least = measured.ratio
+        return least
+
+
+def require(gate: QualityGate, *, model: str, ratio: float) -> None:
+    """Raise ConfigError unless ``gate`` allows this model to load ``ratio`` of a prefix."""
+    if gate.model != model:
+        raise ConfigError(f"the quality gate is of model {gate.model}, not of {model}; evaluate this model")
+    if ratio < gate.least_ratio:
+        raise ConfigError(
+            f"the quality gate allows no ratio below {gate.least_ratio:g} "
+            f"(at most {gate.max_drop_points:g} points of accuracy lost on {gate.task}), and {ratio:g} was asked for"
+        )
+
+
+def write_gate(gate: QualityGate, path: Path) -> None:
+    """Raises ConfigError when the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(gate)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write the quality gate {path}: {error.strerror}") from error
+
+
+def read_gate(path: Path) -> QualityGate:
+    """Raises ConfigError when the file cannot be read or is no quality gate."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=QualityGate)
+    except OSError as error:
+        raise ConfigError(f"cannot read the quality gate {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no quality gate: {error}") from error

@@ -1,0 +1,246 @@
+"""Greedy answers are the same when a prefix comes back from state: hidden states, KV of some layers, or a mix of both.
+
+Each case is a whole cell behind its HTTP API. Usage says how much was restored, the worker says how many tokens it
+computed, and every answer is compared with Hugging Face's own, token for token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.movers.choice import machine_here
+from services.worker.kv.profile import Profile, write_profile
+from services.worker.restore import measured_costs
+from services.worker.restore.figures import RestorationFigure
+from services.worker.restore.measured_costs import prove_projection
+from services.worker.restore.profile import subject
+from services.worker.restore.refusals import HiddenStatesUnsupported
+from shared.messages.pools import KvGeometry
+from tests.cell import Cell, running_cell
+from tests.checkpoints import make_checkpoint
+from tests.integration.test_tier_paths import DEVICE_TOKENS, DOCUMENT_TOKENS, Document, damage
+from tests.nats_server import NatsServer
+from tests.reference import Reference
+
+pytestmark = pytest.mark.integration
+
+CHUNKED = DOCUMENT_TOKENS // 64 * 64
+REST = DOCUMENT_TOKENS + 9 - CHUNKED
+FIGURE = RestorationFigure(tokens=256, io_hidden_s=1e-7, io_kv_s=2e-7, compute_hidden_s=1e-7, compute_token_s=1e-3)
+"""Computing is what takes longest, so that a planner restores whatever it can."""
+
+CASES = [
+    ("llama_mha", 1, "0/3/0"),
+    ("llama_mha", 16, "0/3/0"),
+    ("llama_mha", 32, "1/1/1"),
+    ("llama_mha", 64, "0/2/1"),
+    ("opt", 16, "1/2/0"),
+    ("opt", 64, "0/3/0"),
+    ("llama", 16, "1/0/2"),
+    ("llama", 32, "0/3/0"),
+    ("qwen2", 16, "0/3/0"),
+    ("qwen3", 16, "1/2/0"),
+    ("mistral", 16, "0/3/0"),
+]
+"""OPT and the first Llama have as many KV heads as query heads, the others grouped queries."""
+
+
+def write_costs(model: Path, path: Path, page_size: int, *, parameters: int = 0) -> Path:
+    """A profile of this model on this machine, or of one with so many ``parameters``."""
+    runner = ModelRunner.load(
+        model, dtype="float32", device="cpu", page_size=page_size, device_kv_bytes=None, pages=16, threads=1,
+        shm_prefix="test-costs",
+    )  # fmt: skip
+    try:
+        here = subject(runner, prove_projection(runner), threads=1)
+    finally:
+        runner.close()
+    measured = {"figures": (FIGURE,)} | ({"parameters": parameters} if parameters else {})
+    profile = Profile(
+        made="2026-01-01",
+        machine=machine_here(),
+        software={},
+        geometry=KvGeometry(layers=3, kv_heads=2, head_dim=16, page_size=page_size, dtype="float32"),
+        tokens=512,
+        memcpy_bytes_per_s=1e9,
+        checksum_bytes_per_s=1e9,
+        matmul_flops_per_s=1e9,
+        restorations=(type(here)(**{name: getattr(here, name) for name in here.__struct_fields__} | measured),),
+    )
+    write_profile(profile, path)
+    return path
+
+
+def settings(profile: Path, folder: Path, page_size: int, form: str, **scheduler: Any) -> dict[str, Any]:
+    """Of a cell that keeps state of this form on a disk in ``folder``."""
+    (folder / "disk-a").mkdir(exist_ok=True)
+    return {
+        "worker_settings": {
+            "page_size": page_size,
+            "device_pages": DEVICE_TOKENS // page_size,
+            "profile": str(profile),
+        },
+        "scheduler_settings": {"prefetch_wait": "full", "state_form": form, "restoring": "state"} | scheduler,
+        "storage_settings": {
+            "disk_dir": (str(folder / "disk-a"),),
+            "disk_kv_bytes": 64 * 2**20,
+            "state_bytes": 8 * 2**20,
+        },
+    }
+
+
+@asynccontextmanager
+async def state_cell(nats_url: str, model: Path, config: dict[str, Any]) -> AsyncIterator[Cell]:
+    """A cell that has a state pool; what is asked before there is one is kept as KV."""
+    async with running_cell(nats_url, model, **config) as cell, asyncio.timeout(60):
+        while not any(pool.tier == "state" for pool in (await cell.status()).pools):
+            await asyncio.sleep(0.02)
+        yield cell
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
+    """One checkpoint and its reference for each family of the cases."""
+    folder = tmp_path_factory.mktemp("families")
+    families = dict.fromkeys(family for family, _, _ in CASES)
+    return {family: (made := make_checkpoint(family, folder / family), Reference(made)) for family in families}
+
+
+@pytest.fixture
+def second_broker(tmp_path: Path) -> Iterator[NatsServer]:
+    """A broker that knows nothing of the first one's streams."""
+    server = NatsServer(tmp_path / "second-broker")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(("family", "page_size", "form"), CASES)
+async def test_a_prefix_is_restored_from_state(
+    family: str,
+    page_size: int,
+    form: str,
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Computed and kept as state, then restored from the disk: only what fills no chunk is computed again."""
+    model, reference = checkpoints[family]
+    profile = write_costs(model, tmp_path / "profile.json", page_size)
+    async with state_cell(nats_server.url, model, settings(profile, tmp_path, page_size, form)) as cell:
+        document = Document(cell, reference, page_size)
+        cached = DOCUMENT_TOKENS // page_size * page_size
+
+        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
+        found = {"cached_tokens": cached, "device_tokens": cached, "computed": DOCUMENT_TOKENS + 9 - cached}
+        assert await document.ask() == found
+        await cell.flush("device", "host")
+        assert await document.ask() == {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST}
+        # What was restored is cached like anything that was computed.
+        assert await document.ask() == found
+
+
+@pytest.mark.parametrize(("family", "form"), [("llama_mha", "0/2/1"), ("llama", "1/0/2")])
+async def test_a_new_cell_restores_what_the_last_one_kept(
+    family: str,
+    form: str,
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    second_broker: NatsServer,
+    tmp_path: Path,
+) -> None:
+    """Every process and the broker are new; the state on the disk is announced and used."""
+    model, reference = checkpoints[family]
+    profile = write_costs(model, tmp_path / "profile.json", 16)
+    usage = []
+    for server in (nats_server, second_broker):
+        async with state_cell(server.url, model, settings(profile, tmp_path, 16, form)) as cell:
+            usage.append(await Document(cell, reference, 7).ask())
+
+    assert usage == [
+        {"computed": DOCUMENT_TOKENS + 9},
+        {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["flip", "zero", "truncate", "swap", "missing"])
+async def test_state_that_is_torn_or_missing_is_never_used(
+    kind: str, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Every chunk on the disk is spoiled or gone: the answer is right, computed anew, and the state is kept anew."""
+    model, reference = checkpoints["llama_mha"]
+    profile = write_costs(model, tmp_path / "profile.json", 16)
+    async with state_cell(nats_server.url, model, settings(profile, tmp_path, 16, "0/3/0")) as cell:
+        document = Document(cell, reference, 11)
+        await document.ask()
+        await cell.flush("device", "host")
+        files = sorted((tmp_path / "disk-a").rglob("*.chunk"))
+        assert len(files) == CHUNKED // 64
+        if kind == "missing":
+            for file in files:
+                file.unlink()
+        else:
+            damage(files, kind)
+
+        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
+        await cell.flush("device", "host")
+        found = await document.ask()
+        assert found.get("hidden_tokens", 0) + found["computed"] == DOCUMENT_TOKENS + 9
+
+
+@pytest.mark.parametrize("reason", ["foreign", "unsupported"])
+async def test_where_state_cannot_be_used_prefixes_are_kept_as_kv(
+    reason: str,
+    checkpoints: dict[str, tuple[Path, Reference]],
+    nats_server: NatsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A profile of another model, or one whose hidden states do not give its KV: served as ever, from KV."""
+    model, reference = checkpoints["llama_mha"]
+    profile = write_costs(model, tmp_path / "profile.json", 16, parameters=7 if reason == "foreign" else 0)
+    if reason == "unsupported":
+
+        def refuse(runner: ModelRunner) -> None:
+            raise HiddenStatesUnsupported("KV does not follow from its hidden states")
+
+        monkeypatch.setattr(measured_costs, "KvProjection", refuse)
+    config = settings(profile, tmp_path, 16, "0/3/0", restoring="planned")
+    async with running_cell(nats_server.url, model, **config) as cell:
+        document = Document(cell, reference, 3)
+        await document.ask()
+        await cell.flush("device", "host")
+
+        assert await document.ask() == {"cached_tokens": CHUNKED, "disk_tokens": CHUNKED, "computed": REST}
+
+
+async def test_the_planner_restores_beside_others_that_decode(
+    checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Left to itself, with answers under way and several questions at once: all of them are exact."""
+    model, reference = checkpoints["llama_mha"]
+    profile = write_costs(model, tmp_path / "profile.json", 16)
+    config = settings(profile, tmp_path, 16, "auto", restoring="planned")
+    config["worker_settings"]["device_pages"] = 4 * DEVICE_TOKENS // 16
+    async with state_cell(nats_server.url, model, config) as cell:
+        documents = [Document(cell, reference, seed) for seed in range(3)]
+        for document in documents:
+            await document.ask()
+        for _ in range(3):
+            await cell.flush("device", "host")
+            prompts = [document.question() for document in documents for _ in range(2)]
+            answers = await asyncio.gather(*(cell.complete(prompt, 24) for prompt in prompts))
+            for prompt, answer in zip(prompts, answers, strict=True):
+                assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, 24)
+            await cell.settle()
+        status = await cell.status()
+
+    planned = {name: count for name, count in status.counters.items() if name.startswith("restorations_planned_")}
+    assert sum(planned.values()) > 0, status.counters

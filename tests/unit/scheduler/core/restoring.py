@@ -1,0 +1,79 @@
+"""What tests of restorations share: cells that keep state, and state that is on a disk already."""
+
+from msgspec import structs
+
+from shared.messages.storage_events import ChunksListed
+from shared.messages.worker_plans import RestoreChunk, RunBatch
+from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.fetching import PAGE, chunks_of
+
+SLOW_DISK = structs.replace(COSTS, token_us=0.001, hidden_us=0.0001)
+"""Of a worker that computes faster than any disk reads."""
+
+
+def restoring_cell(make_cell, *, costs=COSTS, state_pages=64, **config):
+    """A cell with a disk whose storage keeps the only layer of the model as hidden states."""
+    shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": state_pages}
+    settings = {"state_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
+    cell = make_cell(**shape | {"costs": costs} | settings | config)
+    assert cell.state.storages["storage"].state_pool is not None
+    return cell
+
+
+def put_state(cell, tokens, *, chunks=None):
+    """Let the disk hold the state of a prompt's first whole chunks, and say so; returns their names."""
+    found = dict(list(chunks_of(tokens).items())[:chunks])
+    cell.state_disks["storage"].chunks.update(found)
+    for pages in found.values():
+        cell.ever_computed.update(page.identity() for page in pages)
+    incarnation = cell.storages["storage"].incarnation
+    cell.feed(
+        ChunksListed(storage_id="storage", incarnation=incarnation, chunks=b"".join(found), form="state"),
+    )
+    return list(found)
+
+
+def storage_obeys(cell):
+    """The storage carries out what it was ordered so far; its fetches have brought nothing yet."""
+    while cell.storages["storage"].step():
+        pass
+
+
+def bring(cell, chunks):
+    """The storage brings so many chunks more, and says so after each."""
+    storage_obeys(cell)
+    for _ in range(chunks):
+        cell.storages["storage"].fetch()
+        while cell.deliver(cell.storages["storage"]):
+            pass
+
+
+def bring_at_once(cell, chunks):
+    """The storage brings so many chunks more, and says so once."""
+    storage_obeys(cell)
+    cell.storages["storage"].fetch(chunks=chunks)
+    cell.deliver(cell.storages["storage"])
+
+
+def worker_goes_on(cell, name="worker-0"):
+    """A worker executes what it was sent, and is heard."""
+    worker = cell.workers[name]
+    worker.step()
+    while cell.deliver(worker):
+        pass
+
+
+def restores(cell):
+    """Every RestoreChunk that was ordered, in order."""
+    found = []
+    for outputs in cell.outputs:
+        for output in outputs:
+            order = getattr(output, "order", None)
+            found += order.restores if isinstance(order, RunBatch) else ()
+    assert all(isinstance(order, RestoreChunk) for order in found)
+    return found
+
+
+def state_pool(cell):
+    """The core's pool of state pages."""
+    return cell.state.storages["storage"].state_pool

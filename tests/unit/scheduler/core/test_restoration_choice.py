@@ -1,0 +1,188 @@
+"""Which way back is the fastest, against every mixture that could have been tried."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from services.scheduler.core.planner import LayerCosts, layer_times
+from services.scheduler.core.planner.partition import made
+from services.scheduler.core.restoration_choice import Prices, Ways, choose, pipelined_us, state_kind
+from shared.messages.pools import KvGeometry
+
+CHUNK = 64
+LAYERS = 8
+KV = KvGeometry(layers=LAYERS, kv_heads=4, head_dim=16, page_size=16, dtype="float16")
+
+
+def layout(absent=0, from_hidden=LAYERS):
+    """State pages of these layers, and KV of the rest, under multi-head attention."""
+    return structs.replace(KV, absent=absent, from_hidden=from_hidden, hidden=64 if from_hidden else 0)
+
+
+def prices(pages=None, *, disk=100.0, queued=0.0, link=1000.0, token=50.0, pair=0.0, hidden=5.0, restored=0.0):
+    """A model of eight layers, with K, V and hidden states of 128 bytes each."""
+    return Prices(
+        costs=LayerCosts(
+            layers=LAYERS, kv_bytes=256.0, hidden_bytes=128.0, hidden_us=hidden, token_us=token, pair_us=pair
+        ),
+        disk_bytes_per_us=disk,
+        queued_bytes=queued,
+        link_bytes_per_us=link,
+        loaded_us=LAYERS * 256.0 / link,
+        restored_us=restored,
+        layout=pages,
+    )
+
+
+def ways(*, chunks=10, kv=0, state=0, following=None, covered=0, begin=0, tail=1):
+    """A prompt of so many chunks and a tail, of which there are so many as KV and as state from ``begin`` on."""
+    kv_end = begin + kv * CHUNK
+    following_end = kv_end if following is None else begin + following * CHUNK
+    return Ways(chunks * CHUNK + tail, max(covered, begin), begin, kv_end, begin + state * CHUNK, following_end)
+
+
+def test_nothing_to_fetch_is_computed():
+    """Without KV and state there is one way."""
+    choice = choose(prices(), ways())
+
+    assert choice.form == "recompute"
+    assert choice.total_us == LAYERS * 50.0 * (10 * CHUNK + 1)
+
+
+def test_kv_is_fetched_and_then_loaded():
+    """Its time is the disk's and the link's, one after the other, and computing the tail."""
+    choice = choose(prices(), ways(kv=10))
+
+    fetched = 10 * CHUNK * LAYERS * 256.0
+    assert choice.form == "kv"
+    assert choice.restoring_us == pytest.approx(fetched / 100 + fetched / 1000)
+    assert choice.total_us == pytest.approx(choice.restoring_us + LAYERS * 50.0)
+
+
+def test_state_of_half_the_bytes_wins_on_a_slow_disk():
+    """Hidden states are half of KV and are projected while the next arrive."""
+    choice = choose(prices(layout(), disk=10.0), ways(kv=10, state=10))
+
+    disk_us, device_us = 10 * CHUNK * LAYERS * 128.0 / 10, 10 * CHUNK * LAYERS * 5.0
+    assert (choice.form, choice.kind, choice.recomputed) == ("state", "hidden from disk", 0)
+    assert choice.restoring_us == pytest.approx(disk_us + device_us / 5)  # Two chunks at a time are heard of.
+
+
+def test_what_waits_at_the_disk_makes_computing_the_better_choice():
+    """A hundred megabytes of others go first."""
+    assert choose(prices(layout(), queued=1e8), ways(kv=10, state=10)).form == "recompute"
+
+
+def test_a_fetch_that_takes_longer_than_computing_is_not_chosen():
+    """A disk of half a byte a microsecond."""
+    assert choose(prices(disk=0.5), ways(kv=10)).form == "recompute"
+
+
+def test_what_the_device_does_for_others_hides_the_disk():
+    """A fetch that takes longer than computing is worth it where it is over before the device comes to the request."""
+    alone, behind = prices(disk=3.0), replace(prices(disk=3.0), ahead_us=1e6)
+
+    assert choose(alone, ways(kv=10)).form == "recompute"
+    choice = choose(behind, ways(kv=10))
+
+    disk_us, load_us = 10 * CHUNK * LAYERS * 256.0 / 3, 10 * CHUNK * LAYERS * 256.0 / 1000
+    assert choice.form == "kv"
+    assert choice.total_us == pytest.approx(load_us + LAYERS * 50.0)
+    assert choice.restoring_us == pytest.approx(disk_us + load_us)
+
+
+def test_kv_that_state_goes_on_behind_is_weighed_with_it():
+    """KV of two chunks alone is worse than the state of all, unless the other eight follow as state."""
+    held = prices(layout(), disk=200.0, hidden=1.0)
+
+    alone = choose(held, ways(kv=2, state=0))
+    followed = choose(held, ways(kv=2, state=0, following=10))
+
+    assert followed.form == "kv"
+    assert followed.total_us < alone.total_us
+    assert followed.restoring_us == alone.restoring_us
+
+
+def test_what_was_observed_of_restoring_counts_more_than_the_profile():
+    """A worker on which restoring takes longer than computing computes."""
+    assert choose(prices(layout(), restored=1.0), ways(state=10)).form == "state"
+    assert choose(prices(layout(), restored=1000.0), ways(state=10)).form == "recompute"
+
+
+def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there():
+    """The link would take four times as long as projecting; the best mix is found among all."""
+    held = prices(layout(), link=6.0, token=20.0, hidden=5.0, disk=1e6)
+
+    _, recomputed = held.restoring(0, 640)
+
+    times = layer_times(held.costs, 640, 6.0)
+    mixes = [made(times, tokens=count, hidden=LAYERS - count, ends_early=True) for count in range(LAYERS + 1)]
+    assert 0 < recomputed < LAYERS
+    assert recomputed == min(mixes, key=lambda mix: mix.time_us).tokens
+
+
+@pytest.mark.parametrize(
+    ("pages", "recomputed", "kind"),
+    [
+        (layout(), 0, "hidden from disk"),
+        (layout(2, 6), 2, "hidden from disk + tokens"),
+        (layout(2, 3), 2, "hidden from disk + kv from disk + tokens"),
+        (layout(2, 0), 2, "kv from disk + tokens"),
+        (layout(2, 3), 5, "kv from disk + tokens"),
+    ],
+)
+def test_kinds_say_what_is_mixed(pages, recomputed, kind):
+    """In the words of a plan."""
+    assert state_kind(pages, recomputed) == kind
+
+
+def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter():
+    """One chunk is one part: nothing overlaps. Of many, the storage speaks nine times."""
+    assert pipelined_us(100.0, 40.0, 1) == 140.0
+    assert pipelined_us(100.0, 40.0, 4) == 110.0
+    assert pipelined_us(40.0, 90.0, 90) == pytest.approx(90.0 + 40.0 / 9)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_other_way_would_have_been_faster(seed):
+    """KV up to any chunk, then state up to any other, with any layers from tokens, then computing: none beats it.
+
+    Whole runs are compared, so restoring a token must take the device less than computing it: else a part of a run
+    could be the best, and by little.
+    """
+    chance = random.Random(seed)
+    absent = chance.randint(0, 3)
+    pages = layout(absent, chance.randint(1, LAYERS - absent))
+    held = prices(
+        pages,
+        disk=10 ** chance.uniform(0, 4),
+        queued=chance.choice([0.0, 1e5, 1e7]),
+        link=10 ** chance.uniform(1, 4),
+        token=10 ** chance.uniform(0.5, 3),
+        pair=chance.choice([0.0, 0.01]),
+        hidden=1.0,
+    )
+    kv, state, begin = chance.randint(0, 6), chance.randint(0, 6), chance.choice([0, 128])
+    way = ways(chunks=8, kv=kv, state=state, following=chance.randint(kv, 6), begin=begin, tail=chance.randint(1, 63))
+
+    best = choose(held, way)
+
+    assert best.total_us <= min(_every_way(held, way)) * (1 + 1e-9) + _parts_us(held, way)
+
+
+def _every_way(held, way):
+    """The time of each way that the runs allow, put together from the numbers."""
+    yield held.computing(way.covered, way.tokens)
+    for kv_end in range(way.begin, way.kv_end + 1, CHUNK):
+        fetching = held.kv(Ways(way.tokens, way.covered, way.begin, kv_end, 0, 0))[0] if kv_end > way.begin else 0.0
+        last = way.state_end if kv_end == way.begin else way.following_end if kv_end == way.kv_end else kv_end
+        for state_end in range(kv_end, last + 1, CHUNK):
+            restoring = held.state(kv_end, kv_end, state_end)[0] if state_end > kv_end else 0.0
+            yield fetching + restoring + held.computing(state_end, way.tokens)
+
+
+def _parts_us(held, way):
+    """What whole parts make of a shorter run: a chunk's disk time and a chunk's time on the device, at the most."""
+    return held.fetching(held.layout.token_bytes, CHUNK) + held.restoring(way.tokens - CHUNK, way.tokens)[0]

@@ -1,0 +1,307 @@
+"""Fetches of state: whose pages they fill, how they end, and that every page comes back once."""
+
+import pytest
+
+from shared.messages.cell_events import FlushCache
+from shared.messages.storage_events import ChunksFetched
+from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
+from tests.unit.scheduler.core.restoring import (
+    bring,
+    put_state,
+    restores,
+    restoring_cell,
+    state_pool,
+    storage_obeys,
+    worker_goes_on,
+)
+
+EACH = CHUNK // PAGE
+
+
+@pytest.fixture
+def cell_that(make_cell):
+    """A cell that keeps state."""
+    return lambda **settings: restoring_cell(make_cell, **settings)
+
+
+@pytest.fixture
+def fetching(cell_that):
+    """A cell in which a request waits for three chunks of its state, ``chunks`` of which have arrived."""
+
+    def make(chunks=0, **settings):
+        cell = cell_that(**settings)
+        put_state(cell, prompt(3))
+        name = cell.submit(prompt(3))
+        bring(cell, chunks)
+        return cell, name
+
+    return make
+
+
+def say(cell, **fields):
+    """A ChunksFetched of the only fetch of state there is."""
+    (fetch_id,) = cell.state.state_fetches
+    who = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
+    return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
+
+
+def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(fetching, orders):
+    """Until then the storage may write to them."""
+    cell, name = fetching()
+
+    cell.cancel(name)
+
+    assert len(orders(cell.outputs[-1], CancelFetch)) == 1
+    assert state_pool(cell).leased == 3 * EACH
+    say(cell, chunks=0, is_over=True)
+    assert state_pool(cell).leased == 0
+    assert cell.state.counters["state_fetches_cancelled"] == 1
+
+
+def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(fetching):
+    """Nothing writes to those pages any more, and nobody reads them."""
+    cell, name = fetching(1)
+
+    cell.cancel(name)
+    cell.drain()
+
+    assert state_pool(cell).leased == 0
+    assert cell.state.state_fetches == {}
+
+
+def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
+    """One chunk is restored, the others are computed; their pages wait for the storage, which is asked for no more."""
+    cell, name = fetching(1)
+    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
+
+    cell.fire(timer)
+
+    request, storage = cell.state.requests[name], cell.state.storages["storage"]
+    assert (request.run.end, request.run.fetch, request.state_refusals) == (CHUNK, 0, 1)
+    assert storage.late_fetches == 1
+    assert len(orders(cell.outputs[-1], CancelFetch)) == 1
+    cell.submit(prompt(3, kind=2))
+    assert len(cell.state.state_fetches) == 1
+    cell.drain()
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == CHUNK
+    assert (storage.late_fetches, state_pool(cell).leased) == (0, 0)
+
+
+def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
+    """It does not wait for the storage's answer."""
+    cell, name = fetching()
+    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
+
+    cell.fire(timer)
+
+    assert [order.request_id for order in cell.admitted] == [name]
+    assert cell.state.requests[name].run is None
+    cell.drain()
+    assert restores(cell) == []
+
+
+def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(cell_that):
+    """State that is gone leaves the catalogue; the other form of the same chunks is asked for next."""
+    cell = cell_that()
+    names = put_state(cell, prompt(3))
+    put_on_disk(cell, prompt(3))
+    cell.submit(prompt(3))
+    storage_obeys(cell)
+    cell.state_disks["storage"].chunks.clear()
+
+    cell.drain()
+
+    storage = cell.state.storages["storage"]
+    assert names[0] not in storage.state_chunks
+    assert names[1] in storage.state_chunks
+    assert cell.admitted[-1].disk_tokens == 3 * CHUNK
+    cell.check_answers()
+
+
+def test_a_fetch_that_ends_early_leaves_a_part(fetching):
+    """The second chunk cannot be read: the first is restored, the pages of the others are free."""
+    cell, name = fetching(1)
+
+    say(cell, chunks=1, is_over=True, error="made to fail")
+
+    assert state_pool(cell).leased == EACH
+    assert cell.state.requests[name].run.end == CHUNK
+    cell.workers["worker-0"].step()
+    cell.storages["storage"].fetches.clear()
+    cell.drain()
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == CHUNK
+    assert cell.state.counters["state_fetches_failed"] == 1
+
+
+def test_a_lost_storage_takes_its_runs_along(fetching):
+    """Who waited computes, who is admitted goes on computing where restoring has come to."""
+    cell, name = fetching(1)
+    worker_goes_on(cell)
+    other = cell.submit(prompt(3, kind=2))
+    assert cell.state.requests[other].run is None  # Nothing is known of its state.
+
+    cell.lose_storage("storage")
+
+    assert cell.state.requests[name].run is None
+    assert cell.state.state_fetches == {}
+    cell.drain()
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == CHUNK
+
+
+def test_a_lost_storage_frees_who_waits_for_it(fetching):
+    """No part of the state has come; the request is admitted in the same step."""
+    cell, name = fetching()
+
+    cell.lose_storage("storage")
+
+    assert [order.request_id for order in cell.admitted] == [name]
+    cell.drain()
+    cell.check_answers()
+
+
+def test_a_lost_worker_gives_the_run_up(fetching):
+    """Its request begins anew elsewhere, and the pages come back when the fetch is over."""
+    cell, name = fetching(1)
+    assert cell.admitted
+
+    cell.lose_worker("worker-0")
+    assert cell.state.requests[name].run is None
+    cell.add_worker("worker-1", pages=64)
+    cell.drain()
+
+    cell.check_answers()
+    assert state_pool(cell).leased == 0
+
+
+def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching):
+    """State that is to be forgotten is not restored from, unless it had arrived for who was admitted."""
+    cell, name = fetching()
+
+    cell.feed(FlushCache(call_id="call", tiers=("disk",)))
+
+    assert cell.state.requests[name].run is None
+    assert [order.request_id for order in cell.admitted] == [name]
+    cell.drain()
+    cell.check_answers()
+
+
+def test_a_flush_of_another_namespace_changes_nothing(fetching):
+    """Only what it names is forgotten."""
+    cell, name = fetching()
+
+    cell.feed(FlushCache(call_id="call", tiers=("disk",), namespace="ab" * 16))
+
+    assert cell.state.requests[name].run is not None
+    cell.drain()
+    cell.check_answers()
+
+
+def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(cell_that, orders):
+    """Of six chunks two are ordered, and the others as the worker has restored those before: none is computed."""
+    cell = cell_that(state_pages=4 * EACH)
+    put_state(cell, prompt(6))
+    name = cell.submit(prompt(6))
+    run = cell.state.requests[name].run
+    assert (run.end, run.goal) == (2 * CHUNK, 6 * CHUNK)
+
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
+    assert cell.state.counters["state_runs_extended"] > 0
+    assert state_pool(cell).leased == 0
+
+
+def test_who_finds_no_room_is_looked_at_again_when_it_is_next(cell_that):
+    """The pool has room for two requests' state at a time; the third gets its own as the first gives pages back."""
+    cell = cell_that(state_pages=4 * EACH, max_running=1)
+    for kind in (1, 2, 3):
+        put_state(cell, prompt(2, kind=kind))
+
+    cell.submit([9] * 10, max_tokens=20)
+    names = [cell.submit(prompt(2, kind=kind)) for kind in (1, 2, 3)]
+    assert [cell.state.requests[name].run is not None for name in names] == [True, True, False]
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == 3 * 2 * CHUNK
+
+
+def test_without_room_for_state_kv_is_fetched(cell_that):
+    """A pool of one chunk lends none of it, for half of that is less than a chunk."""
+    cell = cell_that(state_pages=EACH)
+    put_state(cell, prompt(3))
+    put_on_disk(cell, prompt(3))
+
+    name = cell.submit(prompt(3))
+
+    assert cell.state.counters["state_runs_without_room"] == 1
+    assert (cell.state.requests[name].run, cell.state.requests[name].fetch) == (None, 1)
+    cell.drain()
+    cell.check_answers()
+
+
+def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(cell_that, orders):
+    """One fetch is for all of them: the others are deferred until the first has it on the device."""
+    cell = cell_that(max_running=4)
+    put_state(cell, prompt(3))
+    cell.submit(prompt(3))
+    others = [cell.submit(prompt(3, tail=tail)) for tail in (4, 5)]
+
+    fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    assert len(fetched) == 1
+    assert all(cell.state.requests[name].waits_fetch for name in others)
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
+    assert [order.device_tokens for order in cell.admitted] == [0, 3 * CHUNK, 3 * CHUNK]
+
+
+def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(cell_that):
+    """The second takes over, with a fetch of its own."""
+    cell = cell_that(max_running=4)
+    put_state(cell, prompt(3))
+    first = cell.submit(prompt(3))
+    second = cell.submit(prompt(3, tail=4))
+
+    cell.cancel(first)
+
+    assert cell.state.requests[second].run is not None
+    cell.drain()
+    cell.check_answers()
+    assert state_pool(cell).leased == 0
+
+
+def test_the_disk_is_measured_with_what_was_queued_before(fetching):
+    """Two fetches of as many bytes that run at once take twice as long; the disk is as fast as it was."""
+    cell, _ = fetching()
+    put_state(cell, prompt(3, kind=2))
+    cell.submit(prompt(3, kind=2))
+    storage = cell.state.storages["storage"]
+    first, second = cell.state.state_fetches.values()
+    nbytes = 3 * CHUNK * 4  # One layer, one value of four bytes.
+    assert (first.queued_bytes, second.queued_bytes) == (0, nbytes)
+
+    who = {"storage_id": "storage", "incarnation": storage.incarnation, "is_over": True, "chunks": 3}
+    cell.feed(ChunksFetched(**who, fetch_id=second.fetch_id, nbytes=nbytes, seconds=2e-3))
+
+    assert storage.disk_rate.amount / storage.disk_rate.elapsed_us == pytest.approx(nbytes / 1e3)
+    assert storage.disk_rate.observations == 1
+
+
+def test_a_repeated_end_of_a_fetch_is_stale(fetching):
+    """It is counted, and gives nothing back twice."""
+    cell, _ = fetching()
+    bring(cell, 4)
+    before = cell.state.counters.get("stale_inputs", 0)
+    ended = next(item.input for item in reversed(cell.log) if isinstance(item.input, ChunksFetched))
+
+    cell.feed(ended)
+
+    assert cell.state.counters["stale_inputs"] == before + 1
+    cell.drain()

@@ -1,0 +1,194 @@
+"""State pools: when they are asked for, who maps them, and what goes with them."""
+
+import pytest
+from msgspec import structs
+
+from services.scheduler.core import status
+from shared.messages.cell_events import CellConfig, CellConfigured
+from shared.messages.pools import PoolHandle
+from shared.messages.storage_events import ChunksFetched, HostPoolCreated
+from shared.messages.storage_plans import CreateHostPool
+from shared.messages.worker_plans import AttachHostPool, DetachHostPool
+from tests.stateful.cell_model import geometry
+from tests.stateful.model_state import COSTS, state_geometry
+from tests.unit.scheduler.core.fetching import PAGE, prompt
+from tests.unit.scheduler.core.saving_state import saving_cell, state_storage, worker_runs
+
+SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
+"""On the disk as it is known at first, KV comes back sooner."""
+
+
+def asked(cell):
+    """Every state pool that was asked for."""
+    orders = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
+    return [order.geometry for order in orders if isinstance(order, CreateHostPool) and order.geometry.is_state]
+
+
+def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
+    """Of the geometry that is wanted; a worker that comes later maps it, too."""
+    cell = saving_cell(make_cell)
+
+    assert asked(cell) == [state_geometry(PAGE)]
+    assert sorted(cell.workers["worker-0"].state_pools) == ["storage"]
+    outputs_before = len(cell.outputs)
+    cell.add_worker("worker-1")
+    later = [order for outputs in cell.outputs[outputs_before:] for order in orders(outputs, AttachHostPool)]
+    assert [order.handle.geometry.is_state for order in later] == [False, True]
+    assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == "state"] == [64]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"state_pages": 0},
+        {"disk_chunks": 0},
+        {"state_form": "off"},
+        {"costs": None},
+        {"state_form": "auto", "costs": SLOW_TO_PROJECT},
+        {"host_tier": False},
+    ],
+)
+def test_it_is_not_asked_for_without_use_or_room(make_cell, shape):
+    """No budget, nothing below, not wanted, nobody who could restore, not worth it, no host memory at all."""
+    settings = {"page_size": PAGE, "host_pages": 40, "disk_chunks": 100, "state_pages": 64, "costs": COSTS}
+
+    assert asked(make_cell(**settings | {"state_form": "0/1/0"} | shape)) == []
+
+
+def test_a_worker_that_can_restore_may_come_later(make_cell):
+    """The question is asked anew when one joins, and when settings change."""
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="off")
+    cell.restoration = COSTS
+    cell.add_worker("worker-1")
+    assert asked(cell) == []
+
+    cell.feed(CellConfigured(config=CellConfig(state_form="0/1/0")))
+
+    assert asked(cell) == [state_geometry(PAGE)]
+    cell.drain()
+    assert state_storage(cell).state_pool.total == 64
+
+
+def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell):
+    """A fetch is when that is found out."""
+    cell = make_cell(
+        page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, costs=SLOW_TO_PROJECT, state_form="auto"
+    )
+    assert asked(cell) == []
+    storage = state_storage(cell)
+    storage.disk_rate.observations, storage.disk_rate.amount, storage.disk_rate.elapsed_us = 5, 1.0, 10.0
+
+    cell.feed(ChunksFetched(storage_id="storage", incarnation=storage.incarnation, fetch_id=99, chunks=0, is_over=True))
+
+    assert asked(cell) == [state_geometry(PAGE)]
+
+
+def answer(cell, **fields):
+    """The storage says something of its state pool."""
+    incarnation = cell.storages["storage"].incarnation
+    return cell.feed(HostPoolCreated(storage_id="storage", incarnation=incarnation, form="state", **fields))
+
+
+def pool_handle(found):
+    return PoolHandle(kind="shm", layout="page_first", name="x", nbytes=0, pages=8, geometry=found)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        geometry(PAGE),
+        structs.replace(state_geometry(PAGE), layers=2),
+        structs.replace(state_geometry(PAGE), page_size=16),
+        structs.replace(state_geometry(PAGE), from_hidden=3),
+    ],
+)
+def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders, found):
+    """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, state_form="0/1/0")
+    storage = state_storage(cell)
+    storage.state_bytes, storage.is_state_requested = 1, True
+
+    outputs = answer(cell, handle=None if found is None else pool_handle(found), error="no room")
+
+    assert orders(outputs, AttachHostPool) == []
+    assert cell.state.counters["state_pools_refused"] == 1
+    assert storage.state_pool is None
+    cell.add_worker("worker-1")
+    assert asked(cell) == []
+
+
+def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell):
+    """Neither is a second one."""
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100)
+    answer(cell, handle=pool_handle(state_geometry(PAGE)))
+    assert state_storage(cell).state_pool is None
+
+    other = saving_cell(make_cell)
+    answer(other, handle=pool_handle(state_geometry(PAGE)))
+
+    assert state_storage(other).state_pool.total == 64
+    assert cell.state.counters["stale_inputs"] == other.state.counters["stale_inputs"] == 1
+
+
+def test_the_first_geometry_stays(make_cell):
+    """Another form is for the storage's next incarnation: its chunks could not be told apart otherwise."""
+    cell = saving_cell(make_cell)
+    cell.feed(CellConfigured(config=CellConfig(state_form="1/0/0")))
+    cell.feed(CellConfigured(config=CellConfig(state_form="off")))
+
+    assert len(asked(cell)) == 1
+    assert state_storage(cell).state_handle.geometry == state_geometry(PAGE)
+
+
+def test_a_lost_storage_takes_leases_and_saves_along(make_cell, orders):
+    """Workers unmap both pools by one order, what they answer is about nothing, and its successor begins anew."""
+    cell = saving_cell(make_cell, max_batch_tokens=64)
+    cell.submit(prompt(3), max_tokens=1, request_id="saved")
+    worker_runs(cell)
+    cell.submit(prompt(3, kind=2), max_tokens=1)
+    assert cell.state.state_saves
+    assert cell.state.leases
+
+    cell.lose_storage("storage")
+
+    assert len(orders(cell.outputs[-1], DetachHostPool)) == 1
+    assert not cell.state.leases
+    assert not cell.state.state_saves
+    worker_runs(cell)
+    assert cell.state.counters["stale_inputs"] == 1
+    assert cell.workers["worker-0"].state_pools == {}
+    cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=32)
+    cell.drain()
+    assert state_storage(cell).state_pool.free == 32
+
+
+def test_another_geometry_makes_another_pool(make_cell):
+    """While no worker is there, the cell's pages change their shape: what was kept of the old one is useless."""
+    cell = saving_cell(make_cell)
+    cell.submit(prompt(2), max_tokens=1)
+    cell.drain()
+    assert state_storage(cell).state_chunks
+    cell.lose_worker("worker-0")
+    cell.page_size = 16
+    cell.state_disks["storage"].chunks.clear()
+    cell.disks["storage"].chunks.clear()
+
+    cell.add_worker("worker-1")
+
+    assert state_storage(cell).state_chunks == {}
+    assert state_storage(cell).state_pool is None
+    cell.drain()
+    assert state_storage(cell).state_handle.geometry == state_geometry(16)
+
+
+def test_senseless_profiles_and_limits_count_for_nothing(make_cell):
+    """A worker without a profile serves as any other; a limit below nothing is none."""
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="0/1/0", workers=0)
+    for number, faults in enumerate(({"token_us": float("nan")}, {"hidden": -1}, {"link_bytes_per_us": float("inf")})):
+        cell.restoration = structs.replace(COSTS, **faults)
+        cell.add_worker(f"worker-{number}")
+        assert cell.state.workers[f"worker-{number}"].restoration is None
+
+    assert cell.state.counters["malformed_inputs"] == 3
+    assert asked(cell) == []

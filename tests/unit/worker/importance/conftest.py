@@ -1,0 +1,56 @@
+"""The engine's checkpoints, and two Llamas with a K and a V for every head: one random, one whose heads agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import make_checkpoint, save_checkpoint
+from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+from tests.unit.worker.restore.conftest import _mha
+from tests.unit.worker.runners import LoadRunner, runners_of
+
+__all__ = ["_one_thread", "_own_cache"]
+
+HEAD_DIM = 16
+
+
+def _agreeing(path: Path) -> Path:
+    """Heads 1 and 2 look at what head 0 looks at, because they have its query and key weights; head 3 does not."""
+    save_checkpoint(_mha(), path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for weights in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
+                for head in (1, 2):
+                    weights[head * HEAD_DIM : (head + 1) * HEAD_DIM] = weights[:HEAD_DIM]
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def importance_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of one checkpoint: a family of the engine's, ``llama_mha`` or ``agreeing``."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            path = tmp_path_factory.mktemp(family)
+            if family == "agreeing":
+                made[family] = _agreeing(path)
+            else:
+                made[family] = save_checkpoint(_mha(), path) if family == "llama_mha" else make_checkpoint(family, path)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture
+def load_runner(importance_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
+    """Load runners by family; their pools are closed at the end of the test."""
+    with runners_of(importance_checkpoint, "importancetest") as load:
+        yield load

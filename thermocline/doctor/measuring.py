@@ -1,0 +1,60 @@
+"""Runs a process that measures and prints what it found in its last line, as only workers import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+
+from shared.errors import ConfigError
+
+MEASURE_SECONDS = 900
+
+
+def run_measurement(
+    module: str, flags: Sequence[str], said: Callable[[str], None], *, limit_s: float = MEASURE_SECONDS
+) -> str:
+    """The last line that ``python -m module`` prints; ``said`` gets those before it as they come.
+
+    Raises ConfigError with the last line of its errors when it fails, or when it takes more than ``limit_s`` seconds.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *flags], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        try:
+            last = _last_line(process, said)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:  # Interrupted: what measures must not go on by itself.
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        if is_late.is_set():
+            raise ConfigError(f"measuring took more than {limit_s:.0f} s: try fewer tokens")
+        if code != 0:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
+            raise ConfigError(f"measuring failed: {lines[-1] if lines else f'exit code {code}'}")
+    return last
+
+
+def _last_line(process: subprocess.Popen[str], said: Callable[[str], None]) -> str:
+    last = ""
+    for line in process.stdout or ():
+        if last:
+            said(last)
+        last = line.strip()
+    return last

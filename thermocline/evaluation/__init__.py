@@ -1,0 +1,1 @@
+"""``thermocline eval``: how much quality a model loses when only a part of a shared prefix is loaded."""

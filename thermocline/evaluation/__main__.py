@@ -1,0 +1,156 @@
+"""``thermocline eval``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from shared.errors import OperatorError, ThermoclineError
+from shared.quality_gate import write_gate
+from thermocline.evaluation.gate import faults, judge
+from thermocline.evaluation.generated_tasks import GENERATED, generate
+from thermocline.evaluation.report import table
+from thermocline.evaluation.task_file import Task, load_task, save_task
+from thermocline.supervisor.config import bundled_model
+
+EXIT_EXCEEDED = 1
+EXIT_USAGE = 2
+DEFAULT_RATIOS = "0.5,0.25,0.1,0.05"
+DEFAULT_METHODS = "importance,h2o,static,random,recent"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="thermocline eval",
+        description="Measure what answers lose when only a part of a shared prefix is loaded.",
+    )
+    made.add_argument("--model", type=Path, default=None, help="Hugging Face directory (default: the bundled model)")
+    made.add_argument("--task", default="documents", help=f"a task file, or one of {', '.join(GENERATED)}")
+    made.add_argument("--ratios", default=DEFAULT_RATIOS, help="parts of the prefix's tokens that are kept")
+    made.add_argument("--methods", default=DEFAULT_METHODS, help="NAME or NAME:METRIC, separated by commas")
+    made.add_argument("--limit", type=int, default=None, help="questions of the task that are asked, at most")
+    made.add_argument("--probe-heads", type=int, default=3, help="heads of a layer that vote")
+    made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="what a voter is")
+    made.add_argument("--alpha", type=float, default=0.6, help="exponent of the similarity threshold")
+    made.add_argument("--first-tokens", type=int, default=0, help="first tokens of a prefix that are always kept")
+    made.add_argument("--recent-tokens", type=int, default=0, help="last tokens of a prefix that are always kept")
+    made.add_argument("--seed", type=int, default=0, help="of generated tasks and of random tokens")
+    made.add_argument("--dtype", default="float32", help="data type of the model; auto is the checkpoint's own")
+    made.add_argument("--device", default="cpu", help="cpu or cuda")
+    made.add_argument("--threads", type=int, default=0, help="CPU threads; 0 is PyTorch's default")
+    made.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    generated = made.add_argument_group("generated tasks")
+    generated.add_argument("--questions", type=int, default=2000, help="questions in all")
+    generated.add_argument("--document-tokens", type=int, default=1024, help="tokens of a document")
+    generated.add_argument("--save-task", type=Path, default=None, help="write the task to this file")
+    gate = made.add_argument_group("gate")
+    gate.add_argument("--max-drop", type=float, default=None, help="percentage points of accuracy that may be lost")
+    gate.add_argument("--gate-method", default="importance", help="the method that is judged")
+    gate.add_argument("--gate", type=Path, default=None, help="write the outcome to this file")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 1: a ratio exceeds ``--max-drop``. Exit code 2: a line, task or model that makes no sense."""
+    options = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        return _evaluate(options)
+    except ThermoclineError as error:
+        print(f"thermocline eval: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    # PyTorch takes seconds to import, which --help and a mistyped line need not wait for.
+    from thermocline.evaluation.run import Order, run
+
+    _check_gate(options)
+    model_dir = options.model or bundled_model()
+    if model_dir is None:
+        raise OperatorError("there is no bundled model here; name one with --model")
+    order = Order(
+        model_dir=model_dir,
+        task=_task(options, model_dir),
+        methods=_names(options.methods),
+        ratios=_ratios(options.ratios),
+        probe_heads=options.probe_heads,
+        probe_unit=options.probe_unit,
+        alpha=options.alpha,
+        first_tokens=options.first_tokens,
+        recent_tokens=options.recent_tokens,
+        seed=options.seed,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+    )
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        shown = bar.add_task("prefixes", total=None)
+        evaluation = run(order, on_group=lambda done, groups: bar.update(shown, completed=done, total=groups))
+    print(msgspec.json.encode(evaluation).decode() if options.json else table(evaluation))
+    if options.max_drop is None:
+        return 0
+    if options.gate is not None:
+        write_gate(judge(evaluation, options.gate_method, options.max_drop), options.gate)
+    exceeded = faults(evaluation, options.gate_method, options.max_drop)
+    for fault in exceeded:
+        print(f"thermocline eval: {fault}", file=sys.stderr)
+    return EXIT_EXCEEDED if exceeded else 0
+
+
+def _check_gate(options: argparse.Namespace) -> None:
+    """Raises OperatorError for a gate that would judge nothing."""
+    if options.gate is not None and options.max_drop is None:
+        raise OperatorError("--gate needs --max-drop")
+    if options.max_drop is not None and options.gate_method not in _names(options.methods):
+        raise OperatorError(f"--gate-method {options.gate_method} is not among --methods")
+
+
+def _task(options: argparse.Namespace, model_dir: Path) -> Task:
+    if options.limit is not None and options.limit < 1:
+        raise OperatorError("--limit must be 1 at least")
+    if options.task in GENERATED:
+        task = generate(
+            options.task,
+            questions=options.questions,
+            tokens=options.document_tokens,
+            seed=options.seed,
+            tokenizer=_TokenCounter(model_dir),
+        )
+    else:
+        task = load_task(Path(options.task))
+    if options.save_task is not None:
+        save_task(task, options.save_task)
+    return task if options.limit is None else task.limited(options.limit)
+
+
+class _TokenCounter:
+    """A model's tokenizer as the document maker wants it."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from services.gateway.tokenizer import Tokenizer
+
+        self._tokenizer = Tokenizer(model_dir)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode_now(text, add_special_tokens=False)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in _names(text))
+    except ValueError as error:
+        raise OperatorError(f"--ratios must be numbers separated by commas, not {text!r}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Tasks of any size that the bundled models can do, drawn from a seed. Names in them were never trained on.
+
+Not every pattern is within reach of models this small: copying from bare ``name: value`` lines, without a sentence and
+a question as they were trained on, stays at chance, and so it is not here. ``docs/how-to/evaluate.md`` has the accuracy
+of each with the whole prefix.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.errors import ConfigError
+from thermocline.evaluation.task_file import Example, Group, Question, Task
+from tools.train_model import grammar
+from tools.train_model.grammar import (
+    Fact,
+    Split,
+    Tokenizer,
+    distinct_facts,
+    fact_sentence,
+    make_document,
+    make_entity,
+    make_name,
+    question_about,
+)
+from tools.train_model.words import MACHINES, PLACES, WORDS
+
+CHOICES = 4
+EXAMPLES = 24
+MEMBERS = 50
+NEW_ITEMS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """``make`` draws one group; a document of it has about ``tokens`` tokens."""
+
+    kind: Literal["multiple_choice", "exact_match"]
+    make: Callable[[random.Random, int, Tokenizer], Group]
+
+
+def generate(name: str, *, questions: int, tokens: int, seed: int, tokenizer: Tokenizer) -> Task:
+    """The task ``name`` with ``questions`` questions, or one less; documents are of about ``tokens`` tokens.
+
+    The same arguments and vocabulary give the same task anywhere. Raises ConfigError for an unknown name or a number
+    below one.
+    """
+    if name not in GENERATED:
+        raise ConfigError(f"there is no task {name!r}; there are {', '.join(GENERATED)}, and files")
+    if questions < 1 or tokens < 1:
+        raise ConfigError("a task needs a question and documents of a token at least")
+    rng = random.Random(f"{name} {seed}")
+    maker = GENERATED[name]
+    groups: list[Group] = []
+    made = 0
+    while made < questions:
+        groups.append(maker.make(rng, tokens, tokenizer))
+        made += len(groups[-1].questions)
+    return Task(name=name, kind=maker.kind, groups=tuple(groups)).limited(questions)
+
+
+def _document(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """Facts between filler, each about an entity of its own; the answer is written out."""
+    return _asked_freely(*make_document(rng, tokens, tokenizer))
+
+
+def _matching(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """The same with entities and attributes that recur, so that only both together find a fact."""
+    return _asked_freely(*make_document(rng, tokens, tokenizer, shared=True))
+
+
+def _asked_freely(document: str, asked: Sequence[grammar.Question]) -> Group:
+    found = [Question(question=one.text, answer=one.answer) for one in asked]
+    return Group(shared_prefix=document, questions=tuple(found))
+
+
+def _choosing(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """The right value of a fact among values of other facts of the document."""
+    while True:
+        document, asked = make_document(rng, tokens, tokenizer)
+        values = list(dict.fromkeys(one.answer for one in asked))
+        if len(values) >= CHOICES:  # A document of few tokens may state too few facts.
+            questions = [_choice(rng, one.text, one.answer, values) for one in asked]
+            return Group(shared_prefix=document, questions=tuple(questions))
+        tokens *= 2
+
+
+def _examples(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """Examples of questions with answers, and questions that ask for one of them in other words."""
+    facts = distinct_facts(rng, EXAMPLES, Split.HELDOUT)
+    shown = tuple(Example(question=question_about(rng, fact).text, answer=fact.value) for fact in facts)
+    values = list(dict.fromkeys(fact.value for fact in facts))
+    questions = [_choice(rng, question_about(rng, fact).text, fact.value, values) for fact in facts]
+    return Group(shared_prefix=shown, questions=tuple(questions))
+
+
+def _groups(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """Which of four groups somebody is in: answers recur, and only the name tells which it is."""
+    labels = rng.sample(WORDS, CHOICES)
+    members = [make_entity(rng, make_name(rng, Split.HELDOUT)) for _ in range(MEMBERS)]
+    facts = [Fact(member, "group", rng.choice(labels)) for member in dict.fromkeys(members)]
+    document = " ".join(fact_sentence(rng, fact) for fact in facts)
+    questions = [_choice(rng, question_about(rng, fact).text, fact.value, labels) for fact in facts]
+    return Group(shared_prefix=document, questions=tuple(questions))
+
+
+def _kinds(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
+    """Few-shot classification: places and machines have a label each, and new ones are asked about."""
+    labels = rng.sample(WORDS, 2)
+
+    def item() -> Fact:
+        kind = rng.randrange(2)
+        noun = rng.choice((PLACES, MACHINES)[kind])
+        return Fact(f"the {make_name(rng, Split.HELDOUT)} {noun}", "group", labels[kind])
+
+    document = " ".join(fact_sentence(rng, item()) for _ in range(NEW_ITEMS))
+    asked = [item() for _ in range(NEW_ITEMS)]
+    questions = [_choice(rng, question_about(rng, fact).text, fact.value, labels) for fact in asked]
+    return Group(shared_prefix=document, questions=tuple(questions))
+
+
+def _choice(rng: random.Random, text: str, answer: str, values: Sequence[str]) -> Question:
+    """A question with the right answer among :data:`CHOICES` values at most, in a random order."""
+    others = [value for value in values if value != answer]
+    choices = [answer, *rng.sample(others, min(CHOICES - 1, len(others)))]
+    rng.shuffle(choices)
+    return Question(question=text, answer=answer, choices=tuple(choices))
+
+
+GENERATED = {
+    "documents": _Maker("exact_match", _document),
+    "matching": _Maker("exact_match", _matching),
+    "choosing": _Maker("multiple_choice", _choosing),
+    "examples": _Maker("multiple_choice", _examples),
+    "groups": _Maker("multiple_choice", _groups),
+    "kinds": _Maker("multiple_choice", _kinds),
+}
+"""Tasks by name."""
