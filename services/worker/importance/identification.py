@@ -2,8 +2,9 @@
 
 What a head reads of a prefix is its K and V, so under GQA a *probe head* is a KV head: its keys serve all query heads
 of its group, reading them costs the same for one of these as for all, and therefore all of them vote, by the sum of
-their weights. The other reading, the first three query heads each with a set of its own, is ``unit="query_head"``; both
-are measured in ``bench/importance_similarity.py``.
+their weights. The other reading, the first three query heads each with a set of its own, is ``unit="query_head"``. For
+the same keys read it found slightly less of the attention or as much, and heads of one group agree because they share
+keys, which says little of the other groups (``bench/importance_similarity.py``, ``docs/results/importance.md``).
 
 Where the paper is silent:
 
