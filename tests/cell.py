@@ -66,13 +66,23 @@ class Cell:
         return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
 
     async def flush(self, *tiers: str) -> CellStatus:
-        """Drop what nothing uses from these tiers; returns when nothing moves any more."""
+        """Drop what nothing uses from these tiers; returns when nothing moves any more.
+
+        What the storage does behind everybody's back, uploads and promotions to its disk, is over before it begins.
+        """
+        async with asyncio.timeout(IDLE_S):
+            while await self._moves_in_storage():
+                await asyncio.sleep(0.01)
         order = FlushCache(call_id=secrets.token_hex(8), tiers=tiers)
         seq = await self.bus.append(subjects.cell_input(), encode(order), message_id=order.call_id)
         async with asyncio.timeout(IDLE_S):
             while (await self.status()).seq < seq:
                 await asyncio.sleep(0.01)
         return await self.settle()
+
+    async def _moves_in_storage(self) -> int:
+        counters = (await self.storage_inventory()).counters
+        return sum(count for name, count in counters.items() if name.endswith("_outstanding"))
 
     async def complete(self, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
         """POST /v1/completions with token ids, greedy unless told otherwise; returns the response's JSON."""

@@ -48,6 +48,7 @@ _SCHEDULING = (
     ("restored_tokens", "restored_tokens", "Tokens restored from state in the place of being computed", 1),
     ("restore_seconds", "restore_us", "Time of workers in which they restored them", 1e-6),
     ("restores_refused", "restores_refused", "Restorations that failed because state was not what was saved", 1),
+    ("restorations_explored", "restorations_explored", "Trials of ways back that were slow when last measured", 1),
 )
 """Counters of the core that have a metric of their own: its name, the counter's, what it counts, and its unit."""
 

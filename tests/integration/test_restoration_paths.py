@@ -7,6 +7,7 @@ computed, and every answer is compared with Hugging Face's own, token for token.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from services.worker.restore.profile import subject
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared.messages.pools import KvGeometry
 from tests.cell import Cell, running_cell
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.test_tier_paths import DEVICE_TOKENS, DOCUMENT_TOKENS, Document, damage
 from tests.nats_server import NatsServer
 from tests.reference import Reference
@@ -145,6 +146,33 @@ async def test_a_prefix_is_restored_from_state(
         assert await document.ask() == {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST}
         # What was restored is cached like anything that was computed.
         assert await document.ask() == found
+
+
+@pytest.mark.parametrize("restoring", ["planned", "state"])
+async def test_a_conversation_is_restored_behind_the_holes_of_its_turns(
+    restoring: str, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Five turns, each of which leaves a chunk without state: the others are restored, and the answer is the same."""
+    model, reference = checkpoints["llama_mha"]
+    profile = write_costs(model, tmp_path / "profile.json", 16)
+    config = settings(profile, tmp_path, 16, "0/3/0", restoring=restoring)
+    config["worker_settings"]["device_pages"] = 2 * DEVICE_TOKENS // 16
+    chance = random.Random(5)
+    async with state_cell(nats_server.url, model, config) as cell:
+        prompt: list[int] = []
+        for _ in range(5):
+            prompt += [chance.randrange(8, VOCAB_SIZE) for _ in range(170)]
+            answer = (await cell.complete(prompt, 12))["choices"][0]["token_ids"]
+            assert answer == reference.greedy(prompt, 12)
+            await cell.settle()
+            last, prompt = prompt, prompt + answer
+        await cell.flush("device", "host")
+
+        again = await cell.complete(last, 12)
+
+    assert again["choices"][0]["token_ids"] == answer
+    restored = again["usage"]["prompt_tokens_details"]["hidden_tokens"]
+    assert restored >= 0.6 * len(last), again["usage"]
 
 
 @pytest.mark.parametrize(("family", "form"), [("llama_mha", "0/2/1"), ("llama", "1/0/2")])

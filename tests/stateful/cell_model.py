@@ -54,6 +54,7 @@ class CellModel:
         self.disks: dict[str, ModelDisk] = {}  # By storage id; a disk outlives its storage.
         self.state_disks: dict[str, ModelDisk] = {}  # What of them holds state.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
+        self.state_remote = ModelDisk(room=1_000)  # What of it holds state.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}

@@ -33,6 +33,7 @@ class ModelStorage:
         self.outbox: deque[codec.Input] = deque()
         self.last_plan = 0
         self.has_remote = False
+        self.chunk_seconds = 1e-5  # What it says that reading a chunk takes.
         self.fetches: dict[int, ModelFetch] = {}
         self.pinned: dict[bytes, None] = {}
 
@@ -110,13 +111,13 @@ class ModelStorage:
             missing=b"".join(fetch.missing),
             error=error,
             nbytes=fetch.done * 512,
-            seconds=fetch.done * 1e-5,
+            seconds=fetch.done * self.chunk_seconds,
         )
         return True
 
     def _bring(self, fetch: ModelFetch) -> bool:
         if fetch.order.form == "state":
-            return fetch.step(self.state_disk, ModelDisk(room=0))
+            return fetch.step(self.state_disk, self.cell.state_remote if self.has_remote else ModelDisk(room=0))
         return fetch.step(self.disk, self.cell.remote)
 
     def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
@@ -147,8 +148,8 @@ class ModelStorage:
                 name = chunk[-1].identity()
                 saved.append(name)
                 dropped += disk.put(name, chunk) if disk.room else []
-                if self.has_remote and not is_state:
-                    self.cell.remote.put(name, chunk)
+                if self.has_remote:
+                    (self.cell.state_remote if is_state else self.cell.remote).put(name, chunk)
         self._say(
             storage_events.ChunksSaved,
             save_id=order.save_id,
@@ -161,6 +162,7 @@ class ModelStorage:
         """Whatever the namespace: a model chunk does not say whose it is, and to drop more is harmless."""
         if "remote" in order.tiers:
             self.cell.remote.chunks.clear()
+            self.cell.state_remote.chunks.clear()
         if "disk" in order.tiers:
             names = b"".join(self.disk.chunks)
             self.disk.chunks.clear()

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
 from msgspec import structs
 
+from services.scheduler.core import exploration, store_questions
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig
-from shared.messages.storage_events import ChunksListed
+from shared.messages.storage_events import ChunksDropped, ChunksListed
 from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, TROUBLES, CellDriver
 from tests.stateful.cell_model import namespace
 from tests.stateful.model_pages import Page
 from tests.stateful.model_state import COSTS
 
 WALKS = 30
-KINDS, CHUNKS = 2, 3
+KINDS, CHUNKS = 2, 4
+HOLES = [(), (), (1,), (2,), (1, 2), (0, 2)]
+"""Which chunks of every prompt have no state, as the turns of a conversation leave them."""
 
 MUST_HAPPEN = (
     "fetch_deadlines",
     "fetches_done",
     "prefetch_waits",
+    "fetched_tokens_remote",
+    "restorations_explored",
     "restorations_planned_kv",
     "restorations_planned_recompute",
     "restorations_planned_state",
@@ -33,34 +39,62 @@ MUST_HAPPEN = (
     "state_fetches_cancelled",
     "state_fetches_done",
     "state_fetches_failed",
+    "state_holes_planned",
     "state_runs",
     "state_runs_extended",
     "state_runs_without_room",
     "storages_lost",
+    "store_questions_answered",
+    "store_questions_in_vain",
+    "store_questions_spared",
+    "store_questions_state",
     "workers_lost",
 )
 
 
-def put_on_disk(driver: CellDriver, *, has_kv: bool) -> None:
-    """Let the disk hold the state of every prompt that a walk may ask for, or its KV too, and say so."""
+def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) -> None:
+    """Let the disk hold the state of every prompt that a walk may ask for, or its KV too, and say so.
+
+    Chunks ``holes`` of each prompt have KV alone.
+    """
     storage = driver.cell.storages.get("storage")
     if storage is None or storage.state_pool is None:
         return
     each, size = chunk_pages(driver.cell.page_size), driver.cell.page_size
+    chunks: dict[bytes, list[Page]] = {}
     for shape in product(range(KINDS), repeat=CHUNKS * chunk_tokens(size) // size):
         before, pages = chain_root(namespace()), []
-        for kind in shape:
-            pages.append(Page(before, [kind * 100 + place for place in range(size)]))
+        for place, kind in enumerate(shape):
+            pages.append(Page(before, [kind * 100 + token for token in range(size)]))
             before = pages[-1].identity()
             driver.cell.ever_computed.add(before)
             if len(pages) == each:
-                storage.state_disk.chunks[before] = pages
+                chunks[before] = pages
+                if place // each not in holes:
+                    storage.state_disk.chunks[before] = pages
                 pages = []
     said = {"storage_id": "storage", "incarnation": storage.incarnation, "chunks": b"".join(storage.state_disk.chunks)}
     driver.cell.feed(ChunksListed(**said, form="state"))
     if has_kv:
-        storage.disk.chunks.update(storage.state_disk.chunks)
-        driver.cell.feed(ChunksListed(**said))
+        storage.disk.chunks.update(chunks)
+        driver.cell.feed(ChunksListed(**said | {"chunks": b"".join(chunks)}))
+
+
+def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
+    """Let the object store alone hold some of what the disk held, as if another node had kept it there."""
+    storage = driver.cell.storages.get("storage")
+    if storage is None or storage.state_pool is None:
+        return
+    said = {"storage_id": "storage", "incarnation": storage.incarnation}
+    for form, disk, store in (
+        ("kv", storage.disk, driver.cell.remote),
+        ("state", storage.state_disk, driver.cell.state_remote),
+    ):
+        part = chance.choice([0.0, 0.7, 1.0])
+        store.chunks.update({name: pages for name, pages in disk.chunks.items() if chance.random() < part})
+        names = b"".join(disk.chunks)
+        disk.chunks.clear()
+        driver.cell.feed(ChunksDropped(**said, chunks=names, form=form))
 
 
 def walk(seed: int, steps: int) -> dict[str, int]:
@@ -79,7 +113,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         min_prefetch_tokens=1,
         max_attempts=chance.choice([2, 6]),
     )
-    scale = chance.choice([1, 1, 2])
+    scale, has_remote = chance.choice([1, 1, 2]), chance.random() < 0.5
     driver = CellDriver(
         config,
         page_size=64 // scale,
@@ -87,6 +121,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         pages=chance.choice([8, 24]) * scale,
         host_pages=chance.choice([6, 12]) * scale,
         disk_chunks=100,
+        has_remote=has_remote,
         state_pages=chance.choice([2, 4, 8, 40]) * scale,
     )
     troubles, noises = chance.choice([0.0, 0.03, 0.1]), chance.choice([0.02, 0.1])
@@ -97,11 +132,15 @@ def walk(seed: int, steps: int) -> dict[str, int]:
             speed = chance.choice([1.0, 1.0, 1e-6])
             driver.cell.restoration = structs.replace(COSTS, token_us=COSTS.token_us * speed)
             driver.trouble(chance.choice(TROUBLES + STATE_TROUBLES * 4), chance.randrange(1000))
+            if "storage" in driver.cell.storages:  # So slow that computing is faster, or as fast as it was.
+                driver.cell.storages["storage"].chunk_seconds = chance.choice([1e-5, 0.3])
         elif point < troubles + noises:
             driver.noise(chance.choice(NOISES), chance.randrange(1000))
         elif point < troubles + noises + 0.08:
             driver.flush(chance.choice([("device", "host"), ("device", "host"), ("device", "host", "disk")]), None)
-            put_on_disk(driver, has_kv=chance.random() < 0.4)
+            put_on_disk(driver, has_kv=chance.random() < 0.4, holes=chance.choice(HOLES))
+            if has_remote and chance.random() < 0.7:
+                leave_to_store(driver, chance)
         else:
             work(driver, chance, scale)
         if chance.random() < 0.3:
@@ -140,9 +179,12 @@ def work(driver: CellDriver, chance: random.Random, scale: int) -> None:
 def totals():
     """The counters of all walks, added up."""
     found: dict[str, int] = {}
-    for seed in range(WALKS):
-        for name, number in walk(seed, 60 + 60 * (seed % 2)).items():
-            found[name] = found.get(name, 0) + number
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exploration, "TRIED_EVERY", 3)  # Walks are too short for trials that are as rare as they are.
+        patch.setattr(store_questions, "_PATIENCE", 2)
+        for seed in range(WALKS):
+            for name, number in walk(seed, 60 + 60 * (seed % 2)).items():
+                found[name] = found.get(name, 0) + number
     return found
 
 

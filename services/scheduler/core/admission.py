@@ -201,6 +201,7 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
     neighbour_tokens = _neighbour_tokens(found, submit.prompt_tokens)
     disk_tokens, remote_tokens = _fetched(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
+    request.no_kv_from = request.no_state_from = -1
     turn.to_worker(
         worker,
         AdmitRequest(

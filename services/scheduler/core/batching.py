@@ -9,9 +9,10 @@ from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.look import Look
 from services.scheduler.core.promotion import promote
-from services.scheduler.core.restorations import is_restoring, plan_restore
+from services.scheduler.core.residency import prepare
+from services.scheduler.core.restorations import end_of_computing, is_restoring, plan_restore
 from services.scheduler.core.schedules import SCHEDULES
-from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
+from services.scheduler.core.state import Batch, Chunk, Request, Worker, count, worker_storage_id
 from services.scheduler.core.stealing import steal
 from services.scheduler.core.tiers import keep_reserve
 from services.scheduler.core.turn import Turn
@@ -24,25 +25,33 @@ def schedule(turn: Turn, *, everywhere: bool) -> None:
     Unless it is ``everywhere``, only workers that the turn touched can have something new to do.
     """
     workers = turn.state.workers
+    is_busy = everywhere
+    served = None
     for name in list(workers if everywhere else turn.touched):
         if name in workers:
-            _serve(turn, workers[name])
+            served = workers[name]
+            is_busy |= _serve(turn, served)
     for worker in steal(turn):
-        _serve(turn, worker)
+        is_busy |= _serve(turn, worker)
+    if served is not None and not is_busy:
+        prepare(turn.state, served.worker_id, worker_storage_id(turn.state, served))
 
 
-def _serve(turn: Turn, worker: Worker) -> None:
-    """Leases first, then batches, then room ahead of need."""
+def _serve(turn: Turn, worker: Worker) -> bool:
+    """Leases first, then batches, then room ahead of need; returns whether that was much for one step."""
     if worker.lease_waits:
         serve_leases(turn, worker)
     if worker.load_waiters:
         wake_load_waiters(turn.state, worker)
     is_batch_sent = False
+    admissions = turn.state.admissions
     while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
         is_batch_sent = True
-    keep_reserve(turn, worker, is_busy=is_batch_sent)
+    admissions = turn.state.admissions - admissions
+    is_evicting = keep_reserve(turn, worker, is_busy=is_batch_sent, admissions=admissions)
     if not is_batch_sent:  # It stays due: the step has done enough, and the worker's next input goes on with it.
         promote(turn, worker)
+    return is_batch_sent or is_evicting
 
 
 def _send_batch(turn: Turn, worker: Worker) -> bool:
@@ -92,12 +101,12 @@ def _admit_waiting(turn: Turn, worker: Worker, draft: Draft) -> None:
 
 
 def _plan_chunk(turn: Turn, worker: Worker, request: Request, draft: Draft) -> None:
-    """Plan the next tokens of a request's prompt, as many as the budget allows; a run of state comes first."""
+    """Plan the next tokens of a request's prompt, as many as the budget allows: restored where there is state."""
     if is_restoring(request):
         plan_restore(turn.state, worker, request, draft)
         return
     start = request.planned
-    end = min(request.token_count, start + draft.budget)
+    end = min(end_of_computing(request), start + draft.budget)
     draft.add_chunk(Chunk(request.request_id, request.attempt, start, end))
     request.planned = end
     worker.unplanned -= end - start

@@ -12,7 +12,7 @@ from services.scheduler.core.promotion import prefill_ended
 from services.scheduler.core.queueing import enqueue, fail, forget
 from services.scheduler.core.rates import observe
 from services.scheduler.core.ready_order import charge_output
-from services.scheduler.core.restorations import note_loads, refused, restored
+from services.scheduler.core.restorations import note_loads, refused, run_went_on
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
 from services.scheduler.core.state_leases import leave_lease
 from services.scheduler.core.state_runs import drop_run
@@ -55,8 +55,7 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
             _chunk_failed(turn, worker, request, is_refused=chunk.request_id in message.restores_refused)
         elif not request.is_poisoned:
             _chunk_computed(turn, worker, request, chunk)
-            if chunk.is_restored:
-                restored(turn, request, chunk, message)
+            run_went_on(turn, request, chunk, message)
             prefill_ended(state, worker)
 
 

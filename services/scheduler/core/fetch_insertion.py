@@ -7,10 +7,10 @@ back, and so is everything behind a gap: a node cannot hang under tokens that ar
 
 from __future__ import annotations
 
+from services.scheduler.core.fetch_orders import NOWHERE
 from services.scheduler.core.hotness.tracking import node_inserted
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.pins import take_hold
-from services.scheduler.core.prefetch import NOWHERE
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, add_child, child_of, common_pages, page_count, root_of
 from services.scheduler.core.residency import give_host, host_pool, split_node
 from services.scheduler.core.state import CellState, Fetch, Storage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.scheduler.core.catalogue import most_chunks
+from services.scheduler.core.fetch_orders import NOWHERE, leased_pages
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.prefetch import NOWHERE, leased_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.run_invariants import check_runs, check_state_wait
 from services.scheduler.core.state import CellState, Fetch, Request, Storage

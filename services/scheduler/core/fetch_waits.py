@@ -3,7 +3,8 @@
 ``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
 waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
 and no longer than recomputing what is missing would take: waiting longer never pays. State is waited for until its
-first part has arrived, for the rest is restored as it comes (:mod:`restorations`).
+first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where it is not known how far it
+goes, because the object store was asked for it, it is waited for until that is known: behind it begins what is saved.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from services.scheduler.core.fetch_speed import has_compute_speed
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch
 from services.scheduler.core.rates import recompute_us
 from services.scheduler.core.state import Request, StateRun, Worker, count
-from services.scheduler.core.state_runs import drop_run
+from services.scheduler.core.state_runs import drop_run, is_unanswered
 from services.scheduler.core.turn import Turn
 
 
@@ -45,14 +46,16 @@ def _waits_for_run(turn: Turn, request: Request, worker: Worker, run: StateRun, 
 
     A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
     """
-    if run.depth <= cached < run.arrived:
+    is_there = run.depth <= cached < run.arrived
+    if is_there and not is_unanswered(run):
         return False
     is_coming = run.depth <= cached < run.end and run.fetch
     if is_coming and _may_wait(turn, request, worker, cached, run.end):
         defer_for_fetch(turn, request, worker, run.fetch)
         return True
     end_fetch_wait(turn, request)
-    drop_run(turn.state, request)
+    if not is_there:
+        drop_run(turn.state, request)
     return False
 
 
@@ -64,7 +67,8 @@ def _waits_for_other(turn: Turn, request: Request, worker: Worker, cached: int) 
     state = turn.state
     fetch = state.state_fetches[request.follows]
     run = state.requests[fetch.request_id].run
-    if run is None or not run.arrived <= cached < run.end or not _may_wait(turn, request, worker, cached, run.end):
+    is_coming = run is not None and (run.arrived <= cached or is_unanswered(run)) and cached < run.end
+    if run is None or not is_coming or not _may_wait(turn, request, worker, cached, run.end):
         return False
     fetch.followers[request.request_id] = None
     defer_for_fetch(turn, request, worker, fetch.fetch_id)

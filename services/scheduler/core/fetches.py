@@ -14,6 +14,7 @@ from services.scheduler.core.fetch_speed import note_fetch
 from services.scheduler.core.fetch_waits import end_fetch_wait
 from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.prefix_tree import PAGE_BYTES
+from services.scheduler.core.restoration_ways import may_restore
 from services.scheduler.core.restorations import note_fetched_kv
 from services.scheduler.core.saves import remember_taken
 from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
@@ -23,6 +24,7 @@ from services.scheduler.core.state_fetches import (
     cut_off_state,
     state_fetched,
 )
+from services.scheduler.core.store_questions import brought_nothing, brought_something, lacks_from
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, split_digests
@@ -114,6 +116,8 @@ def _finish(turn: Turn, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     del state.fetches[fetch.fetch_id]
     storage.late_fetches -= fetch.is_late
     is_whole = fetch.chunks == _chunks_of(fetch)
+    if fetch.remote_chunks:
+        brought_something(storage, "kv")
     count(state, "fetches_done" if is_whole else "fetches_cancelled" if fetch.is_cancelled else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
     for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
@@ -121,7 +125,23 @@ def _finish(turn: Turn, storage: Storage, fetch: Fetch, message: ChunksFetched) 
         note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
     for name in list(fetch.waiters):
         request = state.requests[name]
-        _settle(turn, fetch, request, is_whole=request.fetch_end <= reached)
+        is_done = request.fetch_end <= reached
+        _settle(turn, fetch, request, is_whole=is_done or _may_come_as_state(turn, storage, request, fetch, reached))
+
+
+def _may_come_as_state(turn: Turn, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
+    """KV of a request could be had up to ``reached`` tokens only: whether the object store may have state of the rest.
+
+    What has been asked for as KV is not ordered again.
+    """
+    worker = turn.state.workers[request.worker_id]
+    if not storage.has_remote or not may_restore(turn.state, request, worker, storage):
+        return False
+    if fetch.chunks:
+        lacks_from(request, "kv", reached)
+    else:
+        brought_nothing(storage, request, "kv", reached)
+    return True
 
 
 def _cut_off(turn: Turn, fetch: Fetch) -> None:

@@ -22,8 +22,12 @@ def names_of_chunks(state: CellState, request: Request) -> ChunkNames:
 
 
 def first_new_chunk(state: CellState, storage: Storage, request: Request, names: ChunkNames) -> int:
-    """The first chunk that the request computes whole and that is not below host memory or on its way there."""
-    known = request.planned if request.run is None else max(request.planned, request.run.end)
+    """The first chunk that the request computes whole and that is not below host memory or on its way there.
+
+    It is behind the last hole of what the request is restored from: a worker captures tokens in a row, and what is
+    restored between two holes does not pass its model.
+    """
+    known = request.planned if request.run is None else max(request.planned, request.run.goal)
     first = -(-known // chunk_tokens(state.tree.page_size))
     while first < names.count and _is_kept(storage, names[first]):
         first += 1

@@ -4,36 +4,43 @@ A request's prompt may go on in the chunks of its node's storage where the tree 
 of whole chunks that follows what its worker can reuse is ordered into leased host pages when the request is queued,
 or is among the first of a long queue, so that the disk works while the request waits; :mod:`fetches` takes over what
 arrives, and the request is matched against it as against any other host copy. Where a chunk is on its way for
-somebody else already, the request shares that fetch. Fetches that are not over, and what they brought for requests
-that still wait, have ``prefetch_fraction`` of the pool at the most, or one request's KV: more would be evicted before
-its turn. Who finds no room is served in order of arrival as it comes free.
+somebody else already, the request shares that fetch. Who finds no room (:mod:`fetch_orders`) is served in order of
+arrival as it comes free.
 
 Where the disk has state of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of them
 to fetch, or that computing is faster than either; ``restoring`` may settle that.
 
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
-may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing.
+may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
+:mod:`store_questions` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.scheduler.core.catalogue import has_lower_tiers
 from services.scheduler.core.chunk_run import ChunkNames, usable_pages
-from services.scheduler.core.host_admission import take_host_pages
+from services.scheduler.core.exploration import note_decision, note_trial
+from services.scheduler.core.fetch_orders import KvRun, begin_fetch
 from services.scheduler.core.placement import tokens_coming
-from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
+from services.scheduler.core.prefix_tree import Path
 from services.scheduler.core.reach import matched_path, may_reuse, reach
-from services.scheduler.core.residency import host_pool, lock_host, unlock_host
-from services.scheduler.core.restoration_choice import Choice, queued_bytes
-from services.scheduler.core.restoration_ways import choose_way, usable_state_end
-from services.scheduler.core.state import CellState, Fetch, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.restoration_choice import Choice
+from services.scheduler.core.restoration_ways import (
+    choose_way,
+    usable_state_end,
+    usable_stretches,
+    way_of_question,
+)
+from services.scheduler.core.state import CellState, Further, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.state_runs import begin_run, run_with
+from services.scheduler.core.store_questions import form_to_ask, is_known_to_lack, lacks_from
+from services.scheduler.core.stretches import Stretch
 from services.scheduler.core.turn import Turn
-from shared.messages.base import pack_int32, unpack_int32
-from shared.messages.storage_plans import FetchChunks
+from shared.chunks import chunk_tokens
+from shared.messages.pools import ChunkForm
 
 FETCH_CHUNKS = 256
 """Chunks of one fetch at the most. Bounds the size of its order and what one request takes of the pool at once."""
@@ -46,20 +53,6 @@ NEAR = 16
 
 _STARTS_AT_ONCE = 8
 """Requests for which a step that frees room begins fetches at the most: bounds its time."""
-
-NOWHERE = -1
-"""Stands in a fetch's pages where the tree has the KV already."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Chunks [first, end) of a sequence, and the leading pages that need not be brought."""
-
-    names: ChunkNames
-    first: int
-    end: int
-    covered_pages: int
-    predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
 
 
 def prefetch_when_near(turn: Turn, request: Request) -> None:
@@ -135,21 +128,28 @@ def _try(turn: Turn, request: Request, worker: Worker, storage: Storage, *, is_n
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
         request.is_fetch_due = True  # What follows that has nothing to stand on yet.
         return True
-    end_of_state = _end_of_state(state, request, worker, storage, names, first, covered)
+    end_of_state, later = _state_ahead(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.get(names[first])
     if shared_fetch is not None and not (end_of_state > first and state.config.restoring == "state"):
         _join(state, request, storage, shared_fetch, names, first)
         request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
         return True
-    end = _end_of_run(storage, names, first, is_proven=request.fetched_to > 0)
-    run = _Run(names, first, end, covered)
-    choice = _chosen(turn, request, worker, storage, run, end_of_state, is_next=is_next)
-    if choice.form != "kv" or (end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
+    end, asked = _end_of_run(state, request, worker, storage, names, first)
+    run = KvRun(names, first, end, covered)
+    if asked == "state" and max(end, end_of_state) == first and not later:
+        is_settled = _ask_for_state(turn, request, worker, storage, run, is_next=is_next)
+        return is_settled or _try(turn, request, worker, storage, is_next=is_next)
+    choice = _chosen(turn, request, worker, storage, run, end_of_state, later, is_next=is_next)
+    run = replace(run, end=_end_of_choice(state, choice, end), predicted_us=choice.restoring_us)
+    if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
     is_behind = bool(storage.due) and next(iter(storage.due)) != request.request_id
     if is_behind and not is_next and not request.fetched_to:
         return False
-    return _begin(turn, request, storage, path, replace(run, predicted_us=choice.restoring_us))
+    has_room = begin_fetch(turn, request, storage, path, run)
+    if has_room:
+        note_trial(state, storage, choice)
+    return has_room
 
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
@@ -180,17 +180,65 @@ def _is_being_computed(state: CellState, request: Request, worker: Worker, cover
     return 0 < state.config.defer_tokens < coming - covered_tokens
 
 
-def _end_of_run(storage: Storage, names: ChunkNames, first: int, *, is_proven: bool) -> int:
-    """Behind the last chunk that is worth ordering: what the catalogue has, then what the object store may have."""
+def _end_of_run(
+    state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
+) -> tuple[int, ChunkForm | None]:
+    """Behind the last chunk of KV that is worth ordering, and the form in which the object store is asked from there.
+
+    That is what the catalogue has and then, where KV is what to ask for, what the store may have.
+    """
+    size = names.pages_each * state.tree.page_size
+    if is_known_to_lack(request, "kv", first * size):  # A fetch of it ended there.
+        return first, form_to_ask(state, request, worker, storage, first * size)
     most = min(names.count, first + FETCH_CHUNKS)
     end = first
     while end < most and names[end] in storage.chunks and names[end] not in storage.fetching:
         end += 1
-    if storage.has_remote:
-        most = most if is_proven else min(most, end + PROBED_CHUNKS)
+    asked = form_to_ask(state, request, worker, storage, end * size) if end < most else None
+    if asked == "kv":
+        most = most if request.fetched_to > 0 else min(most, end + PROBED_CHUNKS)
         while end < most and names[end] not in storage.fetching:
             end += 1
-    return end
+    return end, asked
+
+
+def _ask_for_state(
+    turn: Turn, request: Request, worker: Worker, storage: Storage, run: KvRun, *, is_next: bool
+) -> bool:
+    """Ask the object store for the first of a request's state; False where another form is to be asked for instead.
+
+    Where that is on its way for another it is waited for. Where there is no room the request is looked at once more
+    when it is next, and then goes on without.
+    """
+    state, names = turn.state, run.names
+    size = names.pages_each * state.tree.page_size
+    covered, end = run.covered_pages * state.tree.page_size, min(names.count, run.first + PROBED_CHUNKS)
+    if end * size - covered < state.config.min_prefetch_tokens or _follows(state, request, run):
+        return True
+    choice = way_of_question(state, worker, storage, run.first * size, covered, end * size)
+    if begin_run(turn, request, storage, names, run.first, end, choice, further="asked"):
+        count(state, "store_questions_state")
+        return True
+    if is_next:
+        lacks_from(request, "state", run.first * size)
+        return False
+    request.is_fetch_due = True
+    return True
+
+
+def _follows(state: CellState, request: Request, run: KvRun) -> bool:
+    """Whether a fetch for another brings the state of a request's next chunk: it is waited for then."""
+    chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
+    other = run_with(state, request, run.names[run.first], chunk_end)
+    if other is not None:
+        request.follows = other.fetch_id
+        other.followers[request.request_id] = None
+    return other is not None
+
+
+def _end_of_choice(state: CellState, choice: Choice, end: int) -> int:
+    """Behind the last chunk that is to be brought: ``end``, unless it is a trial of less."""
+    return choice.end // chunk_tokens(state.tree.page_size) if choice.is_trial else end
 
 
 def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, names: ChunkNames, first: int) -> None:
@@ -203,7 +251,7 @@ def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, n
     count(state, "fetches_shared")
 
 
-def _end_of_state(
+def _state_ahead(
     state: CellState,
     request: Request,
     worker: Worker,
@@ -211,11 +259,13 @@ def _end_of_state(
     names: ChunkNames,
     first: int,
     covered: int,
-) -> int:
-    """Behind the last chunk of state that is worth ordering; ``first`` where there are too few."""
+) -> tuple[int, tuple[Stretch, ...]]:
+    """Behind the last chunk of state, and stretches of more behind that; ``first`` and none where there are too few."""
     end = usable_state_end(state, request, worker, storage, names, first)
-    is_worth_it = (end * names.pages_each - covered) * state.tree.page_size >= state.config.min_prefetch_tokens
-    return end if is_worth_it else first
+    later = usable_stretches(state, request, worker, storage, names, first, end)
+    chunks = sum(stop - start for start, stop in later)
+    pages = chunks * names.pages_each + max(0, end * names.pages_each - covered)
+    return (end, later) if pages * state.tree.page_size >= state.config.min_prefetch_tokens else (first, ())
 
 
 def _chosen(
@@ -223,8 +273,9 @@ def _chosen(
     request: Request,
     worker: Worker,
     storage: Storage,
-    run: _Run,
+    run: KvRun,
     end_of_state: int,
+    later: tuple[Stretch, ...],
     *,
     is_next: bool,
 ) -> Choice:
@@ -235,118 +286,25 @@ def _chosen(
     """
     state = turn.state
     covered = run.covered_pages * state.tree.page_size
-    for state_to in (end_of_state, run.first):
-        choice = choose_way(state, request, worker, storage, run.names, covered, run.end, state_to, is_next=is_next)
+    for state_to, behind in ((end_of_state, later), (run.first, ())):
+        choice = choose_way(
+            state, request, worker, storage, run.names, covered, run.end, state_to, behind, is_next=is_next
+        )
         if choice.form != "state":
             break
-        chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
-        other = run_with(state, request, run.names[run.first], chunk_end)
-        if other is not None:
-            request.follows = other.fetch_id
+        if _follows(state, request, run):
             return choice
-        if begin_run(turn, request, storage, run.names, run.first, state_to, choice):
+        end = _end_of_choice(state, choice, state_to)
+        further: Further = "goal" if choice.is_trial else "disk"
+        stretches = behind[: choice.later]
+        if begin_run(turn, request, storage, run.names, run.first, end, choice, further=further, later=stretches):
+            note_trial(state, storage, choice)
             break
-    has_no_room = state_to == run.first < end_of_state
+    has_no_room = state_to == run.first and not behind and (end_of_state > run.first or bool(later))
     would_compute = choice.form == "recompute" or run.end == run.first
     if has_no_room and would_compute and not is_next:
         request.is_fetch_due = True
     elif choice.form != "kv":
         count(state, f"restorations_planned_{choice.form}")
+    note_decision(storage, choice)
     return choice
-
-
-def _begin(turn: Turn, request: Request, storage: Storage, path: Path, run: _Run) -> bool:
-    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it."""
-    state = turn.state
-    each, page_size = run.names.pages_each, state.tree.page_size
-    first_page = run.first * each
-    wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
-    others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
-    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
-    end, needed = run.end, sum(wanted)
-    while end > run.first and needed > room:
-        end -= 1
-        needed -= sum(wanted[(end - run.first) * each :])
-        del wanted[(end - run.first) * each :]
-    if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
-        count(state, "fetches_without_room")
-        return False
-    leased = _take_pages(turn, storage, path, needed)
-    if leased is None:
-        count(state, "fetches_without_room")
-        return False
-    taken = iter(unpack_int32(leased))
-    pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
-    _order(turn, request, storage, pages, run, end)
-    return True
-
-
-def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
-    """A 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further on."""
-    wanted = bytearray(b"\x01") * (end - start)
-    wanted[: covered - start] = bytes(max(0, covered - start))
-    position = 0
-    for node, pages in path:
-        if storage.storage_id in node.host and storage.storage_id not in node.quarantined:
-            low, high = max(position, start), min(position + pages, end)
-            if low < high:
-                wanted[low - start : high - start] = bytes(high - low)
-        position += pages
-    return wanted
-
-
-def _take_pages(turn: Turn, storage: Storage, path: Path, pages: int) -> bytes | None:
-    """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
-    held = [node for node, _ in path if storage.storage_id in node.host]
-    for node in held:
-        lock_host(node, storage.storage_id)
-    leased = take_host_pages(turn, storage, pages)
-    for node in reversed(held):
-        unlock_host(turn.state, node, storage)
-    return leased
-
-
-def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: _Run, end: int) -> None:
-    """Write a fetch down and send it."""
-    state = turn.state
-    each, page_size = run.names.pages_each, state.tree.page_size
-    fetch_id = state.next_fetch
-    state.next_fetch += 1
-    deadline_ms = state.config.fetch_deadline_ms
-    names = [run.names[index] for index in range(run.first, end)]
-    fetch = Fetch(
-        fetch_id=fetch_id,
-        storage_id=storage.storage_id,
-        namespace=request.submit.namespace,
-        tokens=request.tokens[: end * each * page_size * TOKEN_BYTES],
-        depth=run.first * each * page_size,
-        pages=pages,
-        timer_id=turn.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
-        waiters={request.request_id: None},
-        names=b"".join(names),
-        queued_bytes=queued_bytes(state, storage),
-        predicted_us=run.predicted_us if end == run.end else 0.0,
-    )
-    state.fetches[fetch_id] = fetch
-    storage.fetching.update(dict.fromkeys(names, fetch_id))
-    storage.fetch_pages += leased_pages(pages)
-    request.fetch, request.fetch_end = fetch_id, end * each * page_size
-    if not request.fetched_to:
-        request.fetched_from = run.covered_pages * page_size
-    count(state, "fetches_started")
-    count(state, "restorations_planned_kv")
-    order = FetchChunks(
-        fetch_id=fetch_id,
-        namespace=fetch.namespace,
-        depth=fetch.depth,
-        identities=run.names.identities(run.first * each, end * each),
-        host_pages=pages,
-        deadline_ms=deadline_ms,
-        key_id=request.submit.key_id,
-    )
-    turn.to_storage(storage, order)
-
-
-def leased_pages(pages: bytes) -> int:
-    """Entries of a fetch's pages that are pages."""
-    return len(pages) // PAGE_BYTES - unpack_int32(pages).count(NOWHERE)

@@ -130,6 +130,7 @@ def step_away(state: CellState, request: Request) -> None:
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
+    request.no_kv_from = request.no_state_from = -1
 
 
 def dequeue(state: CellState, request: Request) -> None:

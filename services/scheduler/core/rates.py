@@ -116,8 +116,13 @@ def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
 
 def disk_bytes_per_us(storage: Storage) -> float:
     """How fast a storage's disk is read, as observed; before that its limit, or a guess. Does not mutate."""
+    return per_us(storage.disk_rate, expected_disk_bytes_per_us(storage))
+
+
+def expected_disk_bytes_per_us(storage: Storage) -> float:
+    """The same without any observation. Pure."""
     limit = storage.disk_bytes_per_s / 1e6
-    return per_us(storage.disk_rate, limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US)
+    return limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US
 
 
 def _compute_fit(state: CellState, worker: Worker) -> SpeedFit:

@@ -11,11 +11,15 @@ computing the rest of the prompt after it.
 
 The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
 
-Of a run either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
+* Behind the first of it, state may go on in stretches with holes between them, which are computed whatever comes behind
+  them. While a hole is computed the disk reads on.
+
+Of a stretch either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +46,8 @@ class Ways:
 
     The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
     state up to ``state_end``, each as far as one fetch would bring it; behind ``kv_end`` state goes on up to
-    ``following_end``. Where there is none, an end is its beginning.
+    ``following_end``. Where there is none, an end is its beginning. ``later`` are stretches of state [start, end) that
+    follow behind ``state_end`` with holes between them, ``following_later`` those behind ``following_end``.
     """
 
     tokens: int
@@ -51,6 +56,8 @@ class Ways:
     kv_end: int
     state_end: int
     following_end: int
+    later: tuple[tuple[int, int], ...] = ()
+    following_later: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,8 @@ class Choice:
 
     ``restoring_us``: what restoring takes, disk and device, whatever hides it.
     ``recomputed`` layers of a restoration are computed from tokens. ``kind`` names it in the words of
-    :func:`planner.plan_kind`.
+    :func:`planner.plan_kind`. ``is_overruling``: only observed rates speak for it. ``is_trial``: they speak against it
+    (see :mod:`exploration`), and no more is to be brought of it than up to token ``end``.
     """
 
     form: Form
@@ -67,6 +75,10 @@ class Choice:
     restoring_us: float = 0.0
     recomputed: int = 0
     kind: str = ""
+    is_overruling: bool = False
+    is_trial: bool = False
+    end: int = 0
+    later: int = 0  # Of the later stretches of state, how many are to be brought as well.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +116,16 @@ class Prices:
         """(The same two times, layers to compute from tokens): state from ``begin`` on, tokens [start, end) of it."""
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)
-        if self.restored_us:
-            device_us = (end - start) * self.restored_us
         disk_us = self.fetching(self.layout.token_bytes, end - begin)
         chunks = (end - begin) // chunk_tokens(self.layout.page_size)
         waited_us = pipelined_us(max(0.0, disk_us - self.ahead_us), device_us, chunks)
         return waited_us, pipelined_us(disk_us, device_us, chunks), recomputed
 
-    def restoring(self, start: int, end: int) -> tuple[float, int]:
-        """(Time on the device alone, layers to compute from tokens): the best that the pages allow.
+    def restoring(self, start: int, end: int, recomputed: int | None = None) -> tuple[float, int]:
+        """(Time on the device alone, layers to compute from tokens): the best that the pages allow, or with so many.
 
         A layer of which they hold a hidden state can be computed as well: that pays where the link is the slower side.
+        What was observed of restoring says the time, if anything was.
         """
         layout = self.layout
         assert layout is not None
@@ -122,32 +133,68 @@ class Prices:
         first, held = layout.absent, layout.from_hidden
         mixes = [
             made(times, tokens=count, hidden=first + held - count, kv=layout.loaded_layers, ends_early=True)
-            for count in range(first, first + held + 1)
+            for count in (range(first, first + held + 1) if recomputed is None else (recomputed,))
         ]
         best = min(mixes, key=lambda mix: mix.time_us)
-        return best.time_us, best.tokens
+        return (end - start) * self.restored_us or best.time_us, best.tokens
 
 
 def choose(prices: Prices, ways: Ways) -> Choice:
-    """The fastest way; of equals the first of KV, state, computing. Pure, O(layers)."""
+    """The fastest way; of equals the first of KV, state, computing. Pure, O(stretches x layers)."""
+    return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
+
+
+def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
+    """Every way that there is: KV, state, computing. Pure, O(stretches x layers)."""
     found = []
     if ways.kv_end > ways.covered:
         waited_us, restoring_us = prices.kv(ways)
         rest_us = prices.computing(ways.kv_end, ways.tokens)
-        if ways.following_end > ways.kv_end:
-            following = _from_state(prices, ways.tokens, ways.kv_end, ways.kv_end, ways.following_end)
+        if ways.following_end > ways.kv_end or ways.following_later:
+            spans = ((ways.kv_end, ways.following_end), *ways.following_later)
+            following = _from_state(prices, ways.tokens, ways.kv_end, spans)
             rest_us = min(rest_us, following.total_us)
         found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK))
-    if ways.state_end > ways.covered:
-        found.append(_from_state(prices, ways.tokens, ways.begin, ways.covered, ways.state_end))
+    if ways.state_end > ways.covered or ways.later:
+        spans = ((ways.begin, ways.state_end), *ways.later)
+        found.append(_from_state(prices, ways.tokens, ways.covered, spans))
     found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
+    return found
+
+
+def _from_state(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
+    """State of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
+
+    ``now_us`` and ``read_us`` are when the device and the disk are done with what comes before. The disk goes on with
+    the next stretch at once; of what others wait for there, only what stands before the first is known.
+    """
+    assert prices.layout is not None
+    found: list[Choice] = []
+    now_us, read_us, disk_us, device_us, chunks = 0.0, -prices.ahead_us, 0.0, 0.0, 0
+    recomputed: int | None = None
+    position, size = covered, chunk_tokens(prices.layout.page_size)
+    for place, (begin, end) in enumerate(stretches):
+        if end <= begin:
+            continue
+        start = max(begin, covered)
+        restoring_us, recomputed = prices.restoring(start, end, recomputed)
+        nbytes = (end - begin) * prices.layout.token_bytes + (prices.queued_bytes if not found else 0.0)
+        reading_us = nbytes / prices.disk_bytes_per_us
+        now_us += prices.computing(position, start) if start > position else 0.0
+        read_us += reading_us
+        now_us += pipelined_us(max(0.0, read_us - now_us), restoring_us, (end - begin) // size)
+        disk_us, device_us, chunks = disk_us + reading_us, device_us + restoring_us, chunks + (end - begin) // size
+        position = end
+        choice = Choice(
+            form="state",
+            total_us=now_us + prices.computing(end, tokens),
+            restoring_us=pipelined_us(disk_us, device_us, chunks),
+            recomputed=recomputed,
+            kind=state_kind(prices.layout, recomputed),
+            later=place,
+        )
+        found.append(choice)
     return min(found, key=lambda choice: choice.total_us)
-
-
-def _from_state(prices: Prices, tokens: int, begin: int, start: int, end: int) -> Choice:
-    waited_us, restoring_us, recomputed = prices.state(begin, start, end)
-    total_us = waited_us + prices.computing(end, tokens)
-    return Choice("state", total_us, restoring_us, recomputed, state_kind(prices.layout, recomputed))
 
 
 def state_kind(layout: KvGeometry | None, recomputed: int) -> str:

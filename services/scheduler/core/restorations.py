@@ -1,9 +1,9 @@
 """Restorations: chunks of an admitted request's prompt that are restored from state in the place of being computed.
 
-A run of state outlives admission: each batch restores what has arrived by then, and what follows the run is computed
-as always. Restored KV is what computing would have made (HCache 3.1), so a restored chunk counts as a computed one: it
-enters the tree, and others share it. One that the worker refuses, because a page is not what was saved, costs its
-request the attempt, and that request's state is not used again.
+A run of state outlives admission: each batch restores what has arrived by then. Holes of a run are computed between its
+stretches, and what follows the run as always. Restored KV is what computing would have made (HCache 3.1), so a restored
+chunk counts as a computed one: it enters the tree, and others share it. One that the worker refuses, because a page is
+not what was saved, costs its request the attempt, and that request's state is not used again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from services.scheduler.core.state import (
     storage_of,
 )
 from services.scheduler.core.state_runs import drop_run, extend_run, free_restored
+from services.scheduler.core.stretches import hole_at, page_at, state_tokens, stretch_end
 from services.scheduler.core.turn import Turn
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_events import BatchDone
@@ -36,7 +37,14 @@ LEAST_SHARE = 1 / 8
 
 def is_restoring(request: Request) -> bool:
     """Whether the next tokens of an admitted request come from state. Does not mutate."""
-    return request.run is not None and request.planned < request.run.goal
+    run = request.run
+    return run is not None and request.planned < run.goal and hole_at(run, request.planned) is None
+
+
+def end_of_computing(request: Request) -> int:
+    """Up to where the next tokens of a request are computed: its last, or where state goes on. Does not mutate."""
+    hole = hole_at(request.run, request.planned) if request.run is not None else None
+    return request.token_count if hole is None else hole.end
 
 
 def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
@@ -60,8 +68,8 @@ def plan_restore(state: CellState, worker: Worker, request: Request, draft: Draf
     share = restored_share(state, worker)
     room = max(page_size, int(draft.budget / share) // page_size * page_size)
     start = request.planned
-    end = min(start + room, run.arrived)
-    first, last = (start - run.depth) // page_size, (end - run.depth) // page_size
+    end = min(start + room, stretch_end(run, start, run.arrived))
+    first, last = page_at(run, start, page_size), page_at(run, end, page_size)
     order = RestoreChunk(
         request_id=request.request_id,
         attempt=request.attempt,
@@ -110,12 +118,17 @@ def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
 def tokens_to_restore(request: Request, cached: int) -> int:
     """How many tokens a waiting request would restore if it were admitted with so many cached. Does not mutate."""
     run = request.run
-    return run.goal - cached if run is not None and run.depth <= cached < run.arrived else 0
+    return state_tokens(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
 
 
-def restored(turn: Turn, request: Request, chunk: Chunk, message: BatchDone) -> None:
-    """A chunk of a request was restored: its state pages are free for what follows; with the last the run is over."""
-    if request.run is not None and message.restored_tokens > 0:
+def run_went_on(turn: Turn, request: Request, chunk: Chunk, message: BatchDone) -> None:
+    """A chunk of a request was restored, or of a hole was computed: its state pages are free for what follows.
+
+    With the last the run is over.
+    """
+    if request.run is None:
+        return
+    if chunk.is_restored and message.restored_tokens > 0:
         part = (chunk.end - chunk.start) / message.restored_tokens
         request.run.restored_us += max(0, message.restore_us) * min(1.0, part)
     free_restored(turn.state, request)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.state import CellState, Request, StateFetch, StateRun
+from services.scheduler.core.stretches import hole_at, next_state, page_at
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
-from shared.ids import chain_pages, chain_root
+from shared.ids import chain_pages, chain_root, split_digests
 
 
 def check_runs(state: CellState) -> None:
@@ -37,24 +38,42 @@ def _check_run(state: CellState, request: Request, run: StateRun) -> None:
     _require(is_at_worker, f"{name} has state and no worker")
     is_ordered = run.depth <= run.arrived <= run.end <= run.goal <= request.token_count - 1
     _require(is_ordered, f"the run of {name} is out of order")
-    pages = (run.end - run.depth) // page_size
+    pages = page_at(run, run.end, page_size)
     _require(len(run.pages) == pages * PAGE_BYTES, f"the run of {name} has another number of pages")
     _require(len(run.identities) == pages * IDENTITY_BYTES, f"the run of {name} has another number of identities")
     _require(not run.end % chunk_tokens(page_size), f"the run of {name} ends within a chunk")
+    _check_holes(name, run, chunk_tokens(page_size))
     root, tokens = chain_root(request.submit.namespace), request.tokens[: run.end * TOKEN_BYTES]
-    expected = chain_pages(root, tokens, state.tree.page_token_bytes)
-    _require(expected.endswith(run.identities), f"the run of {name} is of other tokens")
+    chain = split_digests(chain_pages(root, tokens, state.tree.page_token_bytes))
+    held = [
+        identity
+        for page, identity in enumerate(chain)
+        if page * page_size >= run.depth and hole_at(run, page * page_size) is None
+    ]
+    _require(b"".join(held) == run.identities, f"the run of {name} is of other tokens")
     fetch = state.state_fetches.get(run.fetch)
     is_its = fetch is not None and fetch.request_id == name
     _require(not run.fetch or is_its, f"the run of {name} is fetched for none")
     _require(bool(run.fetch) or run.arrived == run.end, f"the rest of the run of {name} never comes")
-    _require(bool(run.fetch) or run.end > run.depth, f"{name} keeps a run of which nothing is left")
+    is_open = run.further == "asked" and not (run.fetch and run.goal == run.end)
+    _require(not is_open, f"{name} waits for an answer that does not come, or counts on it")
+    is_left = bool(run.fetch) or run.end > run.depth or run.goal > run.end
+    _require(is_left, f"{name} keeps a run of which nothing is left")
     if request.state in ADMITTED and not request.is_poisoned:
-        is_there = request.planned <= run.arrived or not run.fetch
+        is_there = request.planned <= next_state(run, run.arrived) or not run.fetch
         _require(is_there, f"{name} was to be restored from what has not arrived")
         _require(run.depth <= request.computed, f"{name} gave back state that it was not restored from")
-        is_moving = bool(run.fetch) or request.computed < run.end or request.planned >= run.goal
+        is_moving = bool(run.fetch) or request.computed < next_state(run, run.end) or request.planned >= run.goal
         _require(is_moving, f"{name} waits for state that nobody fetches")
+
+
+def _check_holes(name: str, run: StateRun, size: int) -> None:
+    end = -1  # A hole may begin with the first token; state lies between two of them and behind the last.
+    for hole in run.holes:
+        _require(end < hole.start < hole.end < run.goal, f"a hole of the run of {name} is out of order")
+        is_whole = not hole.start % size and not hole.end % size
+        _require(is_whole and run.depth < hole.end, f"a hole of the run of {name} is no hole")
+        end = hole.end
 
 
 def _check_fetch(state: CellState, fetch: StateFetch) -> None:

@@ -5,6 +5,8 @@ Dictionaries keep the order of insertion, which is part of the state: it breaks 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from services.scheduler.core.candidates import Candidates
@@ -23,13 +25,26 @@ from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
 from shared.messages.worker_events import RestorationCosts
 
+Further = Literal["disk", "asked", "store", "goal"]
+"""How a run of state goes on: as far as the disk is known to have it; as far as the object store has it, which is being
+asked for the first of it (``asked``) or has proved to have some (``store``); or no further than its goal."""
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """Tokens [start, end) of which a run has no state, with state before or behind them. They are computed."""
+
+    start: int
+    end: int
+    above: bytes  # Identity of the page before ``end``.
+
 
 class StateRun(msgspec.Struct):
-    """State of a request's tokens [depth, end) on its way from below host memory to its worker.
+    """State of a request's tokens [depth, end) on its way from below host memory to its worker, less its holes.
 
     More of it follows up to ``goal`` as its pages come back, for a state pool may hold less than a prefix.
-    ``pages`` (packed, one entry a page from ``depth`` on) are leased pages of the storage's state pool; those of tokens
-    up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the others.
+    ``pages`` (packed, one entry a page from ``depth`` on, none for holes) are leased pages of the storage's state pool;
+    those of tokens up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the
+    others. A hole counts as arrived once what is behind it is being fetched.
     """
 
     storage_id: str
@@ -47,7 +62,9 @@ class StateRun(msgspec.Struct):
     restored_us: float = 0.0  # and what its worker took to restore so far.
     chunks: int = 0  # Ordered so far, those included that were given back.
     goal: int = 0
-    above: bytes = b""  # Identity of the page before ``depth``, once pages before that were given back.
+    above: bytes = b""  # Identity of the last page that was given back.
+    holes: list[Hole] = []  # In order, between ``depth`` and ``goal``.
+    further: Further = "disk"  # What may be ordered behind ``end``.
 
 
 class FetchedKv(msgspec.Struct):
@@ -110,6 +127,8 @@ class Request(msgspec.Struct):
     lease: int = 0  # Under which its own state is being saved; 0 is none.
     state_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
     fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
+    no_kv_from: int = -1  # Asked for its KV, the object store had none from this token on; -1 is not known.
+    no_state_from: int = -1  # The same of its state.
 
     @property
     def request_id(self) -> str:
@@ -247,6 +266,9 @@ class Storage(msgspec.Struct):
     state_pool: PagePool | None = None
     state_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
     state_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
+    blank_kv: int = 0  # Requests in a row for which the object store was asked for KV, or not any more, for nothing.
+    blank_state: int = 0  # The same of state.
+    overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
 
 
 class Transfer(msgspec.Struct):
@@ -322,6 +344,7 @@ class StateFetch(msgspec.Struct):
     is_cancelled: bool = False
     is_late: bool = False  # Its deadline passed.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
+    is_question: bool = False  # It names chunks that only the object store may have: no fault if they do not come.
     followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
 
 

@@ -3,7 +3,8 @@
 What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
 states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
 lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's state is
-not fetched again.
+not fetched again. Where nobody knew whether there was any, ending early is an answer and no fault: the request asks for
+the other form, or computes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from services.scheduler.core.planner import note
 from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.restorations import end_run
 from services.scheduler.core.state import Request, StateFetch, StateRun, Storage, count
-from services.scheduler.core.state_runs import cut_run, drop_run, extend_run, free_pages, wake_followers
+from services.scheduler.core.state_runs import cut_run, drop_run, extend_run, free_pages, go_on_asking, wake_followers
+from services.scheduler.core.store_questions import brought_nothing, brought_something, lacks_from
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_tokens
 from shared.messages.storage_events import ChunksFetched
@@ -119,8 +121,12 @@ def _finish(turn: Turn, storage: Storage, fetch: StateFetch, message: ChunksFetc
     turn.touch(request.worker_id)
     if run.arrived == run.end:
         count(state, "state_fetches_done")
+        if fetch.is_question:
+            _was_there(turn, storage, request, run)
         extend_run(turn, request)
         end_run(state, request)
+    elif fetch.is_question:
+        _was_not_there(turn, storage, request, run, fetch)
     else:
         count(state, "state_fetches_failed")
         cut_run(state, run)
@@ -128,10 +134,42 @@ def _finish(turn: Turn, storage: Storage, fetch: StateFetch, message: ChunksFetc
         _end_early(turn, request)
 
 
+def _was_there(turn: Turn, storage: Storage, request: Request, run: StateRun) -> None:
+    """The object store had all that it was asked for: the run goes on behind it."""
+    count(turn.state, "store_questions_answered")
+    brought_something(storage, "state")
+    go_on_asking(request, run, turn.state.tree.page_size)
+    _stop_waiting(turn, request)
+
+
+def _was_not_there(turn: Turn, storage: Storage, request: Request, run: StateRun, fetch: StateFetch) -> None:
+    """The object store had less than it was asked for, or nothing. Who follows need not ask for it again either."""
+    state = turn.state
+    has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
+    if has_come or run.chunks > fetch.chunks:
+        count(state, "store_questions_answered")
+        brought_something(storage, "state")
+        lacks_from(request, "state", run.arrived)
+    else:
+        count(state, "store_questions_in_vain")
+        brought_nothing(storage, request, "state", run.arrived)
+    for name in fetch.followers:
+        if name in state.requests:
+            lacks_from(state.requests[name], "state", run.arrived)
+    cut_run(state, run)
+    wake_followers(state, fetch)
+    _go_on_without(turn, request)
+
+
 def _end_early(turn: Turn, request: Request) -> None:
     """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
-    state = turn.state
     request.state_refusals += 1
+    _go_on_without(turn, request)
+
+
+def _go_on_without(turn: Turn, request: Request) -> None:
+    """Nothing more of a request's state comes."""
+    state = turn.state
     _stop_waiting(turn, request)
     end_run(state, request)
     if request.run is None and request.state is RequestState.WAITING:

@@ -54,7 +54,7 @@ def _check_lease(state: CellState, lease: Lease) -> None:
     is_there = request.state in ADMITTED and request.worker_id == lease.worker_id
     _require(is_there, f"{name} is of a request that does not run at its worker")
     _require(not lease.timer_id, f"{name} has a deadline while its request runs")
-    _require(lease.depth >= (request.run.end if request.run is not None else 0), f"{name} saves what is restored")
+    _require(lease.depth >= (request.run.goal if request.run is not None else 0), f"{name} saves what is restored")
 
 
 def _check_save(state: CellState, save: StateSave) -> None:

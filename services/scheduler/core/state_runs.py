@@ -3,9 +3,17 @@
 Nothing of it enters the tree or is shared: the pages are there only until the worker has restored KV from them. A
 run's pages are its request's, but for those that a fetch may still write to once the request has no use for them: they
 stay with the fetch until the storage says that it is over, and then they are free. So each is given back once.
+
+A run may have holes (:mod:`stretches`). There is one fetch of it at a time, of one stretch at the most; the next begins
+when that is over, so that the disk works while what has arrived is restored and holes are computed.
+
+A run may be a question (:mod:`store_questions`): nobody knows whether the object store has any of it. Once what was
+asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from services.scheduler.core.chunk_run import ChunkNames
 from services.scheduler.core.deferral import wake
@@ -13,7 +21,16 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.restoration_choice import Choice, queued_bytes
-from services.scheduler.core.state import CellState, Request, StateFetch, StateRun, Storage, count
+from services.scheduler.core.state import CellState, Further, Request, StateFetch, StateRun, Storage, count
+from services.scheduler.core.stretches import (
+    Stretch,
+    end_at,
+    holes_between,
+    identity_before,
+    next_state,
+    page_at,
+    stretch_end,
+)
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_pages
@@ -33,21 +50,33 @@ def room_for_state(storage: Storage, request: Request, pages_each: int) -> int:
 
 
 def begin_run(
-    turn: Turn, request: Request, storage: Storage, names: ChunkNames, first: int, end: int, choice: Choice
+    turn: Turn,
+    request: Request,
+    storage: Storage,
+    names: ChunkNames,
+    first: int,
+    end: int,
+    choice: Choice,
+    *,
+    later: Sequence[Stretch] = (),
+    further: Further = "disk",
 ) -> bool:
     """Order chunks [first, end) of a request's state, as many as there is room for; False where there is none.
 
-    The others follow as the pages of the first come back.
+    The others follow as the pages of the first come back, and then stretches ``later``, with holes between them. Where
+    ``end`` is ``first``, the first hole begins there. A question is of no more than is ordered at once.
     """
     state = turn.state
-    each = names.pages_each
+    each, page_size = names.pages_each, state.tree.page_size
+    stretches = [(first, end), *later] if end > first else later
+    begin, end = stretches[0]
     room = room_for_state(storage, request, each)
-    chunks = min(end - first, STATE_FETCH_CHUNKS, room)
+    chunks = min(end - begin, STATE_FETCH_CHUNKS, room)
     pages = allocate(storage.state_pool, chunks * each) if storage.state_pool is not None and chunks > 0 else None
     if pages is None:
         count(state, "state_runs_without_room")
         return False
-    depth = first * each * state.tree.page_size
+    depth = first * each * page_size
     request.run = StateRun(
         storage_id=storage.storage_id,
         fetch=0,
@@ -60,11 +89,14 @@ def begin_run(
         kind=choice.kind,
         predicted_us=choice.restoring_us,
         began_ns=turn.time_ns,
-        goal=end * each * state.tree.page_size,
+        goal=(begin + chunks if further == "asked" else stretches[-1][1]) * each * page_size,
+        further=further,
+        holes=holes_between(names, first, stretches, page_size, request.submit.namespace),
     )
-    identities = names.identities(first * each, (first + chunks) * each)
+    identities = names.identities(begin * each, (begin + chunks) * each)
     _order(turn, request, request.run, storage, pages, identities)
     count(state, "state_runs")
+    count(state, "state_holes_planned", len(request.run.holes))
     return True
 
 
@@ -74,12 +106,14 @@ def extend_run(turn: Turn, request: Request) -> None:
     Where none of it can be had, and nothing of the run is left that would make room, the rest is computed.
     """
     run = request.run
-    if run is None or run.fetch or request.planned > run.end:  # What follows is being computed already.
+    start = next_state(run, run.end) if run is not None else 0
+    if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
         return
     if _order_more(turn, request, run):
         count(turn.state, "state_runs_extended")
-    elif request.state is RequestState.PREFILLING and request.computed == run.end < run.goal:
-        run.goal, run.predicted_us = run.end, 0.0
+    elif request.state is RequestState.PREFILLING and request.computed == start and run.end < run.goal:
+        end_at(run, run.end)
+        run.predicted_us = 0.0
 
 
 def _order_more(turn: Turn, request: Request, run: StateRun) -> bool:
@@ -91,11 +125,13 @@ def _order_more(turn: Turn, request: Request, run: StateRun) -> bool:
         return False
     tree = state.tree
     each, size = chunk_pages(tree.page_size), chunk_tokens(tree.page_size)
-    limit = request.token_count - 1
+    limit = run.goal if run.further == "goal" else request.token_count - 1
     lease = state.leases.get(request.lease)
     if lease is not None:
         limit = min(limit, lease.depth)
-    chunks = min((limit - run.end) // size, STATE_FETCH_CHUNKS, room_for_state(storage, request, each))
+    start = next_state(run, run.end)
+    limit = stretch_end(run, start, limit)
+    chunks = min((limit - start) // size, STATE_FETCH_CHUNKS, room_for_state(storage, request, each))
     if chunks < 1:
         return False
     identities = _known_part(state, storage, request, run, chunks)
@@ -109,26 +145,29 @@ def _order_more(turn: Turn, request: Request, run: StateRun) -> bool:
 
 
 def _known_part(state: CellState, storage: Storage, request: Request, run: StateRun, chunks: int) -> bytes:
-    """Identities of the pages that a run goes on with, up to the first of so many chunks that is not on the disk."""
+    """Identities of the pages that a run goes on with, up to the first of so many chunks that cannot be had."""
     tree, tokens, found = state.tree, request.tokens, b""
-    size = chunk_tokens(tree.page_size)
-    for start in range(run.end, run.end + chunks * size, size):
-        above = (found or run.identities or run.above)[-IDENTITY_BYTES:]
+    size, begin = chunk_tokens(tree.page_size), next_state(run, run.end)
+    for start in range(begin, begin + chunks * size, size):
+        above = found[-IDENTITY_BYTES:] or identity_before(run)
         chunk = chain_pages(above, tokens[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES], tree.page_token_bytes)
-        if chunk[-IDENTITY_BYTES:] not in storage.state_chunks:
+        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.state_chunks:
             break
         found += chunk
     return found
 
 
 def _order(turn: Turn, request: Request, run: StateRun, storage: Storage, pages: bytes, identities: bytes) -> None:
-    """Append pages to a run and have them filled."""
+    """Append pages to a run and have them filled. A hole before them needs nothing to arrive."""
     state = turn.state
     fetch_id = state.next_fetch
     state.next_fetch += 1
     page_size, deadline_ms = state.tree.page_size, state.config.fetch_deadline_ms
     fetched = len(pages) // PAGE_BYTES
     queued = queued_bytes(state, storage)
+    count(state, "state_holes_passed", int(next_state(run, run.end) > run.end))
+    run.end = next_state(run, run.end)
+    run.arrived = run.end
     order = FetchChunks(
         fetch_id=fetch_id,
         namespace=request.submit.namespace,
@@ -151,9 +190,23 @@ def _order(turn: Turn, request: Request, run: StateRun, storage: Storage, pages:
         timer_id=turn.set_timer(f"fetch.{fetch_id}", "state_fetch", str(fetch_id), deadline_ms),
         chunks=fetched // chunk_pages(page_size),
         queued_bytes=queued,
+        is_question=run.further in ("asked", "store"),
     )
     count(state, "state_fetches_started")
     turn.to_storage(storage, order)
+
+
+def go_on_asking(request: Request, run: StateRun, page_size: int) -> None:
+    """The object store had all that it was asked for: it is taken to have as much more as one fetch may bring."""
+    size = chunk_tokens(page_size)
+    last = (request.token_count - 1) // size * size
+    run.further = "store"
+    run.goal = max(run.goal, min(last, run.end + STATE_FETCH_CHUNKS * size))
+
+
+def is_unanswered(run: StateRun) -> bool:
+    """Whether it is not known yet how far a run goes, because the object store was asked for it. Does not mutate."""
+    return run.further == "asked" and bool(run.fetch)
 
 
 def drop_run(state: CellState, request: Request) -> None:
@@ -174,16 +227,18 @@ def cut_run(state: CellState, run: StateRun) -> None:
     fetch = state.state_fetches.get(run.fetch)
     if fetch is not None:
         _leave_to(state, run, fetch)
-    kept = (run.arrived - run.depth) // state.tree.page_size
+    kept = page_at(run, run.arrived, state.tree.page_size)
     free_pages(state, run.storage_id, run.pages[kept * PAGE_BYTES :])
     run.pages, run.identities = run.pages[: kept * PAGE_BYTES], run.identities[: kept * IDENTITY_BYTES]
-    run.end = run.goal = run.arrived
+    end_at(run, run.arrived)
+    run.arrived = run.end
     run.fetch, run.predicted_us = 0, 0.0
+    run.further = "goal" if run.further in ("asked", "store") else run.further
 
 
 def _leave_to(state: CellState, run: StateRun, fetch: StateFetch) -> None:
     """The pages that have not arrived stay with the fetch, which may still write to them."""
-    kept = (run.arrived - run.depth) // state.tree.page_size * PAGE_BYTES
+    kept = page_at(run, run.arrived, state.tree.page_size) * PAGE_BYTES
     fetch.pages, run.pages = run.pages[kept:], run.pages[:kept]
     fetch.request_id = ""
     run.fetch = 0
@@ -194,13 +249,14 @@ def free_restored(state: CellState, request: Request) -> None:
     run = request.run
     if run is None:
         return
-    page_size = state.tree.page_size
-    done = max(0, min(request.computed, run.end) - run.depth) // page_size
+    reached = max(run.depth, min(request.computed, run.end))
+    done = page_at(run, reached, state.tree.page_size)
     free_pages(state, run.storage_id, run.pages[: done * PAGE_BYTES])
     if done:
         run.above = run.identities[(done - 1) * IDENTITY_BYTES : done * IDENTITY_BYTES]
     run.pages, run.identities = run.pages[done * PAGE_BYTES :], run.identities[done * IDENTITY_BYTES :]
-    run.depth += done * page_size
+    run.depth = reached
+    run.holes = [hole for hole in run.holes if hole.end > reached]
 
 
 def wake_followers(state: CellState, fetch: StateFetch) -> None:
@@ -220,7 +276,7 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> State
         other = state.requests.get(fetch.request_id)
         if other is None or other is request or other.run is None or other.state is not RequestState.WAITING:
             continue
-        place = (end - other.run.depth) // state.tree.page_size * IDENTITY_BYTES
+        place = page_at(other.run, end, state.tree.page_size) * IDENTITY_BYTES
         is_same = place > 0 and other.run.identities[place - IDENTITY_BYTES : place] == name
         if is_same and other.worker_id == request.worker_id:
             return fetch

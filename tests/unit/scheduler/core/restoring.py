@@ -33,6 +33,14 @@ def put_state(cell, tokens, *, chunks=None):
     return list(found)
 
 
+def put_state_in_store(cell, tokens, *, chunks=None):
+    """Let the object store hold the state of a prompt's first whole chunks; nobody is told."""
+    found = dict(list(chunks_of(tokens).items())[:chunks])
+    cell.state_remote.chunks.update(found)
+    for pages in found.values():
+        cell.ever_computed.update(page.identity() for page in pages)
+
+
 def storage_obeys(cell):
     """The storage carries out what it was ordered so far; its fetches have brought nothing yet."""
     while cell.storages["storage"].step():

@@ -172,6 +172,104 @@ def test_no_other_way_would_have_been_faster(seed):
     assert best.total_us <= min(_every_way(held, way)) * (1 + 1e-9) + _parts_us(held, way)
 
 
+def with_holes(state, later, *, chunks=12, covered=0, tail=1):
+    """A prompt of so many chunks, of which there is state of the first and of chunks [start, end) ``later``."""
+    spans = tuple((start * CHUNK, end * CHUNK) for start, end in later)
+    return Ways(chunks * CHUNK + tail, covered, 0, 0, state * CHUNK, 0, spans)
+
+
+def test_a_hole_is_computed_between_what_is_restored():
+    """Its time is added; the disk, which reads on meanwhile, is hidden by it here."""
+    held = prices(layout(), disk=1e6, link=1e6)
+
+    choice = choose(held, with_holes(4, [(6, 12)]))
+
+    one_us, two_us = (CHUNK * count * LAYERS * 5.0 for count in (4, 6))
+    hole_us, tail_us = 2 * CHUNK * LAYERS * 50.0, LAYERS * 50.0
+    first_read_us = 4 * CHUNK * LAYERS * 128.0 / 1e6
+    assert (choice.form, choice.later) == ("state", 1)
+    assert choice.total_us == pytest.approx(one_us + first_read_us / 4 + hole_us + two_us + tail_us)
+    disk_us = 10 * CHUNK * LAYERS * 128.0 / 1e6
+    assert choice.restoring_us == pytest.approx(one_us + two_us + disk_us / 5)
+
+
+def test_state_may_begin_with_a_hole():
+    """That is computed first, and state that is worth restoring follows."""
+    held = prices(layout(), disk=1e6, link=1e6)
+
+    choice = choose(held, with_holes(0, [(1, 12)], covered=10))
+
+    assert (choice.form, choice.later) == ("state", 1)
+    assert choice.total_us == pytest.approx((54 * 50.0 + 11 * CHUNK * 5.0 + 50.0) * LAYERS)
+
+
+def test_kv_of_all_is_better_than_state_with_long_holes():
+    """The holes' computing counts."""
+    held = prices(layout(), disk=10.0)
+    short = with_holes(4, [(5, 12)])
+    long = with_holes(2, [(8, 9), (11, 12)])
+
+    assert choose(held, replace(short, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "state"
+    assert choose(held, replace(long, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "kv"
+
+
+def test_holes_behind_kv_are_weighed_with_it():
+    """KV of the first chunks, then state with a hole: both count in what KV takes."""
+    held = prices(layout(), disk=1000.0, link=1e5)
+    alone = Ways(12 * CHUNK + 1, 0, 0, 2 * CHUNK, 0, 6 * CHUNK)
+    further = replace(alone, following_later=((7 * CHUNK, 12 * CHUNK),))
+
+    assert choose(held, further).form == "kv"
+    assert choose(held, further).total_us < choose(held, alone).total_us
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_run_goes_on_behind_holes_as_far_as_is_best(seed):
+    """None of the ways to stop after any of its stretches, or to begin none, is faster; times are added up anew."""
+    chance = random.Random(seed)
+    held = prices(
+        layout(chance.randint(0, 3), chance.randint(1, 5)),
+        disk=10 ** chance.uniform(0, 3),
+        queued=chance.choice([0.0, 1e5, 1e6]),
+        link=10 ** chance.uniform(1, 4),
+        token=10 ** chance.uniform(0.5, 3),
+        pair=chance.choice([0.0, 0.01]),
+        hidden=chance.choice([1.0, 5.0]),
+        restored=chance.choice([0.0, 0.0, 5.0, 500.0]),
+    )
+    held = replace(held, ahead_us=chance.choice([0.0, 0.0, 1e5]))
+    edges = sorted(chance.sample(range(1, 14), 2 * chance.randint(1, 5) + 1))
+    state = edges[0] if chance.random() < 0.8 else 0
+    later = list(zip(edges[1::2], edges[2::2], strict=True))
+    way = with_holes(state, later, chunks=14, covered=chance.choice([0, 16]))
+
+    best = choose(held, way)
+
+    timed = {stop: _stopped_after(held, way, stop) for stop in range(len(later) + 1) if stop or state}
+    computed = held.computing(way.covered, way.tokens)
+    assert best.total_us == pytest.approx(min([computed, *timed.values()]))
+    if best.form == "state":
+        assert timed[best.later] == pytest.approx(best.total_us)
+
+
+def _stopped_after(held, way, stop):
+    """The time of a run that takes so many of the later stretches: disk and device, one event after another."""
+    queue, moments = held.queued_bytes, {"disk": -held.ahead_us, "device": 0.0}
+    position, layers = way.covered, None
+    for begin, end in ((way.begin, way.state_end), *way.later[:stop]):
+        if begin == end:
+            continue
+        moments["disk"] += (queue + (end - begin) * held.layout.token_bytes) / held.disk_bytes_per_us
+        queue = 0.0
+        if begin > position:
+            moments["device"] += held.computing(position, begin)
+        restoring_us, layers = held.restoring(max(begin, way.covered), end, layers)
+        left = max(0.0, moments["disk"] - moments["device"])
+        moments["device"] += pipelined_us(left, restoring_us, (end - begin) // CHUNK)
+        position = end
+    return moments["device"] + held.computing(position, way.tokens)
+
+
 def _every_way(held, way):
     """The time of each way that the runs allow, put together from the numbers."""
     yield held.computing(way.covered, way.tokens)

@@ -153,14 +153,15 @@ def test_who_may_not_read_the_cache_gets_no_state(cell_that, orders):
 
 
 def test_an_object_store_is_asked_where_nothing_else_is_known(cell_that, orders):
-    """What it may have cannot be weighed; it is asked as without costs."""
+    """What it may have cannot be weighed; it is asked as without costs, for state and then for KV."""
     cell = cell_that(has_remote=True, costs=SLOW_DISK)
     put_in_store(cell, prompt(3))
 
     cell.submit(prompt(3))
-
-    assert forms(cell, orders) == ["kv"]
     cell.drain()
+
+    assert forms(cell, orders) == ["state", "kv"]
+    assert cell.admitted[-1].remote_tokens == 3 * CHUNK
     cell.check_answers()
 
 

@@ -80,6 +80,11 @@ def be_late(state):
     fetch_of(state).is_late = True
 
 
+def count_on_an_answer(state):
+    run_of(state).further = "asked"
+    run_of(state).goal = run_of(state).end - 1
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -95,6 +100,7 @@ def be_late(state):
         restore_too_early,
         free_too_early,
         be_late,
+        count_on_an_answer,
     ],
 )
 def test_a_broken_state_is_recognised(cell, break_it):

@@ -1,0 +1,130 @@
+"""Fetches of KV, disk or object store to host pool: how much of a run there is room for, and the order for it.
+
+Fetches that are not over, and what they brought for requests that still wait, have ``prefetch_fraction`` of the pool
+at the most, or one request's KV: more would be evicted before its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.core.chunk_run import ChunkNames
+from services.scheduler.core.host_admission import take_host_pages
+from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
+from services.scheduler.core.residency import host_pool, lock_host, unlock_host
+from services.scheduler.core.restoration_choice import queued_bytes
+from services.scheduler.core.state import Fetch, Request, Storage, count
+from services.scheduler.core.turn import Turn
+from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.storage_plans import FetchChunks
+
+NOWHERE = -1
+"""Stands in a fetch's pages where the tree has the KV already."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvRun:
+    """Chunks [first, end) of a sequence that may be brought as KV, and the leading pages that need not be."""
+
+    names: ChunkNames
+    first: int
+    end: int
+    covered_pages: int
+    predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
+
+
+def begin_fetch(turn: Turn, request: Request, storage: Storage, path: Path, run: KvRun) -> bool:
+    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it."""
+    state = turn.state
+    each, page_size = run.names.pages_each, state.tree.page_size
+    first_page = run.first * each
+    wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
+    others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
+    end, needed = run.end, sum(wanted)
+    while end > run.first and needed > room:
+        end -= 1
+        needed -= sum(wanted[(end - run.first) * each :])
+        del wanted[(end - run.first) * each :]
+    if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
+        count(state, "fetches_without_room")
+        return False
+    leased = _take_pages(turn, storage, path, needed)
+    if leased is None:
+        count(state, "fetches_without_room")
+        return False
+    taken = iter(unpack_int32(leased))
+    pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
+    _order(turn, request, storage, pages, run, end)
+    return True
+
+
+def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
+    """A 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further on."""
+    wanted = bytearray(b"\x01") * (end - start)
+    wanted[: covered - start] = bytes(max(0, covered - start))
+    position = 0
+    for node, pages in path:
+        if storage.storage_id in node.host and storage.storage_id not in node.quarantined:
+            low, high = max(position, start), min(position + pages, end)
+            if low < high:
+                wanted[low - start : high - start] = bytes(high - low)
+        position += pages
+    return wanted
+
+
+def _take_pages(turn: Turn, storage: Storage, path: Path, pages: int) -> bytes | None:
+    """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
+    held = [node for node, _ in path if storage.storage_id in node.host]
+    for node in held:
+        lock_host(node, storage.storage_id)
+    leased = take_host_pages(turn, storage, pages)
+    for node in reversed(held):
+        unlock_host(turn.state, node, storage)
+    return leased
+
+
+def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: KvRun, end: int) -> None:
+    """Write a fetch down and send it."""
+    state = turn.state
+    each, page_size = run.names.pages_each, state.tree.page_size
+    fetch_id = state.next_fetch
+    state.next_fetch += 1
+    deadline_ms = state.config.fetch_deadline_ms
+    names = [run.names[index] for index in range(run.first, end)]
+    fetch = Fetch(
+        fetch_id=fetch_id,
+        storage_id=storage.storage_id,
+        namespace=request.submit.namespace,
+        tokens=request.tokens[: end * each * page_size * TOKEN_BYTES],
+        depth=run.first * each * page_size,
+        pages=pages,
+        timer_id=turn.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
+        waiters={request.request_id: None},
+        names=b"".join(names),
+        queued_bytes=queued_bytes(state, storage),
+        predicted_us=run.predicted_us if end == run.end else 0.0,
+    )
+    state.fetches[fetch_id] = fetch
+    storage.fetching.update(dict.fromkeys(names, fetch_id))
+    storage.fetch_pages += leased_pages(pages)
+    request.fetch, request.fetch_end = fetch_id, end * each * page_size
+    if not request.fetched_to:
+        request.fetched_from = run.covered_pages * page_size
+    count(state, "fetches_started")
+    count(state, "restorations_planned_kv")
+    order = FetchChunks(
+        fetch_id=fetch_id,
+        namespace=fetch.namespace,
+        depth=fetch.depth,
+        identities=run.names.identities(run.first * each, end * each),
+        host_pages=pages,
+        deadline_ms=deadline_ms,
+        key_id=request.submit.key_id,
+    )
+    turn.to_storage(storage, order)
+
+
+def leased_pages(pages: bytes) -> int:
+    """Entries of a fetch's pages that are pages."""
+    return len(pages) // PAGE_BYTES - unpack_int32(pages).count(NOWHERE)
