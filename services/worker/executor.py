@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from services.worker import bubble, counting, losses, metrics
 from services.worker.admission import ModelLimits
-from services.worker.compute import Computed, Runner, StepComputer
+from services.worker.compute import Runner, StepComputer
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.inbox import Arrival, Inbox
@@ -30,6 +30,7 @@ from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.roster import Roster
 from services.worker.state_saving import StateSaving
+from services.worker.step_results import StepResults
 from services.worker.step_saving import SavedStep
 from services.worker.steps import Work, chunks, decodes
 from shared import logs
@@ -49,9 +50,6 @@ from shared.messages.worker_plans import (
 )
 
 _log = logs.get_logger("worker")
-
-REQUEST_FAILURES = 3
-"""Computations of one request that may raise in a row before it is ended with an error."""
 
 LONE_FAILURES = 8
 """Steps of a single request that may fail in a row before the worker, not the requests, is to blame."""
@@ -92,12 +90,12 @@ class Executor:
         self._computer = StepComputer(runner)
         self._loads = loads
         self._post_report = post
-        self._lease_low_tokens = lease_low_tokens
         self._clock_ns = clock_ns
         self._reporter = Reporter(worker_id, incarnation)
         self._saving = saving or StateSaving(runner.pool, projection)
         self._saving.answer_to(self._state_saved)
         self._roster = Roster(limits, vocabulary, self._reporter, self.counters, self._saving)
+        self._results = StepResults(self._roster, self._reporter, self.counters, lease_low_tokens=lease_low_tokens)
         self._geometry = runner.geometry
         self._restoring = Restoring(
             runner,
@@ -303,9 +301,7 @@ class Executor:
                 figures,
                 restores_refused=outcome.restored.refused,
             )
-        for computed in outcome.done:
-            self._advance(computed, ended_ns)
-        self._blame(outcome)
+        self._results.take_in(outcome, ended_ns)
 
     def _compute(
         self, outcome: Outcome, work: list[Work], transfer: BatchTransfer | None = None, order: RunBatch | None = None
@@ -367,45 +363,6 @@ class Executor:
             request = self._roster.requests.get(load.request_id)
             if request is not None and outcome.loads is not None:
                 request.milestones.loaded_ns = request.milestones.loaded_ns or outcome.loads.ended_ns
-
-    # -- what a step brought ----------------------------------------------------------------------------------
-
-    def _advance(self, computed: Computed, now_ns: int) -> None:
-        work, request = computed.work, computed.work.request
-        request.computed = max(request.computed, work.end)
-        request.compute_failures = 0
-        if work.is_chunk:
-            request.change("compute")
-            request.computed_tokens += work.rows
-            request.prompt_logprobs.update(computed.prompt_logprobs)
-        if computed.sampled is None:
-            return
-        if computed.sampled.error is not None:
-            # Its KV is right, but its parameters or its logits leave no token: trying again would not help.
-            self._roster.fail(request, computed.sampled.error.message)
-            return
-        request.change("sample")
-        at = request.milestones
-        at.first_token_ns = at.first_token_ns or now_ns
-        token = computed.sampled.token
-        request.tokens.append(token)
-        growth = request.answer.grow(token)
-        self._reporter.item(request, (token,), growth, logprob=computed.sampled.logprob)
-        if growth.finish is not None:
-            self._roster.close(request, growth)
-        elif request.needs_lease(self._lease_low_tokens):
-            request.lease_requested = True
-            self.counters.leases_requested += 1
-            self._reporter.lease_requested(request)
-
-    def _blame(self, outcome: Outcome) -> None:
-        """Deal with work that raised."""
-        for item, error in outcome.broken:
-            request = item.request
-            request.compute_failures += 1
-            self.counters.compute_failures += 1
-            if not item.is_chunk or request.compute_failures >= REQUEST_FAILURES:
-                self._roster.fail(request, f"{type(error).__name__}: {error}")
 
     def _count_repeat(self, outcome: Outcome) -> None:
         outcome.is_repeated = True

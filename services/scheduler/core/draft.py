@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -88,11 +88,11 @@ def is_loading_bound(state: CellState, worker: Worker, draft: Draft, load: int =
     return loaded > load_compute_ratio(state, worker, context) * computed
 
 
-def bundle_test(state: CellState, draft: Draft) -> Callable[[Request], bool]:
-    """Tells whether a request stands on what the batch loads now: a bundle hit (Strata 4.3.2). Does not mutate.
+def bundle_hits_among(state: CellState, draft: Draft, requests: Sequence[Request]) -> list[Request]:
+    """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate.
 
-    It does if its tokens begin with all that lies above one of the loads and a page of the load itself. Comparing
-    them in place costs less than following where its last match ended, and far less than to match again.
+    A request does if its tokens begin with all that lies above one of the loads and a page of the load itself.
+    Comparing them in place costs less than following where its last match ended, and far less than to match again.
     """
     starts = _starts_of_loads(state.tree, draft)
     page_bytes = state.tree.page_token_bytes
@@ -100,13 +100,15 @@ def bundle_test(state: CellState, draft: Draft) -> Callable[[Request], bool]:
 
     def stands_on_it(request: Request) -> bool:
         tokens = request.tokens
-        if not tokens.startswith(any_start) or not may_reuse(request):
+        if not may_reuse(request):
             return False
         usable = (len(tokens) - TOKEN_BYTES) // page_bytes * page_bytes  # The last token must be computed.
         namespace = request.submit.namespace
         return any(space == namespace and len(start) <= usable and tokens.startswith(start) for space, start in starts)
 
-    return stands_on_it
+    # Nearly all that wait are told by their prompt alone; one with output is looked at with it.
+    likely = [request for request in requests if request.submit.prompt.startswith(any_start) or request.output]
+    return [request for request in likely if stands_on_it(request)]
 
 
 def _starts_of_loads(tree: PrefixTree, draft: Draft) -> list[tuple[str, bytes]]:

@@ -13,7 +13,8 @@ from services.scheduler.core.deferral import defer_for_fetch, wake
 from services.scheduler.core.fetch_speed import has_compute_speed
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch
 from services.scheduler.core.rates import recompute_us
-from services.scheduler.core.state import Request, StateRun, Worker, count
+from services.scheduler.core.state import Request, Worker, count
+from services.scheduler.core.state_on_its_way import StateRun
 from services.scheduler.core.state_runs import drop_run, is_unanswered
 from services.scheduler.core.turn import Turn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.scheduler.core.deferral import announce, defer_for_load, defer_for_producer, find_producer
-from services.scheduler.core.draft import Candidate, Draft, bundle_test
+from services.scheduler.core.draft import Candidate, Draft, bundle_hits_among
 from services.scheduler.core.fetch_waits import waits_for_fetch
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefetch import prefetch_for_first
@@ -50,16 +50,15 @@ class Look:
         """
         state = self._turn.state
         requests, seen = state.requests, self._seen
-        names = [name for name in first_in_line(state, self._worker, state.config.queue_window) if name not in seen]
-        if not names:
+        names = first_in_line(state, self._worker, state.config.queue_window)
+        waiting = [requests[name] for name in names if name not in seen]
+        if not waiting:
             return []
-        is_bundle_hit = bundle_test(state, self._draft)
-        highest = requests[names[0]].submit.priority  # The window begins with the most urgent.
+        highest = waiting[0].submit.priority  # The window begins with the most urgent.
         hits = []
-        for name in names:
-            request = requests[name]
-            if is_bundle_hit(request) and request.submit.priority == highest:
-                candidate = self._look_at(name)
+        for request in bundle_hits_among(state, self._draft, waiting):
+            if request.submit.priority == highest:
+                candidate = self._look_at(request.request_id)
                 if candidate is not None:
                     hits.append(candidate)
         return hits

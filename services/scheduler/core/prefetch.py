@@ -34,7 +34,8 @@ from services.scheduler.core.restoration_ways import (
     usable_stretches,
     way_of_question,
 )
-from services.scheduler.core.state import CellState, Further, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.state_on_its_way import Further
 from services.scheduler.core.state_runs import begin_run, run_with
 from services.scheduler.core.store_questions import form_to_ask, is_known_to_lack, lacks_from
 from services.scheduler.core.stretches import Stretch

@@ -158,6 +158,14 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
         order_of(state, HOST, storage_id).visit(held, prompt_tokens, now)
 
 
+def prepare(state: CellState, worker_id: str, storage_id: str) -> None:
+    """Let the policy of a device, or else that of its host pool, do a little of what admissions would wait for."""
+    for key in (f"{DEVICE}/{worker_id}", f"{HOST}/{storage_id}"):
+        order = state.orders.get(key)
+        if order is not None and order.prepare():
+            return
+
+
 def touch(state: CellState, node: Node, seq: int) -> None:
     """Mark a node as used now."""
     node.last_use = seq

@@ -13,17 +13,8 @@ from services.scheduler.core.planner import note_restoration, per_us
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES
 from services.scheduler.core.rates import layer_costs, token_us
 from services.scheduler.core.restoration_choice import KV_FROM_DISK, pipelined_us
-from services.scheduler.core.state import (
-    Batch,
-    CellState,
-    Chunk,
-    FetchedKv,
-    Request,
-    StateRun,
-    Worker,
-    count,
-    storage_of,
-)
+from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker, count, storage_of
+from services.scheduler.core.state_on_its_way import FetchedKv, StateRun
 from services.scheduler.core.state_runs import drop_run, extend_run, free_restored
 from services.scheduler.core.stretches import hole_at, page_at, state_tokens, stretch_end
 from services.scheduler.core.turn import Turn

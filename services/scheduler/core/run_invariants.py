@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES, TOKEN_BYTES
-from services.scheduler.core.state import CellState, Request, StateFetch, StateRun
+from services.scheduler.core.state import CellState, Request
+from services.scheduler.core.state_on_its_way import StateFetch, StateRun
 from services.scheduler.core.stretches import hole_at, next_state, page_at
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated

@@ -16,7 +16,8 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.planner import note
 from services.scheduler.core.prefetch import prefetch
 from services.scheduler.core.restorations import end_run
-from services.scheduler.core.state import Request, StateFetch, StateRun, Storage, count
+from services.scheduler.core.state import Request, Storage, count
+from services.scheduler.core.state_on_its_way import StateFetch, StateRun
 from services.scheduler.core.state_runs import cut_run, drop_run, extend_run, free_pages, go_on_asking, wake_followers
 from services.scheduler.core.store_questions import brought_nothing, brought_something, lacks_from
 from services.scheduler.core.turn import Turn

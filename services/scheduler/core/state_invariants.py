@@ -5,7 +5,8 @@ from __future__ import annotations
 from services.scheduler.core.catalogue import most_chunks
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.prefix_tree import PAGE_BYTES
-from services.scheduler.core.state import CellState, Lease, StateSave, Storage
+from services.scheduler.core.state import CellState, Storage
+from services.scheduler.core.state_on_its_way import Lease, StateSave
 from services.scheduler.core.state_runs import pages_of_runs
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated

@@ -20,8 +20,9 @@ from services.scheduler.core.lease_span import (
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, match_prefix
 from services.scheduler.core.saves import may_save
-from services.scheduler.core.state import CellState, Lease, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.state_form import can_restore, is_worth_keeping
+from services.scheduler.core.state_on_its_way import Lease
 from services.scheduler.core.state_saves import give_back_state, save_state
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens

@@ -21,7 +21,8 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.restoration_choice import Choice, queued_bytes
-from services.scheduler.core.state import CellState, Further, Request, StateFetch, StateRun, Storage, count
+from services.scheduler.core.state import CellState, Request, Storage, count
+from services.scheduler.core.state_on_its_way import Further, StateFetch, StateRun
 from services.scheduler.core.stretches import (
     Stretch,
     end_at,

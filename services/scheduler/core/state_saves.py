@@ -11,7 +11,8 @@ from services.scheduler.core.page_pool import release
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.save_runs import NOWHERE, stretches
 from services.scheduler.core.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
-from services.scheduler.core.state import CellState, Lease, StateSave, Storage, count
+from services.scheduler.core.state import CellState, Storage, count
+from services.scheduler.core.state_on_its_way import Lease, StateSave
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, chain_pages, split_digests

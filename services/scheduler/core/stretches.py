@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from services.scheduler.core.chunk_run import ChunkNames
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES
-from services.scheduler.core.state import Hole, StateRun, Storage
+from services.scheduler.core.state import Storage
+from services.scheduler.core.state_on_its_way import Hole, StateRun
 from shared.ids import chain_root
 
 Stretch = tuple[int, int]

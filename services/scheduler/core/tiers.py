@@ -22,6 +22,7 @@ from services.scheduler.core.turn import Turn
 # waits for goes on when the backups answer that were begun for it.
 _NODES_AHEAD = 8
 _NODES_AHEAD_IF_BUSY = 2
+_MANY_ADMISSIONS = 4
 _PAGES_AHEAD = 1024
 _NODES_AT_ONCE = 32
 # Where a reserve is short it is filled up to one page in so many of the pool above it: backups are few and large.
@@ -106,19 +107,22 @@ def _transfer_for(turn: Turn, worker: Worker, storage: Storage, eviction: _Evict
     return eviction.transfers[-1]
 
 
-def keep_reserve(turn: Turn, worker: Worker, *, is_busy: bool) -> None:
+def keep_reserve(turn: Turn, worker: Worker, *, is_busy: bool, admissions: int) -> bool:
     """Evict ahead of need where eviction takes a backup's time, so that an allocation seldom waits for one.
 
-    A few nodes at a time, fewer where the step is ``is_busy`` with a batch already: other inputs go on with it.
+    A few nodes at a time, fewer where the step is ``is_busy`` with a batch already, and none behind many
+    ``admissions``: other inputs go on with it. Returns whether anything was to be evicted.
     """
     if storage_of(turn.state, worker) is None or turn.state.config.admission == "none":
-        return
+        return False
     reserve = reserved_pages(turn.state, worker)
     coming = worker.pool.free + worker.leaving
-    if coming < reserve:
-        most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD
-        missing = filled_reserve(turn.state, worker) - coming
-        _evict_pages(turn, worker, min(missing, _PAGES_AHEAD), most_nodes, is_needed=False)
+    if coming >= reserve or admissions >= _MANY_ADMISSIONS:
+        return False
+    most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD
+    missing = filled_reserve(turn.state, worker) - coming
+    _evict_pages(turn, worker, min(missing, _PAGES_AHEAD), most_nodes, is_needed=False)
+    return True
 
 
 def reserved_pages(state: CellState, worker: Worker) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.executor import LONE_FAILURES, REQUEST_FAILURES
+from services.worker.executor import LONE_FAILURES
+from services.worker.step_results import REQUEST_FAILURES
 from shared.errors import InternalError
 from shared.messages.base import unpack_int32
 from tests.unit.worker.driven_executor import Driven, admit, back_up, batch, chunk, load

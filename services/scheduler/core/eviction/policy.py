@@ -76,6 +76,10 @@ class Policy(msgspec.Struct, tag_field="policy"):
         """The node to evict next, or None when none is evictable. The caller does evict it, or a lower part of it."""
         raise NotImplementedError
 
+    def prepare(self) -> bool:
+        """Do some work now that a later call would do, if there is any that decides nothing; returns whether."""
+        return False
+
 
 def size_of(node: Node) -> int:
     """Tokens of a node's own span."""

@@ -146,6 +146,9 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             if node is not None:
                 return node
 
+    def prepare(self) -> bool:
+        return self.fit.make_ahead()
+
     def _cost(self, node: Node) -> float:
         """Of having to restore a token of the node, relative to computing one at the top. No unit."""
         cost = 1.0
@@ -219,9 +222,10 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self._label(record)
             self.law.samples.close(record.sample, self.clock, is_reused=False)
         record.passed = passed
-        self.duel.changed(record.digest, self._code(record))
+        code = self._code(record)
+        self.duel.changed(record.digest, code)
         if begin >= 0:
-            record.sample = self.law.samples.open(begin, self.clock, self._code(record))
+            record.sample = self.law.samples.open(begin, self.clock, code)
         self.records.changed(record)
 
     def _give_up(self, forgotten: Record | None) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.scheduler.core.draft import Candidate, Draft, bundle_test, is_loading_bound
+from services.scheduler.core.draft import Candidate, Draft, bundle_hits_among, is_loading_bound
 from services.scheduler.core.rates import load_compute_ratio
 from services.scheduler.core.schedules.protocol import Candidates
 from services.scheduler.core.state import CellState, Worker, count
@@ -34,10 +34,12 @@ def balanced(state: CellState, worker: Worker, draft: Draft, candidates: Candida
         yield candidate
         while len(draft.loading) > loading:
             loading = len(draft.loading)
-            is_bundle_hit = bundle_test(state, draft)
-            hits = [item for item in put_aside if is_bundle_hit(item.request)]
-            put_aside = [item for item in put_aside if item not in hits]
-            yield from hits
+            if put_aside:
+                found = bundle_hits_among(state, draft, [item.request for item in put_aside])
+                names = {request.request_id: None for request in found}
+                hits = [item for item in put_aside if item.request.request_id in names]
+                put_aside = [item for item in put_aside if item.request.request_id not in names]
+                yield from hits
             yield from candidates.bundle_hits()
     yield from put_aside
 

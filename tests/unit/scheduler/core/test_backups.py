@@ -151,7 +151,12 @@ def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(make_ce
         cell.drain()
     served = []
     serve = batching._serve
-    monkeypatch.setattr(batching, "_serve", lambda turn, worker: (served.append(worker.worker_id), serve(turn, worker)))
+
+    def note_and_serve(turn, worker):
+        served.append(worker.worker_id)
+        return serve(turn, worker)
+
+    monkeypatch.setattr(batching, "_serve", note_and_serve)
     cell.submit([9] * 40, max_tokens=1, request_id="next")
     (transfer,) = cell.state.transfers.values()
     served.clear()

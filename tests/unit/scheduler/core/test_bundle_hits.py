@@ -2,6 +2,8 @@
 
 import pytest
 
+from services.scheduler.core.draft import Draft, bundle_hits_among
+from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.worker_plans import PageLoad, RunBatch
 
@@ -42,6 +44,19 @@ def rot(cell, tokens):
     """Spoil the host copies of pages that begin with one of these tokens."""
     for page in cell.storages["storage"].pool.memory.values():
         page.is_corrupt = page.is_corrupt or page.tokens[0] in tokens
+
+
+def test_output_that_a_request_brings_back_counts_as_its_prompt(cell):
+    """One that was preempted stands on a load with what it has generated, too; one that goes another way does not."""
+    (node,) = [node for node in cell.state.tree.nodes.values() if node.tokens == pack_int32(SHARED)]
+    draft = Draft(budget=0, places=0, loading={node.id: ""})
+    for name in "abc":
+        cell.submit(SHARED[:2], max_tokens=20, request_id=name)
+    requests = [cell.state.requests[name] for name in "abc"]
+    for request, output in zip(requests, ([], SHARED[2:9], [9] * 9), strict=True):
+        request.output = pack_int32(output)
+
+    assert bundle_hits_among(cell.state, draft, requests) == [requests[1]]
 
 
 def test_one_load_serves_all_that_share_it(cell):

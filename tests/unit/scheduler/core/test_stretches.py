@@ -4,8 +4,9 @@ import pytest
 
 from services.scheduler.core.chunk_run import ChunkNames
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES
-from services.scheduler.core.state import Hole, StateRun, Storage
+from services.scheduler.core.state import Storage
 from services.scheduler.core.state_fetches import cut_off_state
+from services.scheduler.core.state_on_its_way import Hole, StateRun
 from services.scheduler.core.stretches import (
     LONGEST_HOLE,
     MOST_STRETCHES,

@@ -6,6 +6,7 @@ from services.scheduler.core.residency import drop_host
 from services.scheduler.core.tiers import can_make_room
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import BackupPages
+from shared.messages.worker_plans import RunBatch
 
 
 def test_a_reserve_is_kept_free_ahead_of_need(make_cell):
@@ -182,6 +183,27 @@ def test_a_reserve_is_filled_a_few_nodes_at_a_time(crumbs, orders):
     cell = crumbs(reserve_fraction=0.5)
 
     assert all(backed_up(outputs, orders) <= 8 for outputs in cell.outputs)
+    assert cell.state.workers["worker-0"].pool.free >= 48
+
+
+def test_a_step_that_admits_many_leaves_the_reserve_to_the_next(make_cell, orders):
+    """Nothing is evicted ahead of need in the step of a large batch; the inputs after it fill the reserve again."""
+    cell = make_cell(pages=96, host_pages=200, reserve_fraction=0.5, batches_ahead=1)
+    for number in range(40):
+        cell.submit([number + 1] * 4, max_tokens=1)
+        cell.drain()
+    worker = cell.workers["worker-0"]
+    cell.submit([900], max_tokens=1)  # Its batch is on its way, so the others must wait.
+    for number in range(4):
+        cell.submit([600 + number] * 40, max_tokens=1)
+    worker.step()
+    cell.deliver(worker)
+    (batch,) = orders(cell.outputs[-1], RunBatch)
+
+    assert len(batch.chunks) == 4
+    assert cell.state.workers["worker-0"].pool.free < 48
+    assert not orders(cell.outputs[-1], BackupPages)
+    cell.drain()
     assert cell.state.workers["worker-0"].pool.free >= 48
 
 

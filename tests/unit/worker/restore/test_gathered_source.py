@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -40,60 +41,87 @@ class _Noted:
         self.plain.read(layer, start, end, into)
 
 
+Outcome = tuple[torch.Tensor | None, list[int], str]
+"""What one rank restored, which tokens it read, and why it did not."""
+
+
 def _rank(rank: int, folder: Path, model_dir: Path) -> None:
-    """One rank: restore the prefix that lies pickled in ``folder`` and leave there what it read and restored."""
+    """One rank: restore the prefix that lies pickled in ``folder`` from each of its lists of pieces, and leave the
+    outcomes there.
+    """
     torch.set_num_threads(1)
     rendezvous = f"file://{folder / 'rendezvous'}"
     timeout = datetime.timedelta(seconds=90)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS, timeout=timeout)
-    pieces, table, length = pickle.loads((folder / "prefix").read_bytes())
-    runner = ModelRunner.load(
-        model_dir, dtype="float32", device="cpu", page_size=16, device_kv_bytes=None, pages=64, threads=1,
-        shm_prefix=f"restorerank{rank}",
-    )  # fmt: skip
+    cases, table, length = pickle.loads((folder / "prefix").read_bytes())
+    runner = _load(model_dir, f"restorerank{rank}")
     try:
         projection = KvProjection(runner)
-        layers = range(runner.geometry.layers)
-        mine = _Noted(PieceSource(projection.shape, pieces[rank], 0, length, layers))
-        restoration = Restoration(
-            runner,
-            projection,
-            Segment(length, 0, table),
-            LayerMix(0, len(layers), 0),
-            Sources(hidden=GatheredSource(mine, dist.group.WORLD)),
-            staging=StagingMemory(2 * length * projection.shape.row_bytes, CPU),
-            timeout_s=60.0,
-        )
-        thread = beside(restoration.run)
-        kv, reason = None, ""
-        try:
-            restoration.wait_all()
-            kv = kv_of(runner, table, length)
-        except LoadRejected as error:
-            reason = str(error)
-        finally:
-            thread.join(60)  # The group may not go while it is being used.
-        (folder / f"rank{rank}").write_bytes(pickle.dumps((kv, sorted(mine.read_tokens), reason)))
+        found = [_restore(runner, projection, pieces[rank], table, length) for pieces in cases]
+        (folder / f"rank{rank}").write_bytes(pickle.dumps(found))
     finally:
         runner.close()
         dist.destroy_process_group()
 
 
-def _on_every_rank(prefix: Prefix, pieces: list[list[HiddenPiece]], folder: Path, model_dir: Path) -> list[tuple]:
-    (folder / "prefix").write_bytes(pickle.dumps((pieces, prefix.table, prefix.length)))
-    mp.spawn(_rank, args=(folder, model_dir), nprocs=RANKS, join=True)
-    return [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
+def _load(model_dir: Path, shm_prefix: str) -> ModelRunner:
+    return ModelRunner.load(
+        model_dir, dtype="float32", device="cpu", page_size=16, device_kv_bytes=None, pages=64, threads=1,
+        shm_prefix=shm_prefix,
+    )  # fmt: skip
 
 
-def test_four_ranks_equal_one(
-    load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def _restore(
+    runner: ModelRunner, projection: KvProjection, pieces: list[HiddenPiece], table: np.ndarray, length: int
+) -> Outcome:
+    layers = range(runner.geometry.layers)
+    mine = _Noted(PieceSource(projection.shape, pieces, 0, length, layers))
+    restoration = Restoration(
+        runner,
+        projection,
+        Segment(length, 0, table),
+        LayerMix(0, len(layers), 0),
+        Sources(hidden=GatheredSource(mine, dist.group.WORLD)),
+        staging=StagingMemory(2 * length * projection.shape.row_bytes, CPU),
+        timeout_s=60.0,
+    )
+    thread = beside(restoration.run)
+    try:
+        restoration.wait_all()
+        return kv_of(runner, table, length).clone(), sorted(mine.read_tokens), ""
+    except LoadRejected as error:
+        return None, sorted(mine.read_tokens), str(error)
+    finally:
+        thread.join(60)  # The group may not go while it is being used.
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    restore_checkpoint: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Prefix, list[list[Outcome]]]:
+    """A prefix, and by case what became of it on each rank: all pieces sound, then one altered on one rank.
+
+    One group does both, because what takes time is starting its processes.
+    """
+    folder = tmp_path_factory.mktemp("ranks")
+    runner = _load(restore_checkpoint("llama"), "restoreone")
+    prefix = Prefix.computed(runner, 150, chunks=[100, 50])
+    runner.close()
+    altered = pickle.loads(pickle.dumps(prefix.pieces))
+    altered[1].rows[1, 0, 0] ^= 1
+    cases = [[prefix.pieces] * RANKS, [prefix.pieces, altered, prefix.pieces, prefix.pieces]]
+    (folder / "prefix").write_bytes(pickle.dumps((cases, prefix.table, prefix.length)))
+    mp.spawn(_rank, args=(folder, restore_checkpoint("llama")), nprocs=RANKS, join=True)
+    found = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
+    return prefix, [[of_rank[case] for of_rank in found] for case in range(len(cases))]
+
+
+def test_four_ranks_equal_one(ranks: tuple[Prefix, list[list[Outcome]]]) -> None:
     """Every rank has the whole KV to the bit, every token was read by one rank alone, and shares differ by rounding
     up.
     """
-    prefix = Prefix.computed(load_runner("llama"), 150, chunks=[100, 50])
-
-    results = _on_every_rank(prefix, [prefix.pieces] * RANKS, tmp_path, restore_checkpoint("llama"))
+    prefix, (results, _) = ranks
 
     assert [reason for _, _, reason in results] == [""] * RANKS
     assert all(torch.equal(kv, prefix.kv) for kv, _, _ in results)
@@ -101,17 +129,9 @@ def test_four_ranks_equal_one(
     assert [len(tokens) for _, tokens, _ in results] == [38, 38, 38, 36]
 
 
-def test_all_ranks_refuse_together(
-    load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_all_ranks_refuse_together(ranks: tuple[Prefix, list[list[Outcome]]]) -> None:
     """What one rank finds altered, no rank uses; nobody waits for it in vain."""
-    prefix = Prefix.computed(load_runner("llama"), 150, chunks=[150])
-    altered = pickle.loads(pickle.dumps(prefix.pieces))
-    altered[1].rows[1, 0, 0] ^= 1
-
-    results = _on_every_rank(
-        prefix, [prefix.pieces, altered, prefix.pieces, prefix.pieces], tmp_path, restore_checkpoint("llama")
-    )
+    _, (_, results) = ranks
 
     assert all(kv is None and "ranks [1]" in reason and "layer 1" in reason for kv, _, reason in results)
 

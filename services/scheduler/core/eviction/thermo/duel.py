@@ -83,12 +83,12 @@ class Duel(msgspec.Struct):
 
     def _winner(self, shadows: Shadows, is_learned: bool) -> int:
         best, most = self.rule, 0.0
-        for other in range(RULES):
-            if other == LEARNED and not is_learned:
-                continue  # It is recency until then.
-            place = RULES * other + self.rule
+        leads = shadows.leads[self.rule :: RULES]
+        for other, lead in enumerate(leads):
+            if lead <= most or (other == LEARNED and not is_learned):
+                continue  # The law is recency until something is learned.
             deviations, least = (FAVOURED_DEVIATIONS, 0.0) if other in FAVOURED else (DEVIATIONS, LEAST_LEAD)
-            lead = shadows.leads[place] - least - deviations * sqrt(shadows.squares[place])
-            if lead > most:
-                best, most = other, lead
+            surplus = lead - least - deviations * sqrt(shadows.squares[RULES * other + self.rule])
+            if surplus > most:
+                best, most = other, surplus
         return best

@@ -26,7 +26,7 @@ from services.scheduler.core.eviction.thermo.law import (
     Law,
     rounded,
 )
-from services.scheduler.core.eviction.thermo.samples import Bools, Floats, Ints
+from services.scheduler.core.eviction.thermo.samples import Floats, Ints
 
 FACTOR_LIMIT = 50.0
 PRIOR_EVENTS = 10.0  # Weight, in reuses, of the assumption that a feature makes no difference.
@@ -34,6 +34,9 @@ MIN_EVENTS = 16
 ROWS = 2048  # Samples in one slice.
 PARTS = 3  # Slices that the index of a pace is made in.
 BUDGET = 3.0  # Work between two requests: a slice counts one, those of the index two, and more with many samples.
+
+_LEVELS = np.arange(LEVELS).reshape(PARTS, -1)
+_SLICE_BYTES = _LEVELS.shape[1] * EDGES * 4
 
 IDLE, WATCH, BASE, EXPECT, FACTOR, INDEX = range(6)
 
@@ -70,7 +73,7 @@ class Fit(msgspec.Struct):
         return True
 
     def advance(self, law: Law) -> None:
-        """Do one slice, or a few while they are small."""
+        """Do one slice, or a few while they are small; of the index what was not made ahead."""
         left = BUDGET
         while self.stage != IDLE and left > 0:
             left -= 1 + (self.stage == INDEX) + min(2.5 * self.count / ROWS, 5.0)
@@ -84,6 +87,17 @@ class Fit(msgspec.Struct):
                 self._factor(law)
             else:
                 self._index(law)
+
+    def make_ahead(self) -> bool:
+        """Do a slice of the index now that is due later, if there is one; returns whether there was.
+
+        The index follows from tables that are final by then, so it does not matter when it is made. It comes into
+        force when the last of its slices is due.
+        """
+        if self.stage != INDEX or len(self.index) == PARTS * len(self.paces) * _SLICE_BYTES:
+            return False
+        self._make_index()
+        return True
 
     def _watch(self, law: Law) -> None:
         """Sum up how long prefixes of each pace were watched at each age, weighted with their factors."""
@@ -149,10 +163,8 @@ class Fit(msgspec.Struct):
             self.paces = np.flatnonzero(has_samples).astype(np.uint8).tobytes()
 
     def _index(self, law: Law) -> None:
-        base = np.frombuffer(self.base).reshape(PACES, AGE_BINS)
-        levels = np.array_split(np.arange(LEVELS), PARTS)[self.at % PARTS]
-        table = gittins(base[self.paces[self.at // PARTS]], np.frombuffer(self.edges), levels)
-        self.index += table.astype(np.float32).tobytes()
+        if len(self.index) == self.at * _SLICE_BYTES:
+            self._make_index()
         self._go_on(self.at + 1, PARTS * len(self.paces), IDLE)
         if self.stage != IDLE:
             return
@@ -165,6 +177,13 @@ class Fit(msgspec.Struct):
         pairs = [halves[2 * pair + 2][:, None] + halves[2 * pair + 1][None, :] for pair in range(PAIRS)]
         law.levels = rounded(np.concatenate(pairs)).reshape(PAIRS * PAIR_SIZE).tobytes()
         self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), b"", b""
+
+    def _make_index(self) -> None:
+        """The next slice of the index: of one pace, a part of the levels."""
+        pace, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
+        base = np.frombuffer(self.base).reshape(PACES, AGE_BINS)[self.paces[pace]]
+        table = gittins(base, np.frombuffer(self.edges), _LEVELS[part])
+        self.index += table.astype(np.float32).tobytes()
 
     def _go_on(self, at: int, until: int, following: int) -> None:
         self.at = at
@@ -208,7 +227,9 @@ def _smooth(values: Floats) -> Floats:
     return np.asarray(values + 0.5 * (near + far))
 
 
-_LATER: Bools = np.arange(EDGES)[None, :] > np.arange(AGE_BINS)[:, None]
+_EARLIER, _LATER = np.triu_indices(EDGES, 1)
+"""All pairs of an edge and a later one, by the earlier of both."""
+_FIRST_PAIR: Ints = np.searchsorted(_EARLIER, np.arange(AGE_BINS))
 
 
 def gittins(base: Floats, edges: Floats, levels: Ints) -> Floats:
@@ -217,23 +238,25 @@ def gittins(base: Floats, edges: Floats, levels: Ints) -> Floats:
     From edge i to a later edge j that is (R_i - R_j) / (O_i - O_j), with R and O what is left of both from an edge
     on. They are summed from the far end, so that the differences are exact where survival is small.
     """
+    # Tables have a row for each edge here, so that those of all pairs are put together by whole rows.
     scale = np.exp2((levels - MIDDLE) / 2.0)
     count = len(levels)
-    width = np.diff(edges)
-    hazard = base[None, :] * scale[:, None]
-    gone = -np.expm1(-hazard * width)
-    alive = np.ones((count, AGE_BINS))
-    np.exp(-np.cumsum(hazard * width, axis=1)[:, :-1], out=alive[:, 1:])
-    stay = gone / np.maximum(hazard, 1e-300)
-    reuses, occupancy = np.zeros((count, EDGES)), np.zeros((count, EDGES))
-    reuses[:, :AGE_BINS] = np.cumsum((alive * gone)[:, ::-1], axis=1)[:, ::-1]
-    occupancy[:, :AGE_BINS] = np.cumsum((alive * stay)[:, ::-1], axis=1)[:, ::-1]
-    best = np.empty((count, EDGES))
-    spent = occupancy[:, :AGE_BINS, None] - occupancy[:, None, :]
-    gained = reuses[:, :AGE_BINS, None] - reuses[:, None, :]
-    ratio = np.divide(gained, spent, out=np.zeros_like(gained), where=_LATER & (spent > 0))
-    ratio.max(axis=2, out=best[:, :AGE_BINS])
+    width = np.diff(edges)[:, None]
+    hazard = base[:, None] * scale
+    due = hazard * width
+    gone = -np.expm1(-due)
+    alive = np.ones((AGE_BINS, count))
+    np.exp(-due.cumsum(axis=0)[:-1], out=alive[1:])
+    reuses, occupancy = np.zeros((EDGES, count)), np.zeros((EDGES, count))
+    reuses[:AGE_BINS] = (alive * gone)[::-1].cumsum(axis=0)[::-1]
+    occupancy[:AGE_BINS] = (alive * (gone / np.maximum(hazard, 1e-300)))[::-1].cumsum(axis=0)[::-1]
+    spent = occupancy.take(_EARLIER, axis=0) - occupancy.take(_LATER, axis=0)
+    if not spent.all():
+        spent[spent == 0] = np.inf  # Nothing survives there, and nothing is gained.
+    ratio = reuses.take(_EARLIER, axis=0) - reuses.take(_LATER, axis=0)
+    ratio /= spent
+    best = np.empty((EDGES, count))
     # Where hardly anything survives, and at the far end, only the hazard of the bin itself can be told.
-    best[:, :AGE_BINS] = np.where(alive > 1e-200, best[:, :AGE_BINS], hazard)
-    best[:, AGE_BINS] = hazard[:, -1]
-    return best
+    best[:AGE_BINS] = np.where(alive > 1e-200, np.maximum.reduceat(ratio, _FIRST_PAIR, axis=0), hazard)
+    best[AGE_BINS] = hazard[-1]
+    return best.T

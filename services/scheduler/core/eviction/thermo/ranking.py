@@ -8,6 +8,7 @@ no request waits for more than one slice, and a score is at most about one ranki
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import compress
 from struct import Struct
 
 import msgspec
@@ -130,7 +131,7 @@ class Ranking(msgspec.Struct):
         self.coming += self._lowest_between(self.at, stop, now, law)
         self.at = stop
         if stop == len(self.slots):
-            self._form(sorted(entry for entry in self.coming if entry[1] in self.slots)[: _line_length(stop)])
+            self._form(_least([entry for entry in self.coming if entry[1] in self.slots], _line_length(stop)))
             self.at, self.coming, self.ranked_at = 0, [], request
         elif not self.line:
             found = sorted(entry for entry in self.coming if entry[1] in self.slots)
@@ -164,6 +165,15 @@ class Ranking(msgspec.Struct):
         for _, node_id in valid[len(valid) // 2 :]:
             if node_id not in waiting:
                 del self.scored[node_id]
+
+
+def _least(entries: list[tuple[float, int]], count: int) -> list[tuple[float, int]]:
+    """The least ``count`` of these, in order. Most are told apart by their scores alone, without being sorted."""
+    if len(entries) > count:
+        scores = np.array([score for score, _ in entries])
+        kept = scores <= np.partition(scores, count - 1)[count - 1]
+        entries = list(compress(entries, kept.tolist()))
+    return sorted(entries)[:count]
 
 
 def _line_length(nodes: int) -> int:

@@ -78,6 +78,8 @@ class Shadows(msgspec.Struct):
         """Behind a request: count its hits, and those before it less, and evict what is too much for each rule."""
         self._count(fading)
         slack = capacity / _SLACK_SHARE
+        if max(self.sizes) <= capacity + slack:
+            return
         for rule in range(RULES):
             if self.sizes[rule] <= capacity + slack:
                 continue
@@ -90,7 +92,7 @@ class Shadows(msgspec.Struct):
     def _count(self, fading: float) -> None:
         self.leads = [lead * fading for lead in self.leads]
         self.squares = [square * fading for square in self.squares]
-        if sum(self.hits) == self.hits[_ALL]:
+        if not any(self.hits[:_ALL]):  # What all rules held tells none from another.
             self.hits[_ALL] = 0
             return
         by_rule = [sum(count for held, count in enumerate(self.hits) if held >> rule & 1) for rule in range(RULES)]

@@ -8,6 +8,7 @@ import pytest
 
 from services.scheduler.core import decode_state, encode_state
 from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.eviction.thermocline import ThermoclinePolicy
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel
 
@@ -45,3 +46,17 @@ def test_crowded_cell_stays_right_and_evicts(policy):
 def test_fold_from_a_snapshot_ends_in_the_same_bytes(policy):
     """The policy's records are in the snapshot, all of them."""
     assert encode_state(crowded_cell(policy, restored_at=17).state) == encode_state(crowded_cell(policy).state)
+
+
+def test_steps_without_a_batch_let_policies_work_ahead(monkeypatch):
+    """An input that admits and evicts nothing does a little of what admissions would wait for; one that does, none."""
+    cell = CellModel(CellConfig(reserve_fraction=0.0, max_running=1), page_size=2)
+    cell.add_worker("worker", pages=30)
+    cell.drain()
+    prepared = []
+    monkeypatch.setattr(ThermoclinePolicy, "prepare", lambda policy: prepared.append(policy) or True)
+
+    cell.submit([1] * 8, max_tokens=2)
+    assert not prepared
+    cell.submit([2] * 8, max_tokens=2)  # There is no place for it yet.
+    assert prepared == [cell.state.orders["device/worker"]]

@@ -11,7 +11,7 @@ from services.scheduler.core.eviction.policy import Moment
 from services.scheduler.core.eviction.thermo.fit import PARTS, Fit, gittins
 from services.scheduler.core.eviction.thermo.ghosts import Ghosts
 from services.scheduler.core.eviction.thermo.law import AGE_BINS, EDGES, LEVELS, Law, pack
-from services.scheduler.core.eviction.thermo.ranking import SLICE, Ranking
+from services.scheduler.core.eviction.thermo.ranking import SLICE, Ranking, _least
 from services.scheduler.core.eviction.thermo.record import Record
 from services.scheduler.core.eviction.thermo.records import start_digest
 from services.scheduler.core.eviction.thermo.rules import RECENCY, RULES
@@ -357,6 +357,40 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit():
     assert msgspec.msgpack.encode(cache.policy) == msgspec.msgpack.encode(unbroken.policy)
 
 
+def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force():
+    """Slices of the index that are made between requests are not made again, and the law is the same byte for byte."""
+    packed = msgspec.msgpack.encode(run(ThermoclinePolicy(), 120, chats(300)).policy)
+    results = []
+    for is_ahead in (False, True):
+        policy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
+        while policy.fit.stage:
+            policy.fit.advance(policy.law)
+        assert not policy.prepare()
+        assert policy.fit.start(policy.law, policy.clock)
+        made, slices = 0, 0
+        while policy.fit.stage:
+            while is_ahead and policy.prepare():
+                made += 1
+            policy.fit.advance(policy.law)
+            slices += 1
+        assert bool(made) == is_ahead
+        results.append((slices, msgspec.msgpack.encode(policy)))
+
+    assert results[0] == results[1]
+
+
+def test_gittins_index_is_zero_where_no_reuse_is_due():
+    """Neither an empty tail nor a law without any reuse divides by zero."""
+    base, edges = np.zeros(AGE_BINS), 2.0 ** (np.arange(EDGES) / 3) - 1
+    base[:4] = 1e6  # Nothing survives the first bins.
+    with np.errstate(all="raise", under="ignore"):
+        index = gittins(base, edges, np.arange(LEVELS))
+
+    assert index[LEVELS // 2, 0] == pytest.approx(1e6)
+    assert not index[:, 4:].any()
+    assert not np.signbit(index).any()
+
+
 def test_gittins_index_is_the_best_ratio_of_all_stopping_ages():
     """Against the definition, start by start and stop by stop."""
     rng = np.random.default_rng(1)
@@ -389,6 +423,15 @@ def test_ranking_in_slices_takes_from_the_lowest():
     ages = sorted(victim * 7919 % count for victim in victims[400:])
     assert ages[len(ages) // 2] < 2 * 2000
     assert len(ranking.slots) == count - 2000
+
+
+@pytest.mark.parametrize("count", [1, 7, 40, 100])
+def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count):
+    """Whatever the scores are, the line is what sorting all of them begins with."""
+    rng = np.random.default_rng(count)
+    entries = [(float(rng.integers(12)), int(node_id)) for node_id in rng.permutation(60)]
+
+    assert _least(entries, count) == sorted(entries)[:count]
 
 
 def test_ranking_goes_on_from_a_snapshot_between_slices():

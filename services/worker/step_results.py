@@ -1,0 +1,62 @@
+"""What a step brought its requests: further tokens, an end, the wish for more pages, or the blame for an exception."""
+
+from __future__ import annotations
+
+from services.worker.compute import Computed
+from services.worker.counters import Counters
+from services.worker.outcome import Outcome
+from services.worker.reports import Reporter
+from services.worker.roster import Roster
+
+REQUEST_FAILURES = 3
+"""Computations of one request that may raise in a row before it is ended with an error."""
+
+
+class StepResults:
+    """Moves requests on. Used by the compute thread only."""
+
+    def __init__(self, roster: Roster, reporter: Reporter, counters: Counters, *, lease_low_tokens: int) -> None:
+        self._roster, self._reporter, self._counters = roster, reporter, counters
+        self._lease_low_tokens = lease_low_tokens
+
+    def take_in(self, outcome: Outcome, now_ns: int) -> None:
+        """Take over what was computed, and deal with what raised."""
+        for computed in outcome.done:
+            self._advance(computed, now_ns)
+        self._blame(outcome)
+
+    def _advance(self, computed: Computed, now_ns: int) -> None:
+        work, request = computed.work, computed.work.request
+        request.computed = max(request.computed, work.end)
+        request.compute_failures = 0
+        if work.is_chunk:
+            request.change("compute")
+            request.computed_tokens += work.rows
+            request.prompt_logprobs.update(computed.prompt_logprobs)
+        if computed.sampled is None:
+            return
+        if computed.sampled.error is not None:
+            # Its KV is right, but its parameters or its logits leave no token: trying again would not help.
+            self._roster.fail(request, computed.sampled.error.message)
+            return
+        request.change("sample")
+        at = request.milestones
+        at.first_token_ns = at.first_token_ns or now_ns
+        token = computed.sampled.token
+        request.tokens.append(token)
+        growth = request.answer.grow(token)
+        self._reporter.item(request, (token,), growth, logprob=computed.sampled.logprob)
+        if growth.finish is not None:
+            self._roster.close(request, growth)
+        elif request.needs_lease(self._lease_low_tokens):
+            request.lease_requested = True
+            self._counters.leases_requested += 1
+            self._reporter.lease_requested(request)
+
+    def _blame(self, outcome: Outcome) -> None:
+        for item, error in outcome.broken:
+            request = item.request
+            request.compute_failures += 1
+            self._counters.compute_failures += 1
+            if not item.is_chunk or request.compute_failures >= REQUEST_FAILURES:
+                self._roster.fail(request, f"{type(error).__name__}: {error}")
