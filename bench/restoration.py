@@ -1,6 +1,6 @@
 """TTFT of a history that lies on a disk of limited bandwidth, by the way in which it comes back.
 
-    python -m bench.restoration [--models mha,gqa] [--lengths 1024,4096,16384] [--mb-per-s 25,50,100,200,400]
+    python -m bench.restoration [--models mha,gqa] [--lengths 1024,4096,16128] [--mb-per-s 25,50,100,200,400]
     [--repeats 3] [--directory DIR] [--save]
 
 After HCache's sections 6.2 and 6.3.1, end to end: for each model, disk and method a whole cell, whose storage reads its
@@ -145,7 +145,7 @@ def bench_method(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default="mha,gqa")
-    parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--lengths", default="1024,4096,16128")
     parser.add_argument("--mb-per-s", default="25,50,100,200,400")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
@@ -154,29 +154,46 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
     options = parser.parse_args()
     figures: list[dict[str, Any]] = []
+    results = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "repeats": options.repeats, "figures": figures}
     with tempfile.TemporaryDirectory(dir=options.directory or None) as scratch:
         folder = Path(scratch)
-        for kind in options.models.split(","):
-            model = make_model(folder / kind, seed=options.seed, kv_heads=KV_HEADS[kind], layers=LAYERS, heads=HEADS)
-            profile = profile_of(model)
-            for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
+        models = {
+            kind: make_model(folder / kind, seed=options.seed, kv_heads=KV_HEADS[kind], layers=LAYERS, heads=HEADS)
+            for kind in options.models.split(",")
+        }
+        profiles = {kind: profile_of(model) for kind, model in models.items()}
+        for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
+            for kind, model in models.items():
                 for method in options.methods.split(","):
-                    known = [each for each in figures if each["model"] == kind and each["method"] == method]
-                    began = time.monotonic()
-                    if method == "recompute" and known:  # The disk has no part in it.
-                        found = [
-                            {**each, "mb_per_s": mb_per_s} for each in known if each["mb_per_s"] == known[0]["mb_per_s"]
-                        ]
-                    else:
-                        found = bench_method(model, profile, folder, method, mb_per_s, options)
-                    figures += [{"model": kind, "mb_per_s": mb_per_s, "method": method, **each} for each in found]
-                    shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms" for each in found)
-                    print(
-                        f"{kind} {mb_per_s:g} MB/s {method:<10} {shown}   ({time.monotonic() - began:.0f} s)",
-                        flush=True,
-                    )
-    results = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "repeats": options.repeats, "figures": figures}
-    print(results_file.write("restoration", results, seed=options.seed) if options.save else json.dumps(results))
+                    figures += figures_of(model, profiles[kind], folder, method, mb_per_s, figures, options)
+            if options.save:  # What is measured so far stands, should the rest be interrupted.
+                print(results_file.write("restoration", results, seed=options.seed), flush=True)
+    if not options.save:
+        print(json.dumps(results))
+
+
+def figures_of(
+    model: Path,
+    profile: Path,
+    folder: Path,
+    method: str,
+    mb_per_s: float,
+    known: list[dict[str, Any]],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Those of one method at one bandwidth; recomputing, in which the disk has no part, is measured once."""
+    began = time.monotonic()
+    same = [each for each in known if each["model"] == model.name and each["method"] == method == "recompute"]
+    found = [{**each, "mb_per_s": mb_per_s} for each in same if each["mb_per_s"] == same[0]["mb_per_s"]]
+    if not found:
+        found = [
+            {"model": model.name, "mb_per_s": mb_per_s, "method": method, **each}
+            for each in bench_method(model, profile, folder, method, mb_per_s, options)
+        ]
+        shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms" for each in found)
+        spent = f"({time.monotonic() - began:.0f} s)"
+        print(f"{model.name} {mb_per_s:g} MB/s {method:<10} {shown}   {spent}", flush=True)
+    return found
 
 
 if __name__ == "__main__":
