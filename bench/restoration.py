@@ -70,6 +70,7 @@ async def measure(
             times, found = [], {}
             if is_kept:  # Computed and kept, or read and kept where an earlier cell left it.
                 await ask_one(client, model, [*history, 9])
+                await rest(bus)  # What is still being saved cannot be emptied.
             for _ in range(repeats):
                 await empty(bus, ("device", "host"))
                 question = [rng.randrange(8, VOCABULARY) for _ in range(QUESTION_TOKENS)]
