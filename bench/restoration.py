@@ -141,7 +141,8 @@ def bench_method(
     environ = {
         "THERMOCLINE_STATE_FORM": form,
         "THERMOCLINE_RESTORING": restoring,
-        "THERMOCLINE_STATE_BYTES": str(2 * room),
+        # One request may have a quarter of the pool to save its state in.
+        "THERMOCLINE_STATE_BYTES": str(5 * (max(lengths) + 1024) * LAYERS * HEADS * 64 * 4),
         "THERMOCLINE_DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
         "THERMOCLINE_PROFILE": str(profile),
         # A whole wait, so that a slow way shows as slow and not as recomputed.
@@ -173,8 +174,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="", help="where the disk tier lies; default: temporary")
     parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
+    parser.add_argument("--add", type=Path, help="results of an earlier run, whose other figures are kept")
     options = parser.parse_args()
-    figures: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = earlier(options) if options.add else []
     results = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "repeats": options.repeats, "figures": figures}
     with tempfile.TemporaryDirectory(dir=options.directory or None) as scratch:
         folder = Path(scratch)
@@ -191,6 +193,18 @@ def main() -> None:
                 print(results_file.write("restoration", results, seed=options.seed), flush=True)
     if not options.save:
         print(json.dumps(results))
+
+
+def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Figures of an earlier run that this one does not measure anew."""
+    anew = {
+        (model, float(mb_per_s), method)
+        for model in options.models.split(",")
+        for mb_per_s in options.mb_per_s.split(",")
+        for method in options.methods.split(",")
+    }
+    kept = json.loads(options.add.read_text(encoding="utf-8"))["results"]["figures"]
+    return [each for each in kept if (each["model"], each["mb_per_s"], each["method"]) not in anew]
 
 
 def figures_of(

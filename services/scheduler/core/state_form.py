@@ -7,18 +7,24 @@ by what is known then; whether saving more of it is worth the while is asked ane
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from services.scheduler.core.planner import LayerCosts, LayerTimes, Partition, layer_times, worth_storing
-from services.scheduler.core.planner.partition import kv_only, made
+from services.scheduler.core.planner.partition import hidden_only, kv_only, made, tokens_only
 from services.scheduler.core.rates import disk_bytes_per_us, layer_costs
 from services.scheduler.core.state import CellState, Storage, Worker
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
 TYPICAL_TOKENS = 4096
-"""Of the prefix by which forms are compared."""
+"""Of the prefix that decides whether state is worth keeping."""
+
+COMPARED_TOKENS = (1024, TYPICAL_TOKENS, 16_384)
+"""Of the prefixes by which forms are compared. Computing a layer takes longer than in proportion, so a form with many
+layers from tokens that is best for short prefixes can be far from it for long ones.
+"""
 
 _WORTH_A_CHANGE = 0.9
 """State must be restored in at most this part of KV's time: KV is shared in host memory and needs no computing."""
@@ -83,25 +89,51 @@ def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeom
 def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, may_mix: bool) -> Partition | None:
     """Layers by what is kept of them, None where nothing is worth it, or nothing but KV.
 
-    Unless they ``may_mix``, a page cannot hold hidden states beside KV.
+    Of all forms, the fastest for a typical prefix among those that are no slower than the best single method for any
+    of the compared lengths; where there is none, the one that is slower by the least factor. A prefix that is computed
+    sooner than it is restored will be computed, whatever is kept of it.
     """
     found = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=may_keep_hidden)
     if found.form == "nothing":
         return None
-    times = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
-    best = found.partition
-    if found.form == "mix" and not may_mix:
-        best = _best_unmixed(costs, times, bytes_per_us)
-    return best if best.time_us <= kv_only(costs.layers, times).time_us * _WORTH_A_CHANGE else None
+    is_smaller = may_keep_hidden and costs.hidden_is_smaller
+    lengths = [layer_times(costs, tokens, bytes_per_us) for tokens in COMPARED_TOKENS]
+    typical = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
+    singles = [_best_single(costs.layers, times, may_keep_hidden=is_smaller) for times in lengths]
+
+    def regret(one: Partition) -> tuple[float, float, float]:
+        slower = max(
+            min(_taken(one, times), tokens_only(costs.layers, times).time_us) / single
+            for times, single in zip(lengths, singles, strict=True)
+        )
+        return max(1.0, slower), _taken(one, typical), one.io_us
+
+    forms = _forms(costs.layers, typical, found.partition.kv, may_keep_hidden=is_smaller, may_mix=may_mix)
+    best = min(forms, key=regret)
+    return best if _taken(best, typical) <= kv_only(costs.layers, typical).time_us * _WORTH_A_CHANGE else None
 
 
-def _best_unmixed(costs: LayerCosts, times: LayerTimes, bytes_per_us: float) -> Partition:
-    """The fastest partition without both hidden states and KV."""
-    as_kv = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=False).partition
-    from_hidden = (
-        made(times, tokens=tokens, hidden=costs.layers - tokens, ends_early=True) for tokens in range(costs.layers)
-    )
-    return min((as_kv, *from_hidden), key=lambda one: (one.time_us, one.io_us))
+def _forms(layers: int, times: LayerTimes, loaded: int, *, may_keep_hidden: bool, may_mix: bool) -> Iterator[Partition]:
+    """Forms worth comparing: KV behind any number of layers from tokens, and hidden states behind them, alone or before
+    ``loaded`` layers of KV. Unless they ``may_mix``, a page cannot hold hidden states beside KV.
+    """
+    for tokens in range(layers):
+        yield made(times, tokens=tokens, kv=layers - tokens, ends_early=True)
+        for kv in dict.fromkeys((0, loaded if may_mix else 0)) if may_keep_hidden else ():
+            if tokens + kv < layers:
+                yield made(times, tokens=tokens, hidden=layers - tokens - kv, kv=kv, ends_early=True)
+
+
+def _best_single(layers: int, times: LayerTimes, *, may_keep_hidden: bool) -> float:
+    """Microseconds of the fastest method alone."""
+    methods = [kv_only(layers, times), tokens_only(layers, times)]
+    methods += [hidden_only(layers, times)] if may_keep_hidden else []
+    return min(method.time_us for method in methods)
+
+
+def _taken(one: Partition, times: LayerTimes) -> float:
+    """Microseconds of the partition where layers take these times."""
+    return made(times, tokens=one.tokens, hidden=one.hidden, kv=one.kv, ends_early=True).time_us
 
 
 def _rounded(costs: LayerCosts) -> LayerCosts:

@@ -5,9 +5,10 @@ from msgspec import structs
 
 from services.scheduler.core import speed_fit
 from services.scheduler.core.page_pool import new_pool
-from services.scheduler.core.planner import note
+from services.scheduler.core.planner import LayerCosts, layer_times, note
+from services.scheduler.core.planner.partition import hidden_only, kv_only, made, tokens_only
 from services.scheduler.core.state import Storage, Worker, new_state
-from services.scheduler.core.state_form import can_restore, is_worth_keeping, parse_form, wanted_state
+from services.scheduler.core.state_form import COMPARED_TOKENS, can_restore, is_worth_keeping, parse_form, wanted_state
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.worker_events import RestorationCosts
@@ -84,6 +85,23 @@ def test_auto_balances_disk_and_device():
     assert found.fault() == ""
     assert found.from_hidden > found.loaded_layers == 0
     assert found.absent > 0
+
+
+def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept():
+    """Where attention dominates, fewer layers are left to tokens, so that no length that is compared takes longer than
+    with the best single method.
+    """
+    costs = structs.replace(FAST, token_us=1.0, pair_us=1e-3)
+
+    plain, steep = wanted_state(*cell()), wanted_state(*cell(costs=costs))
+
+    assert steep.absent < plain.absent
+    layer = LayerCosts(layers=32, kv_bytes=16_384, hidden_bytes=8192, hidden_us=0.2, token_us=1.0, pair_us=1e-3)
+    for tokens in COMPARED_TOKENS:
+        times = layer_times(layer, tokens, 4000.0)
+        taken = made(times, tokens=steep.absent, hidden=steep.from_hidden, kv=steep.loaded_layers, ends_early=True)
+        singles = [one(32, times).time_us for one in (kv_only, hidden_only, tokens_only)]
+        assert min(taken.time_us, singles[-1]) <= min(singles)
 
 
 def test_auto_keeps_kv_where_the_disk_is_the_faster_side():
