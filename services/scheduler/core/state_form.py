@@ -29,6 +29,11 @@ layers from tokens that is best for short prefixes can be far from it for long o
 _WORTH_A_CHANGE = 0.9
 """State must be restored in at most this part of KV's time: KV is shared in host memory and needs no computing."""
 
+_WORTH_A_MIX = 0.9
+"""A form of several methods must be this much faster than one of a single method: what they cost beside one another, a
+pass through the model for each part and cores that both want, is in no profile.
+"""
+
 _LAYERS = re.compile(r"([0-9]{1,4})/([0-9]{1,4})/([0-9]{1,4})")
 
 
@@ -106,7 +111,8 @@ def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, 
             min(_taken(one, times), tokens_only(costs.layers, times).time_us) / single
             for times, single in zip(lengths, singles, strict=True)
         )
-        return max(1.0, slower), _taken(one, typical), one.io_us
+        is_mix = (one.tokens > 0) + (one.hidden > 0) + (one.kv > 0) > 1
+        return max(1.0, slower), _taken(one, typical) / (_WORTH_A_MIX if is_mix else 1.0), one.io_us
 
     forms = _forms(costs.layers, typical, found.partition.kv, may_keep_hidden=is_smaller, may_mix=may_mix)
     best = min(forms, key=regret)
