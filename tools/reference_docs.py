@@ -25,7 +25,7 @@ from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
-from tools import core_results, data_plane_results, policy_results
+from tools import core_results, data_plane_results, policy_results, restoration_results
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -208,12 +208,18 @@ def data_plane() -> str:
     return data_plane_results.page(_result("ttft_ladder"), _result("disk_tier"), _result("transfers"))
 
 
+def restoration() -> str:
+    """What restoration costs and saves."""
+    return restoration_results.page(_result("restoration"), _result("hidden_states"), _result("hidden_saving"))
+
+
 PAGES = {
     "reference/lifecycles.md": lifecycles,
     "reference/settings.md": settings,
     "results/core.md": core,
     "results/data-plane.md": data_plane,
     "results/policies.md": policies,
+    "results/restoration.md": restoration,
     "results/speed.md": speed,
 }
 

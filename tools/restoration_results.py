@@ -20,7 +20,7 @@ Whole cells behind their HTTP API; storage reads its disk through a token bucket
 then a question of 32 tokens is asked. *Recompute* fetches nothing; *KV* keeps KV; *hidden* keeps hidden states of all
 layers; *half* is the naive hybrid, the first half of the layers recomputed and the rest kept as KV; *planned* is the
 planner, which knows only what `thermocline doctor --profile` measured and what it observes. The last column is its
-time over that of the best other method.
+time over that of the best other method. Runs of one after the other are joined (`--add`); the line below is the last.
 """
 
 _SPEED = """\
