@@ -1,0 +1,115 @@
+"""Pools of storages that this worker has mapped, by the storage that owns them: mapping, pinning, letting go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.kv.page_memory import PageLayout, PageMemory
+from shared import logs
+from shared.errors import TransportError
+from shared.memory import HostPoolView
+from shared.messages.pools import PoolHandle
+
+_log = logs.get_logger("worker")
+
+
+class Pins(Protocol):
+    """Makes mapped memory reachable for a GPU; see :mod:`services.worker.kv.pinning`."""
+
+    def pin(self, array: npt.NDArray[np.uint8]) -> None:
+        """Register the memory under ``array``. Raises TransportError when the driver refuses."""
+
+    def unpin(self, array: npt.NDArray[np.uint8]) -> None:
+        """The reverse, when nothing reads or writes it any more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttachedPool:
+    """A mapped pool. ``is_pinned``: a GPU may read it by itself."""
+
+    view: HostPoolView
+    is_pinned: bool = False
+
+    def memory(self) -> PageMemory:
+        """Its pages, for a mover. Raises TransportError when the pool has been unmapped meanwhile."""
+        layout = PageLayout.page_first(self.view.geometry, self.view.handle.pages)
+        return PageMemory(layout, array=self.view.flat_pages(), is_pinned=self.is_pinned)
+
+
+class MappedPools:
+    """One pool of each storage: host pools or state pools."""
+
+    def __init__(
+        self,
+        kind: str,
+        fault: Callable[[PoolHandle], str],
+        pins: Pins | None,
+        retire: Callable[[Callable[[], None]], object],
+        *,
+        is_written: bool,
+    ) -> None:
+        """``kind`` is for errors and the log. ``fault`` says why this worker has no use for a pool, or "". ``retire``
+        runs what lets go of a detached pool behind whatever still uses it; a pool that ``is_written`` always goes
+        that way, others when they are pinned.
+        """
+        self._kind, self._fault, self._is_written = kind, fault, is_written
+        self._pins = pins
+        self._retire = retire
+        self._pools: dict[str, AttachedPool] = {}
+        self._reasons: dict[str, str] = {}  # Why a pool that was to be mapped is not.
+
+    def attach(self, storage_id: str, handle: PoolHandle) -> None:
+        """Map a pool, replacing an older one of that storage. One that cannot be mapped is missed by ``find`` later."""
+        self.detach(storage_id)
+        try:
+            fault = self._fault(handle)
+            if fault:
+                raise TransportError(fault)
+            # The driver registers only memory that this process may write.
+            view = HostPoolView.attach(handle, writable=self._is_written or self._pins is not None)
+        except TransportError as error:
+            self._reasons[storage_id] = error.message
+            _log.warning(f"{self._kind}_pool_not_attached", storage=storage_id, reason=error.message)
+            return
+        self._pools[storage_id] = AttachedPool(view, self._pin(storage_id, view))
+
+    def detach(self, storage_id: str) -> None:
+        """Unmap a pool; an unknown one is fine."""
+        self._reasons.pop(storage_id, None)
+        pool = self._pools.pop(storage_id, None)
+        if pool is not None and (pool.is_pinned or self._is_written):
+            self._retire(lambda: self._close(pool))
+        elif pool is not None:
+            self._close(pool)
+
+    def find(self, storage_id: str) -> AttachedPool:
+        """A mapped pool. Raises TransportError, saying why, when there is none."""
+        pool = self._pools.get(storage_id)
+        if pool is None:
+            raise TransportError(self._reasons.get(storage_id, f"no {self._kind} pool of {storage_id} is attached"))
+        return pool
+
+    def close(self) -> None:
+        """Unmap all of them, here and now: nothing uses them any more."""
+        while self._pools:
+            self._close(self._pools.popitem()[1])
+
+    def _pin(self, storage_id: str, view: HostPoolView) -> bool:
+        if self._pins is None:
+            return False
+        try:
+            self._pins.pin(view.flat_pages())
+        except TransportError as error:
+            _log.warning(f"{self._kind}_pool_not_pinned", storage=storage_id, reason=error.message)
+            return False
+        return True
+
+    def _close(self, pool: AttachedPool) -> None:
+        if pool.is_pinned and self._pins is not None:
+            self._pins.unpin(pool.view.flat_pages())
+        pool.view.close()
