@@ -33,6 +33,7 @@ from bench.make_model import make_model
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
+from shared.messages.status import CellStatus
 from thermocline.client import served_model
 from thermocline.client.stream import SOURCES
 from thermocline.supervisor.api import running
@@ -77,15 +78,17 @@ async def measure(
         if keeps_state:
             await state_pool(bus)
         for length, history in histories(lengths, seed).items():
-            times, found = [], {}
+            times, found, predicted = [], {}, []
             if is_kept:  # Computed and kept, or read and kept where an earlier cell left it.
                 await ask_one(client, model, [*history, 9])
                 await rest(bus)  # What is still being saved cannot be emptied.
             for _ in range(repeats if length <= LONG else 1):
                 await empty(bus, ("device", "host"))
                 question = [rng.randrange(8, VOCABULARY) for _ in range(QUESTION_TOKENS)]
+                before = await CacheCalls(bus).status()
                 answer = await ask_one(client, model, history + question)
                 times.append(answer.ttft_s)
+                predicted.append(predictions(before, await CacheCalls(bus).status()))
                 found = {source: getattr(answer, f"{source}_tokens") for source in SOURCES}
                 await rest(bus)
             middle = statistics.median(times)
@@ -96,10 +99,25 @@ async def measure(
                     "spread_ms": [round(min(times) * 1e3, 1), round(max(times) * 1e3, 1)],
                     "tokens_per_s": round(length / middle, 1),
                     "found": {name: count for name, count in found.items() if count},
+                    "form": next((pool.form for pool in before.pools if pool.form), ""),
+                    "restored": predicted,
                 }
             )
     await bus.close()
     return figures
+
+
+def predictions(before: CellStatus, after: CellStatus) -> dict[str, dict[str, float]]:
+    """Predicted and observed milliseconds of what was restored between two reports, by kind."""
+    earlier = {one.kind: one for one in before.restorations}
+    found = {}
+    for one in after.restorations:
+        known = earlier.get(one.kind)
+        if known is None or known.count < one.count:
+            predicted_s = one.predicted_seconds - (known.predicted_seconds if known else 0.0)
+            observed_s = one.observed_seconds - (known.observed_seconds if known else 0.0)
+            found[one.kind] = {"predicted_ms": round(predicted_s * 1e3, 1), "observed_ms": round(observed_s * 1e3, 1)}
+    return found
 
 
 async def state_pool(bus: Bus) -> None:
@@ -225,7 +243,7 @@ def figures_of(
             {"model": model.name, "mb_per_s": mb_per_s, "method": method, **each}
             for each in bench_method(model, profile, folder, method, mb_per_s, options)
         ]
-        shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms" for each in found)
+        shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms {each['form']}" for each in found)
         spent = f"({time.monotonic() - began:.0f} s)"
         print(f"{model.name} {mb_per_s:g} MB/s {method:<10} {shown}   {spent}", flush=True)
     return found

@@ -19,8 +19,9 @@ _TTFT = """\
 Whole cells behind their HTTP API; storage reads its disk through a token bucket. Every tier above the disk is empty,
 then a question of 32 tokens is asked. *Recompute* fetches nothing; *KV* keeps KV; *hidden* keeps hidden states of all
 layers; *half* is the naive hybrid, the first half of the layers recomputed and the rest kept as KV; *planned* is the
-planner, which knows only what `thermocline doctor --profile` measured and what it observes. The last column is its
-time over that of the best other method. Runs of one after the other are joined (`--add`); the line below is the last.
+planner, which knows only what `thermocline doctor --profile` measured and what it observes. *Form* is the form of state
+that it chose: layers computed from tokens / from hidden states / as KV. The last column is its time over that of the
+best other method. Runs of one after the other are joined (`--add`); the line below is the last.
 """
 
 _SPEED = """\
@@ -57,8 +58,8 @@ def _ttft(results: dict[str, Any], origin: str) -> list[str]:
         heads, kv_heads = results["heads"], results["kv_heads"][model]
         lines += [f"### {name}: {results['layers']} layers, {heads} heads, {kv_heads} with K and V\n"]
         lines += [
-            "| history | MB/s | recompute, ms | KV | hidden | half | planned | tokens/s | over the best other |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| history | MB/s | recompute, ms | KV | hidden | half | planned | form | tokens/s | over the best other |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += _ttft_rows([each for each in results["figures"] if each["model"] == model])
         lines.append("")
@@ -72,7 +73,11 @@ def _ttft_rows(figures: list[dict[str, Any]]) -> Iterable[str]:
         others = [time for method, time in times.items() if method != "planned"]
         shown = [f"{times[method]:.0f}" if method in times else "" for method in _METHODS]
         if "planned" in times and others:
-            shown += [f"{found['planned']['tokens_per_s']:.0f}", f"{times['planned'] / min(others):.2f}"]
+            shown += [
+                found["planned"].get("form") or "KV",
+                f"{found['planned']['tokens_per_s']:.0f}",
+                f"{times['planned'] / min(others):.2f}",
+            ]
         yield f"| {tokens:,} | {mb_per_s:g} | {' | '.join(shown)} |"
 
 

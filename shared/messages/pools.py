@@ -39,6 +39,11 @@ class KvGeometry(Message, frozen=True):
         return self.absent > 0 or self.from_hidden > 0
 
     @property
+    def form(self) -> str:
+        """Layers computed from tokens / from hidden states / kept as KV, as the setting ``state_form`` has it."""
+        return f"{self.absent}/{self.from_hidden}/{self.loaded_layers}"
+
+    @property
     def as_kv(self) -> KvGeometry:
         """The geometry of the KV that is restored."""
         return KvGeometry(

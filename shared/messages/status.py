@@ -29,6 +29,7 @@ class PoolStatus(Message, frozen=True):
     free: int
     cached: int
     leased: int
+    form: str = ""  # Of state: KvGeometry.form.
 
 
 class WorkerStatus(Message, frozen=True):

@@ -38,7 +38,11 @@ async def run(arguments: argparse.Namespace) -> bool:
 def stat_lines(stats: CacheStats) -> list[str]:
     """Tables of pools and of lower tiers, then hits and counters."""
     pools = [
-        (pool.owner, pool.tier, *(f"{count:,}" for count in (pool.total, pool.cached, pool.leased, pool.free)))
+        (
+            pool.owner,
+            f"{pool.tier} {pool.form}".rstrip(),
+            *(f"{count:,}" for count in (pool.total, pool.cached, pool.leased, pool.free)),
+        )
         for pool in stats.pools
     ]
     lines = table(("pool", "tier", "pages", "cached", "leased", "free"), pools)

@@ -105,6 +105,7 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
     leased: int
     free: int
+    form: str = ""  # Of a state pool: layers computed from tokens / from hidden states / kept as KV, such as "0/8/0".
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):

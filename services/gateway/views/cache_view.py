@@ -60,6 +60,7 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
                 cached=pool.cached,
                 leased=pool.leased,
                 free=pool.free,
+                form=pool.form,
             )
             for pool in status.pools
         ],

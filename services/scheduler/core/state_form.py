@@ -106,18 +106,19 @@ def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, 
     lengths = [layer_times(costs, tokens, bytes_per_us) for tokens in COMPARED_TOKENS]
     typical = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
     singles = [_best_single(costs.layers, times, may_keep_hidden=is_smaller) for times in lengths]
+    computing = [tokens_only(costs.layers, times).time_us for times in lengths]
 
     def regret(one: Partition) -> tuple[float, float, float]:
         slower = max(
-            min(_taken(one, times), tokens_only(costs.layers, times).time_us) / single
-            for times, single in zip(lengths, singles, strict=True)
+            min(_taken(one, times), computing_us) / single
+            for times, computing_us, single in zip(lengths, computing, singles, strict=True)
         )
         is_mix = (one.tokens > 0) + (one.hidden > 0) + (one.kv > 0) > 1
-        return max(1.0, slower), _taken(one, typical) / (_WORTH_A_MIX if is_mix else 1.0), one.io_us
+        return max(1.0, slower), one.time_us / (_WORTH_A_MIX if is_mix else 1.0), one.io_us
 
     forms = _forms(costs.layers, typical, found.partition.kv, may_keep_hidden=is_smaller, may_mix=may_mix)
     best = min(forms, key=regret)
-    return best if _taken(best, typical) <= kv_only(costs.layers, typical).time_us * _WORTH_A_CHANGE else None
+    return best if best.time_us <= kv_only(costs.layers, typical).time_us * _WORTH_A_CHANGE else None
 
 
 def _forms(layers: int, times: LayerTimes, loaded: int, *, may_keep_hidden: bool, may_mix: bool) -> Iterator[Partition]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.deferral import transient_nodes
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import MethodError
-from services.scheduler.core.state import CellState
+from services.scheduler.core.state import CellState, Storage
 from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, WorkerStatus
 
 
@@ -16,9 +16,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
     ]
     pools += [
-        _state(storage.storage_id, storage.state_pool)
-        for storage in state.storages.values()
-        if storage.state_pool is not None
+        _state(storage, storage.state_pool) for storage in state.storages.values() if storage.state_pool is not None
     ]
     page_size = state.tree.page_size
     in_queue, in_flight = transient_nodes(state)
@@ -84,7 +82,13 @@ def _host(owner: str, pool: PagePool) -> PoolStatus:
     )
 
 
-def _state(owner: str, pool: PagePool) -> PoolStatus:
+def _state(storage: Storage, pool: PagePool) -> PoolStatus:
     return PoolStatus(
-        owner=owner, tier="state", total=pool.total, free=pool.free, cached=pool.cached, leased=pool.leased
+        owner=storage.storage_id,
+        tier="state",
+        total=pool.total,
+        free=pool.free,
+        cached=pool.cached,
+        leased=pool.leased,
+        form=storage.state_handle.geometry.form if storage.state_handle is not None else "",
     )
