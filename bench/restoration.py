@@ -1,7 +1,7 @@
 """TTFT of a history that lies on a disk of limited bandwidth, by the way in which it comes back.
 
     python -m bench.restoration [--models mha,gqa] [--lengths 1024,4096,16128] [--mb-per-s 25,50,100,200,400]
-    [--repeats 3] [--directory DIR] [--save]
+    [--repeats 3] [--rounds 3] [--directory DIR] [--save]
 
 After HCache's sections 6.2 and 6.3.1, end to end: for each model, disk and method a whole cell, whose storage reads its
 disk through a token bucket. A history is computed once and kept as the method has it, then every tier above the disk
@@ -66,7 +66,7 @@ def histories(lengths: list[int], seed: int) -> dict[int, list[int]]:
 async def measure(
     base_url: str, nats: str, lengths: list[int], *, repeats: int, seed: int, is_kept: bool, keeps_state: bool
 ) -> list[dict[str, Any]]:
-    """Median TTFT by length, and where the history was found. ``is_kept``: the method keeps something at all, and
+    """TTFT by length, and where the history was found. ``is_kept``: the method keeps something at all, and
     ``keeps_state`` that it may keep it as state.
     """
     rng = random.Random(seed + 1)
@@ -91,13 +91,10 @@ async def measure(
                 predicted.append(predictions(before, await CacheCalls(bus).status()))
                 found = {source: getattr(answer, f"{source}_tokens") for source in SOURCES}
                 await rest(bus)
-            middle = statistics.median(times)
             figures.append(
                 {
                     "tokens": length,
-                    "ttft_ms": round(middle * 1e3, 1),
-                    "spread_ms": [round(min(times) * 1e3, 1), round(max(times) * 1e3, 1)],
-                    "tokens_per_s": round(length / middle, 1),
+                    "times_ms": [round(seconds * 1e3, 1) for seconds in times],
                     "found": {name: count for name, count in found.items() if count},
                     "form": next((pool.form for pool in before.pools if pool.form), ""),
                     "restored": predicted,
@@ -189,13 +186,21 @@ def main() -> None:
     parser.add_argument("--mb-per-s", default="25,50,100,200,400")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="", help="where the disk tier lies; default: temporary")
     parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
     parser.add_argument("--add", type=Path, help="results of an earlier run, whose other figures are kept")
     options = parser.parse_args()
     figures: list[dict[str, Any]] = earlier(options) if options.add else []
-    results = {"layers": LAYERS, "heads": HEADS, "kv_heads": KV_HEADS, "repeats": options.repeats, "figures": figures}
+    results = {
+        "layers": LAYERS,
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "repeats": options.repeats,
+        "rounds": options.rounds,
+        "figures": figures,
+    }
     with tempfile.TemporaryDirectory(dir=options.directory or None) as scratch:
         folder = Path(scratch)
         models = {
@@ -205,8 +210,7 @@ def main() -> None:
         profiles = {kind: profile_of(model) for kind, model in models.items()}
         for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
             for kind, model in models.items():
-                for method in options.methods.split(","):
-                    figures += figures_of(model, profiles[kind], folder, method, mb_per_s, figures, options)
+                figures += figures_of(kind, model, profiles[kind], folder, mb_per_s, figures, options)
             if options.save:  # What is measured so far stands, should the rest be interrupted.
                 print(results_file.write("restoration", results, seed=options.seed), flush=True)
     if not options.save:
@@ -226,27 +230,48 @@ def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def figures_of(
+    kind: str,
     model: Path,
     profile: Path,
     folder: Path,
-    method: str,
     mb_per_s: float,
     known: list[dict[str, Any]],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Those of one method at one bandwidth; recomputing, in which the disk has no part, is measured once."""
-    began = time.monotonic()
-    same = [each for each in known if each["model"] == model.name and each["method"] == method == "recompute"]
-    found = [{**each, "mb_per_s": mb_per_s} for each in same if each["mb_per_s"] == same[0]["mb_per_s"]]
-    if not found:
-        found = [
-            {"model": model.name, "mb_per_s": mb_per_s, "method": method, **each}
-            for each in bench_method(model, profile, folder, method, mb_per_s, options)
-        ]
-        shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms {each['form']}" for each in found)
-        spent = f"({time.monotonic() - began:.0f} s)"
-        print(f"{model.name} {mb_per_s:g} MB/s {method:<10} {shown}   {spent}", flush=True)
+    """Those of all methods for one model at one bandwidth.
+
+    Methods take turns, ``--rounds`` times: the machine is not equally fast for as long as all of them take.
+    Recomputing, in which the disk has no part, is measured once.
+    """
+    found: list[dict[str, Any]] = []
+    for _ in range(options.rounds):
+        for method in options.methods.split(","):
+            if method == "recompute" and any(each["method"] == method for each in found):
+                continue
+            same = [each for each in known if each["model"] == kind and each["method"] == "recompute"]
+            if method == "recompute" and same:
+                first = same[0]["mb_per_s"]
+                found += [{**each, "mb_per_s": mb_per_s} for each in same if each["mb_per_s"] == first]
+                continue
+            began = time.monotonic()
+            for figure in bench_method(model, profile, folder, method, mb_per_s, options):
+                add_times(found, {"model": kind, "mb_per_s": mb_per_s, "method": method, **figure})
+            shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms {each['form']}" for each in found[-3:])
+            print(f"{kind} {mb_per_s:g} MB/s {method:<10} {shown}   ({time.monotonic() - began:.0f} s)", flush=True)
     return found
+
+
+def add_times(found: list[dict[str, Any]], figure: dict[str, Any]) -> None:
+    """Join what another round measured to what is known of the same, and say the median of all."""
+    key = ("model", "mb_per_s", "method", "tokens")
+    known = next((each for each in found if all(each[name] == figure[name] for name in key)), None)
+    if known is None:
+        known = figure
+    else:
+        found.remove(known)
+        known = {**figure, "times_ms": known["times_ms"] + figure["times_ms"]}
+    middle = statistics.median(known["times_ms"])
+    found.append({**known, "ttft_ms": middle, "tokens_per_s": round(known["tokens"] / middle * 1e3, 1)})
 
 
 if __name__ == "__main__":
