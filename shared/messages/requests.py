@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.importance import DEFAULT_METRIC
 from shared.messages.base import Message, count_int32
 
 
@@ -28,11 +29,28 @@ class SamplingParams(Message, frozen=True):
     prompt_logprobs: int | None = None  # Same for prompt tokens; such a request never reads the cache.
 
 
+class Importance(Message, frozen=True):
+    """How little of a prefix may be loaded: lossy, and therefore only where the caller or the deployment chose it.
+
+    Of every layer ``ratio`` of the prefix tokens, by ``metric`` (``shared.importance``; IMPRESS 4.1), among them
+    ``first_tokens`` and ``recent_tokens`` in any case.
+    """
+
+    ratio: float  # Above 0, at most 1.
+    metric: str = DEFAULT_METRIC
+    first_tokens: int = 0
+    recent_tokens: int = 0
+
+
 class CacheHints(Message, frozen=True):
-    """Per-request use of the prefix cache; the ``cache`` extension field of the HTTP API."""
+    """Per-request use of the prefix cache; the ``cache`` extension field of the HTTP API.
+
+    Without ``importance``, fidelity is exact.
+    """
 
     read: bool = True
     write: bool = True
+    importance: Importance | None = None
 
 
 class SubmitRequest(Message, frozen=True):

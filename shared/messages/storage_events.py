@@ -23,6 +23,7 @@ class StorageJoined(Message, frozen=True):
     has_remote: bool = False  # It has an object store, which may hold what others wrote.
     state_bytes: int = 0  # Budget of a state pool; 0 is none.
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
+    keeps_sparse: bool = False  # What its disk holds of KV can be read in part (``shared.messages.sparse_reads``).
 
 
 class StorageLeft(Message, frozen=True):

@@ -25,6 +25,17 @@ class Timing(Message, frozen=True):
     first_token_ns: int = 0  # Its first token was sampled.
 
 
+class ImportanceUsage(Message, frozen=True):
+    """What was loaded of a sparse prefix."""
+
+    ratio: float
+    metric: str
+    loaded_tokens: int  # Of the prefix, per layer.
+    layers: int
+    layers_fallen_back: int  # Probe heads disagreed there, and all keys were read.
+    disk_bytes: int
+
+
 class Usage(Message, frozen=True):
     """Where the caller's prompt tokens came from."""
 
@@ -35,6 +46,8 @@ class Usage(Message, frozen=True):
     neighbour_tokens: int = 0
     hidden_tokens: int = 0  # Restored from hidden states, or from a mix of them, KV and recomputation.
     computed_tokens: int = 0  # Prefill tokens really computed for this attempt, preempted work included.
+    sparse_tokens: int = 0  # Of a sparse prefix: only the important ones among them were loaded.
+    importance: ImportanceUsage | None = None  # None where nothing was loaded lossily.
 
 
 class TokenItem(Message, frozen=True):

@@ -50,6 +50,20 @@ class LoadFailure(Message, frozen=True):
     neighbour_id: str = ""  # Set when they are pages of a neighbour's device pool.
 
 
+class SparseLoaded(Message, frozen=True):
+    """What became of a request's ``SparsePrefix`` when its first chunk was computed.
+
+    ``shares`` has a byte for each of its chunks: the share of the chunk's tokens that was chosen, on average over the
+    layers, in 255ths (IMPRESS 4.4.2's importance ratio).
+    """
+
+    request_id: str
+    attempt: int
+    shares: bytes
+    disk_bytes: int
+    read_us: int  # Computation waited so long for it.
+
+
 class BatchDone(Message, frozen=True):
     """A ``RunBatch`` was executed. Chunks of requests in ``failed`` were not computed; all others were.
 
@@ -77,6 +91,8 @@ class BatchDone(Message, frozen=True):
     restored_tokens: int = 0  # Of ``restores`` that took place.
     restore_us: int = 0  # Wall time of all restorations, one after another, before the step; not in compute_us.
     restores_refused: tuple[str, ...] = ()  # Of ``failed``: their state pages were not what was saved.
+    sparse_refused: tuple[str, ...] = ()  # Of ``failed``: their sparse prefix could not be read.
+    sparse_loaded: tuple[SparseLoaded, ...] = ()
 
 
 class StateSaved(Message, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shared.messages.base import Message
 from shared.messages.pools import PoolHandle
-from shared.messages.requests import SamplingParams
+from shared.messages.requests import Importance, SamplingParams
 
 
 class StateLease(Message, frozen=True):
@@ -26,6 +26,27 @@ class StateLease(Message, frozen=True):
     parent: bytes
 
 
+class SparsePrefix(Message, frozen=True):
+    """Tokens [start, end) of a request, which lie on the disk of its node and are not loaded as a whole (IMPRESS 4.1).
+
+    In the step of the request's first chunk, each layer reads the keys of the probe heads, chooses, and reads K and V
+    of what it chose (``shared.messages.sparse_reads``); these tokens are never computed. ``start`` and ``end`` are
+    multiples of the page size. ``chunks`` are the names (16 bytes each) of the chunks that hold them, the first of
+    which begins at token ``depth``, at or before ``start``; the last ends at ``end``. ``pages`` (packed int32) hold in
+    every layer what that layer chose, in order: room for ceil(ratio * (end - start)) tokens.
+    """
+
+    storage_id: str
+    namespace: str
+    start: int
+    end: int
+    depth: int
+    chunks: bytes
+    pages: bytes
+    importance: Importance
+    key_id: str = ""
+
+
 class AdmitRequest(Message, frozen=True):
     """Make a request known to the worker. It computes nothing until a ``RunBatch`` names it.
 
@@ -35,6 +56,9 @@ class AdmitRequest(Message, frozen=True):
     The KV of the first ``cached_tokens`` tokens is in those pages already, or will be put there by loads of
     the first ``RunBatch`` that names this request. The worker samples output token number
     ``len(tokens) - prompt_tokens`` first.
+
+    With a ``sparse`` prefix, entries of ``pages`` that hold its tokens are -1, and ``cached_tokens`` is its end: what
+    lies before its start is cached like any other prefix. All that is computed behind it is lossy as well.
     """
 
     request_id: str
@@ -53,6 +77,7 @@ class AdmitRequest(Message, frozen=True):
     received_ns: int = 0
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
     state_lease: StateLease | None = None
+    sparse: SparsePrefix | None = None
 
 
 class PrefillChunk(Message, frozen=True):
