@@ -55,7 +55,10 @@ class BackupDone(Message, frozen=True):
 
 
 class ChunksListed(Message, frozen=True):
-    """Chunks (16 bytes each) that the disk holds already, in pieces of at most ``LISTED_AT_ONCE``."""
+    """Chunks (16 bytes each) that the disk holds already, in pieces of at most ``LISTED_AT_ONCE``.
+
+    Form ``sparse`` is listed whenever such copies were made, some time after their chunks of KV were saved.
+    """
 
     storage_id: str
     incarnation: str
