@@ -26,6 +26,7 @@
         ├── IllegalTransition    a lifecycle table lacks this entry
         ├── IntegrityError       checksum or identity of cached state is wrong
         ├── TransportError       the broker or a pool of another process failed
+        ├── SparsePrefixLost     a part of a prefix on the disk cannot be read: the request runs again without it
         ├── RecordingError       truncated or corrupt recording, or one that does not replay
         └── AttemptsExhausted    its workers died too often
 """
@@ -143,6 +144,12 @@ class IntegrityError(InternalError):
 
 class TransportError(InternalError):
     code = "transport_error"
+
+
+class SparsePrefixLost(InternalError):
+    """What a request needs of its prefix on the disk could not be read. It can run again, by another way."""
+
+    code = "sparse_prefix_lost"
 
 
 class RecordingError(InternalError):

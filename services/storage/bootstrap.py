@@ -25,7 +25,7 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
     reaped = reap(config.shm_prefix)
     if reaped:
         _log.info("leftovers_reaped", segments=reaped)
-    metrics.serve(config.metrics_port)
+    metrics.serve(config.metrics_port, config.metrics_host)
     media = await asyncio.to_thread(open_media, config)
     loop = asyncio.get_running_loop()
     # Always handled: what an operator sends to have keys read again must not end a storage that has none.

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.backends import ChunkBackend, ChunkKey, PartialReads
+from services.storage.buffers import Buffers
 from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import ReadChunk
 from services.storage.core.chunk_index import Arrival, ChunkIndex
@@ -22,8 +23,9 @@ from services.storage.core.tier_health import TierHealth
 from services.storage.io_threads import IoThreads
 from services.storage.paced_reads import PacedReads
 from services.storage.removals import Removals
+from services.storage.sparse.part_reading import PartFailure
 from shared import logs
-from shared.errors import CapacityError, IntegrityError, ThermoclineError, TransportError
+from shared.errors import CapacityError, IntegrityError, NotFound, ThermoclineError, TransportError
 
 READ_TIMEOUT_S = 10.0
 """Not what is left of a fetch: a disk that took longer than a fetch had time for has not failed."""
@@ -163,6 +165,51 @@ class DiskTier:
             measures.moved(self.name, "read", header.nbytes, self._clock_s() - started_s)
         self._worked()
         return header
+
+    async def read_parts(self, nbytes: int, buffers: Buffers, read: Callable[[memoryview], PartFailure | None]) -> None:
+        """Let ``read`` read ``nbytes`` bytes, parts of chunks that the caller holds, by way of a buffer of ``buffers``.
+
+        Raises TransportError when the disk failed, or the error that ``read`` returned; then that chunk is not there
+        any more, and the caller tells of it, unless only its key is missing.
+        """
+        if not self._health.may_try(self._clock_s()):
+            raise TransportError("the disk failed lately and is left alone for now")
+        await self.pace.wait(nbytes)
+        async with buffers.buffer(is_urgent=True) as buffer:
+            started_s = self._clock_s()
+            failure = await self._threads.run(True, read, buffer)
+        if failure is None:
+            measures.moved(self.name, "read", nbytes, self._clock_s() - started_s)
+            self._worked()
+            return
+        if isinstance(failure.error, IntegrityError):
+            self.quarantine(failure.key, failure.error)
+        elif isinstance(failure.error, TransportError):
+            self.index.forget(failure.key)
+            self._failed(failure.error.message)
+        elif isinstance(failure.error, NotFound):
+            self.index.forget(failure.key)
+        raise failure.error
+
+    async def replace(self, key: ChunkKey, blob: memoryview) -> bool:
+        """Put ``blob`` in the place of a chunk of as many bytes; False if it is not there (any more).
+
+        Raises CapacityError or TransportError, and the chunk is as it was, or replaced.
+        """
+        backend = self.backend
+        if key not in self.index or not isinstance(backend, PartialReads):
+            return False
+        if not (self._admission.may_try(self._clock_s()) and self._health.may_try(self._clock_s())):
+            raise TransportError("the disk is left alone for now")
+        started_s = self._clock_s()
+        try:
+            is_replaced = await self._threads.run(False, backend.replace, key, blob, timeout_s=WRITE_TIMEOUT_S)
+        except TransportError as error:
+            self._failed(error.message)
+            raise
+        measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
+        self._worked()
+        return is_replaced
 
     def take_lost(self) -> list[ChunkKey]:
         """What reading found to be bad or gone since the last call: whoever reads tells the scheduler of it."""

@@ -16,6 +16,7 @@ from services.storage.io_threads import IoThreads
 from services.storage.promotions import Promotions
 from services.storage.remote_tier import RemoteTier
 from services.storage.saver import Saver
+from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
 from services.storage.warm_start import WarmStart
 from shared import logs
@@ -53,7 +54,13 @@ class Drops:
         """Drops that wait or run."""
         return len(self._waiting) + self._is_dropping
 
-    def add(self, order: DropChunks, savers: Iterable[Saver], promotions: Iterable[Promotions]) -> None:
+    def add(
+        self,
+        order: DropChunks,
+        savers: Iterable[Saver],
+        promotions: Iterable[Promotions],
+        copies: Iterable[SparseCopies] = (),
+    ) -> None:
         """Queue a drop of chunks of every form. Raises QueueFull."""
         if len(self._waiting) >= MAX_DROPS:
             raise QueueFull(f"{MAX_DROPS} drops wait already")
@@ -62,6 +69,8 @@ class Drops:
                 saver.forget(order.namespace)
             for promotion in promotions:
                 promotion.forget(order.namespace)
+            for copied in copies:
+                copied.forget(order.namespace)
         if "remote" in order.tiers and self._remote is not None:
             self._remote.forget(order.namespace)
         self._waiting.append(order)

@@ -42,11 +42,17 @@ FETCH_SECONDS = metrics.histogram("storage_fetch_seconds", "From a fetch's arriv
 UPLOADS = metrics.counter("storage_uploads", "Chunks for the object store", ("outcome",))
 UPLOADS_WAITING = metrics.gauge("storage_uploads_waiting", "Chunks that wait to be uploaded")
 PROMOTIONS = metrics.counter("storage_promotions", "Chunks of the object store for the disk", ("outcome",))
+SPARSE_COPIES = metrics.counter("storage_sparse_copies", "Copies of KV for reads in part", ("outcome",))
+SPARSE_REORDERED = metrics.counter("storage_sparse_reordered", "Copies with rows out of order", ("outcome",))
 REMOVALS = metrics.gauge("storage_removals", "Files of chunks that wait to be deleted")
 IO_WAITING = metrics.gauge("storage_io_waiting", "Calls that wait for an I/O thread", ("lane",))
 PACED_SECONDS = metrics.counter("storage_disk_paced_seconds", "Time that reads waited for the limit of the disk")
 STAGING_TAKEN = metrics.gauge("storage_staging_buffers", "Buffers of chunks on their way")
 OVERTAKEN = metrics.counter("storage_saves_overtaken", "Writes to host pages that a save had still to read")
+SPARSE_CALLS = metrics.counter("storage_sparse_calls", "Reads of parts of chunks that were answered", ("part",))
+SPARSE_BYTES = metrics.counter("storage_sparse_bytes", "Bytes written to workers' memory for them")
+SPARSE_SECONDS = metrics.histogram("storage_sparse_seconds", "Time of one of them, waiting included")
+SPARSE_FAILURES = metrics.counter("storage_sparse_failures", "Reads of parts of chunks that failed", ("code",))
 
 
 def moved(tier: str, direction: str, nbytes: int, seconds: float) -> None:

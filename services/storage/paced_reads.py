@@ -28,12 +28,15 @@ class PacedReads:
         self._clock_s = clock_s
         self._sleep = sleep
         self._turn = asyncio.Lock()  # Wakes those who wait in the order in which they came.
+        self.nbytes = 0
+        """Let through since the start."""
 
     async def wait(self, nbytes: int) -> None:
         """Return when ``nbytes`` may be read. Whoever is cancelled meanwhile has taken nothing: the next one is as
         early as if it had never asked, but for the time that has passed.
         """
         if self._budget is None:
+            self.nbytes += nbytes
             return
         started_s = self._clock_s()
         try:
@@ -43,5 +46,6 @@ class PacedReads:
                 if left_s > 0:
                     await self._sleep(left_s)
                 self._budget.take(due_s)
+                self.nbytes += nbytes
         finally:
             measures.PACED_SECONDS.inc(max(0.0, self._clock_s() - started_s))

@@ -22,6 +22,7 @@ from services.storage.pools import Pools
 from services.storage.promotions import Promotions
 from services.storage.remote_tier import RemoteTier
 from services.storage.saver import Saver
+from services.storage.sparse.parts import SparseParts, make_sparse
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
 from shared.messages.pools import ChunkForm, KvGeometry
@@ -51,11 +52,16 @@ class Pipelines:
     saver: Saver
     fetcher: Fetcher
     promotions: Promotions | None
+    sparse: SparseParts | None
+    """For chunks of KV that are kept a second time. ``run`` of its parts is for the owner to start, too."""
 
     async def stop(self, reason: str) -> None:
         """Begin nothing more; fetches are answered when this returns, saves when ``saver.run`` does."""
         await self.fetcher.stop(reason)
         await self.saver.stop(reason)
+        if self.sparse is not None:
+            await self.sparse.reader.stop()
+            await self.sparse.copies.stop()
 
 
 def make_pipelines(
@@ -73,7 +79,9 @@ def make_pipelines(
     form = form_of(geometry)
     disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events
     buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)))
-    promotions = Promotions(disk, buffers, threads, keys, events) if disk and remote else None
+    sparse = make_sparse(geometry, disk, threads, keys, events, config)
+    copies = sparse.copies if sparse else None
+    promotions = Promotions(disk, buffers, threads, keys, events, copies) if disk and remote else None
     source = ChunkSource(geometry, disk=disk, remote=remote, buffers=buffers, keys=keys, promotions=promotions)
     saver = Saver(
         form=form,
@@ -86,7 +94,8 @@ def make_pipelines(
         keys=keys,
         events=events,
         confirm=confirm,
+        copies=copies,
         max_saves=config.max_saves,
     )
     fetcher = Fetcher(form=form, pools=pools, gate=gate, source=source, threads=threads, events=events)
-    return Pipelines(buffers, saver, fetcher, promotions)
+    return Pipelines(buffers, saver, fetcher, promotions, sparse)

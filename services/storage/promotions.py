@@ -15,6 +15,7 @@ from services.storage.core.chunk_index import Arrival
 from services.storage.core.save_check import key_above
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
+from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
 from shared import logs
 
@@ -36,14 +37,22 @@ class Promotions:
     """Owned by the event loop."""
 
     def __init__(
-        self, disk: DiskTier, buffers: Buffers, threads: IoThreads, keys: ChunkKeys, events: TierEvents
+        self,
+        disk: DiskTier,
+        buffers: Buffers,
+        threads: IoThreads,
+        keys: ChunkKeys,
+        events: TierEvents,
+        copies: SparseCopies | None = None,
     ) -> None:
+        """What comes to the disk is given to ``copies`` as well, where there are any."""
         self.promoted = 0
         self._disk = disk
         self._buffers = buffers
         self._threads = threads
         self._keys = keys
         self._events = events
+        self._copies = copies
         self._most = threads.shares.background_most
         self._tasks: dict[ChunkKey, asyncio.Task[None]] = {}
         self._void: dict[ChunkKey, None] = {}  # Of those under way: dropped since.
@@ -74,7 +83,10 @@ class Promotions:
         blob = promotion.buffer[: header.nbytes]
         dropped: list[ChunkKey] = []
         outcome = "failed"
+        copy = None
         try:
+            if self._copies is not None:
+                copy = await self._copies.make(header, blob, promotion.key_id)
             await self._threads.run(False, seal, blob, header, promotion.key_id, self._keys.cipher)
             above = key_above(key.namespace, header.parent, header.depth, key.geometry)
             written = await self._disk.write(Arrival(key, blob.nbytes, promotion.place, above), blob)
@@ -87,7 +99,10 @@ class Promotions:
             _log.warning("chunk_not_promoted", chunk=key.path, reason=str(error))
         finally:
             self._buffers.give_back(promotion.buffer, is_urgent=True)
+            is_void = key in self._void
             self._void.pop(key, None)
+            if copy is not None and self._copies is not None:
+                await self._copies.finish(copy, is_kept=outcome == "stored" and not is_void)
         measures.PROMOTIONS.labels(outcome).inc()
         self.promoted += outcome == "stored"
         await self._events.dropped(dropped)

@@ -24,6 +24,7 @@ from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
 from services.storage.remote_tier import RemoteTier, Upload
+from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.chunks import chunk_tokens
@@ -76,9 +77,11 @@ class Saver:
         keys: ChunkKeys,
         events: TierEvents,
         confirm: Callable[[], Awaitable[None]],
+        copies: SparseCopies | None = None,
         max_saves: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """What comes to the disk is given to ``copies`` as well, where there are any."""
         self.totals = SaveTotals()
         self._form = form
         self._pools = pools
@@ -90,6 +93,7 @@ class Saver:
         self._keys = keys
         self._events = events
         self._confirm = confirm
+        self._copies = copies
         self._max_saves = max_saves
         self._clock_s = clock_s
         self._saves: dict[int, _Save] = {}
@@ -193,17 +197,27 @@ class Saver:
             if is_device_read:
                 await self._confirm()  # See ``standing``: a host page shows by its identity that it was replaced.
             key_id = self._keys.key_id(save.order.key_id)
-            digest = await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
-            await self._keep(save, chunk, blob, digest)
+            # Of pages that are not sealed yet, and written only once they are durable.
+            copy = None
+            if self._copies is not None:
+                copy = await self._copies.make(header, blob, key_id, save.order.value)
+            is_kept = False
+            try:
+                digest = await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
+                is_kept = await self._keep(save, chunk, blob, digest)
+            finally:
+                if copy is not None and self._copies is not None:
+                    await self._copies.finish(copy, is_kept=is_kept)
 
-    async def _keep(self, save: _Save, chunk: SaveChunk, blob: memoryview, digest: int) -> None:
+    async def _keep(self, save: _Save, chunk: SaveChunk, blob: memoryview, digest: int) -> bool:
+        """Write it to the tiers; whether it is on the disk now."""
         key, error = chunk.key, ""
         if self._disk is not None:
             arrival = Arrival(key, blob.nbytes, chunk.place, chunk.above, save.order.value)
             written = await self._disk.write(arrival, blob)
             save.dropped += written.victims
             if written.outcome in ("there", "arriving"):
-                return
+                return False
             if written.outcome == "stored":
                 save.nbytes += blob.nbytes
                 self.totals.chunks += 1
@@ -212,13 +226,14 @@ class Saver:
                     save.dropped += await self._disk.drop([key])
                 elif self._remote is not None:
                     self._remote.upload(Upload(key, chunk.place, blob.nbytes, digest))
-                return
+                return not save.is_void
             measures.CHUNKS_REFUSED.labels(written.outcome).inc()
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
             # What the disk does not take may still help whoever asks the store.
             error = await self._remote.write(key, chunk.place, blob)
         save.error = error or save.error
+        return False
 
     async def _answer(self, save: _Save) -> None:
         del self._saves[save.order.save_id]

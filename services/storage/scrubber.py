@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable
+from functools import partial
 
 from services.storage.backends import ChunkBackend, ChunkKey
 from services.storage.buffers import Buffers
@@ -18,6 +19,9 @@ from services.storage.chunk_reading import VerifiedRead
 from services.storage.chunk_sealing import Cipher
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
+from services.storage.sparse.format import read_fixed
+from services.storage.sparse.layout import SparseLayout
+from services.storage.sparse.verification import verify_copy
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.chunks import geometry_id
@@ -30,6 +34,9 @@ CALL_S = 1.0
 """A call is waited for by ``Bus.call``, two seconds by default."""
 RATE_BYTES_PER_S = 256 * 2**20
 READ_TIMEOUT_S = 10.0
+
+Verify = Callable[[memoryview, ChunkKey], object]
+"""Shows that a blob is the chunk, or raises as ``VerifiedRead`` does."""
 
 _log = logs.get_logger("storage")
 
@@ -47,7 +54,7 @@ class Scrubber:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._disk = disk
-        self._shapes: dict[bytes, tuple[KvGeometry, Buffers]] = {}
+        self._shapes: dict[bytes, tuple[Verify, Buffers]] = {}
         self._threads = threads
         self._events = events
         self._cipher = cipher
@@ -56,7 +63,11 @@ class Scrubber:
 
     def add(self, geometry: KvGeometry, buffers: Buffers) -> None:
         """Check chunks of this geometry too, in these buffers."""
-        self._shapes[geometry_id(geometry)] = (geometry, buffers)
+        self._shapes[geometry_id(geometry)] = (partial(self._verify_chunk, geometry), buffers)
+
+    def add_sparse(self, layout: SparseLayout, buffers: Buffers) -> None:
+        """Check sparse copies of this layout too, in these buffers."""
+        self._shapes[layout.shape] = (partial(self._verify_copy, layout), buffers)
 
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
         """Check chunks behind ``call.after``, ``call.max_chunks`` at the most.
@@ -109,10 +120,10 @@ class Scrubber:
         """(bytes read, what is wrong with it)."""
         if not self._disk.index.hold(key):
             return 0, ""
-        geometry, buffers = self._shapes[key.geometry]
+        verify, buffers = self._shapes[key.geometry]
         try:
             async with buffers.buffer(is_urgent=False) as buffer:
-                return await self._threads.run(False, self._read, self._disk.backend, key, geometry, buffer), ""
+                return await self._threads.run(False, self._read, self._disk.backend, key, verify, buffer), ""
         except IntegrityError as error:
             self._disk.quarantine(key, error)
             return 0, error.message
@@ -123,13 +134,18 @@ class Scrubber:
         finally:
             self._disk.index.release(key)
 
-    def _read(self, backend: ChunkBackend, key: ChunkKey, geometry: KvGeometry, buffer: memoryview) -> int:
+    def _read(self, backend: ChunkBackend, key: ChunkKey, verify: Verify, buffer: memoryview) -> int:
         nbytes = backend.get(key, buffer, timeout_s=READ_TIMEOUT_S)
         if not nbytes:
             raise IntegrityError("its file is gone", code="vanished")
-        key_id = read_header(buffer[:nbytes]).key_id
-        VerifiedRead(geometry, self._cipher, key_id).verify(buffer[:nbytes], key)
+        verify(buffer[:nbytes], key)
         return nbytes
+
+    def _verify_chunk(self, geometry: KvGeometry, blob: memoryview, key: ChunkKey) -> None:
+        VerifiedRead(geometry, self._cipher, read_header(blob).key_id).verify(blob, key)
+
+    def _verify_copy(self, layout: SparseLayout, blob: memoryview, key: ChunkKey) -> None:
+        verify_copy(blob, key, layout, cipher=self._cipher, key_id=read_fixed(blob, blob.nbytes).key_id)
 
 
 def _smallest(keys: list[ChunkKey], after: str, most: int) -> list[tuple[str, ChunkKey]]:

@@ -12,6 +12,7 @@ from services.storage.media import Media
 from services.storage.orders import Orders
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.sparse_calls import CALLS_MOST, SparseCalls
 from services.storage.standing import StandingCheck
 from services.storage.tiers import Tiers
 from shared import logs, subjects
@@ -55,6 +56,7 @@ class StorageShell:
         self._tiers = Tiers(
             config, media or Media(), pools, gate, self._outbox, incarnation=incarnation, confirm=standing.confirm
         )
+        self._sparse_calls = SparseCalls(lambda: self._tiers.sparse, config.shm_prefix)
         self._copier = Copier(
             self._queue,
             pools,
@@ -98,6 +100,9 @@ class StorageShell:
             calls = [
                 await self._bus.serve(subjects.rpc("storage", "inventory", self._config.id), self._inventory),
                 await self._bus.serve(subjects.rpc("storage", "verify", self._config.id), self._verify),
+                await self._bus.serve(
+                    subjects.rpc("storage", "sparse", self._config.id), self._sparse_calls.answer, at_once=CALLS_MOST
+                ),
             ]
             await self._join()
             tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
@@ -111,6 +116,7 @@ class StorageShell:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._sparse_calls.close()
             self._pools.close()
 
     def _membership(self, life: Lifecycle) -> Membership:
@@ -135,6 +141,7 @@ class StorageShell:
                 has_remote=self._tiers.has_remote,
                 state_bytes=self._tiers.state_bytes,
                 disk_bytes_per_s=float(config.disk_read_bytes_per_s),
+                keeps_sparse=self._tiers.keeps_sparse,
             )
         )
         _log.info("storage_joined", incarnation=self.incarnation, node=config.node_name)

@@ -17,6 +17,7 @@ def disk_counters(disk: DiskTier) -> dict[str, int]:
         "disk_chunks": len(index),
         "disk_bytes": index.nbytes,
         "disk_quota_bytes": index.quota,
+        "disk_bytes_read": disk.pace.nbytes,
         "disk_pinned": index.pinned,
         "chunks_evicted": index.evicted,
         "chunks_quarantined": disk.quarantined,
@@ -65,5 +66,16 @@ def _counters_of(form: ChunkForm, made: Pipelines) -> dict[str, int]:
         counters |= {
             "chunks_promoted": made.promotions.promoted,
             "promotions_outstanding": len(made.promotions),
+        }
+    if made.sparse is not None:
+        copies, reader, reordering = made.sparse.copies, made.sparse.reader, made.sparse.reordering
+        counters |= {
+            "sparse_copies_written": copies.written,
+            "sparse_copies_left_out": copies.left_out,
+            "sparse_copies_outstanding": len(copies),
+            "sparse_copies_reordered": reordering.rewritten if reordering else 0,
+            "sparse_reads": reader.reads,
+            "sparse_reads_outstanding": len(reader),
+            "sparse_bytes_read": reader.disk_bytes,
         }
     return counters

@@ -50,7 +50,7 @@ class TierEvents:
     ) -> None:
         """Answer a save: which of ``chunks`` are there, and which of ``dropped`` are not.
 
-        Who had to make room may be of the other form; of those there is an event of its own.
+        Who had to make room may be of another form; of those there are events of their own.
         """
         dropped = list(dropped)
         await self._outbox.put_when_room(
@@ -65,7 +65,7 @@ class TierEvents:
                 seconds=seconds,
             )
         )
-        await self.dropped(self._of_the_other(dropped, form))
+        await self.dropped(self._of_others(dropped, form))
 
     async def fetched(
         self,
@@ -77,7 +77,7 @@ class TierEvents:
         error: str = "",
         seconds: float = 0.0,
     ) -> None:
-        """Say how far a fetch is. What it found missing of the other form is told in an event of its own."""
+        """Say how far a fetch is. What it found missing of other forms is told in events of their own."""
         await self._outbox.put_when_room(
             ChunksFetched(
                 storage_id=self._storage_id,
@@ -93,7 +93,7 @@ class TierEvents:
                 seconds=seconds,
             )
         )
-        await self.dropped(self._of_the_other(progress.missing, form))
+        await self.dropped(self._of_others(progress.missing, form))
 
     async def listed(self, keys: Iterable[ChunkKey]) -> None:
         """Say which of these the disk holds, in pieces of one form each."""
@@ -127,7 +127,7 @@ class TierEvents:
             if self.forms.get(key.geometry) == form and self._is_on_disk(key) == is_on_disk
         )
 
-    def _of_the_other(self, keys: Iterable[ChunkKey], form: ChunkForm) -> list[ChunkKey]:
+    def _of_others(self, keys: Iterable[ChunkKey], form: ChunkForm) -> list[ChunkKey]:
         return [key for key in keys if self.forms.get(key.geometry) != form]
 
 

@@ -24,6 +24,8 @@ from services.storage.pipelines import Below, Pipelines, form_of, make_pipelines
 from services.storage.pools import Pools
 from services.storage.remote_tier import RemoteTier
 from services.storage.scrubber import Scrubber
+from services.storage.sparse.parts import SparseParts
+from services.storage.sparse.reader import SparseReader
 from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
 from services.storage.tier_events import TierEvents
 from services.storage.warm_start import WarmStart
@@ -87,6 +89,7 @@ class Tiers:
         self._why_closed: dict[ChunkForm, str] = {
             "kv": "there is no host pool yet",
             "state": "there is no state pool yet",
+            "sparse": "no order names copies",
         }
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -107,6 +110,17 @@ class Tiers:
         """Budget of the state pool, which is of no use where state cannot be kept; 0 is none."""
         return self._config.state_bytes if self._disk or self._remote else 0
 
+    @property
+    def keeps_sparse(self) -> bool:
+        """Whether KV is kept on the disk a second time, in a form of which parts can be read."""
+        return self._config.sparse and self._disk is not None
+
+    @property
+    def sparse(self) -> SparseReader | None:
+        """Reads parts of KV; None while there is no host pool, where that form is not kept, and at the end."""
+        made = self._pipelines.get("kv")
+        return made.sparse.reader if made is not None and made.sparse is not None else None
+
     def open(self, geometry: KvGeometry) -> None:
         """There is a pool of this geometry: chunks can come and go, and the scheduler is told what is there."""
         form = form_of(geometry)
@@ -124,10 +138,7 @@ class Tiers:
         self._pipelines[form] = made
         self._buffers[shape] = made.buffers
         self._saving.append(self._group.create_task(made.saver.run()))
-        if self._disk is not None:
-            for pinned in self._events.forms:
-                self._disk.index.pin_alike(pinned, shape)
-        self._events.forms[shape] = form
+        self._know(shape, form)
         if self._scrubber is not None:
             self._scrubber.add(geometry, made.buffers)
         if self._remote is not None and self._disk is not None and len(self._pipelines) == 1:
@@ -135,6 +146,26 @@ class Tiers:
                 self._endless.append(self._group.create_task(self._remote.run(self._disk.backend, self._buffers)))
         if self._warm_start is not None:
             self._endless.append(self._group.create_task(self._warm_start.announce(shape)))
+        if made.sparse is not None:
+            self._open_sparse(made.sparse, self._group)
+
+    def _open_sparse(self, sparse: SparseParts, group: asyncio.TaskGroup) -> None:
+        """Copies of what is saved can come and go, too."""
+        self._saving.append(group.create_task(sparse.copies.run()))
+        self._know(sparse.layout.shape, "sparse")
+        if self._scrubber is not None:
+            self._scrubber.add_sparse(sparse.layout, sparse.scrubbing)
+        if sparse.reordering is not None:
+            self._endless.append(group.create_task(sparse.reordering.run()))
+        if self._warm_start is not None:
+            self._endless.append(group.create_task(self._warm_start.announce(sparse.layout.shape)))
+
+    def _know(self, shape: bytes, form: ChunkForm) -> None:
+        """Chunks of this shape are the cell's: they are told of, and pinned with those of other forms."""
+        if self._disk is not None:
+            for pinned in self._events.forms:
+                self._disk.index.pin_alike(pinned, shape)
+        self._events.forms[shape] = form
 
     async def save(self, order: SaveChunks) -> None:
         """Queue a save, or answer it."""
@@ -176,7 +207,8 @@ class Tiers:
         """Queue a drop. Raises QueueFull."""
         made = list(self._pipelines.values())
         promotions = [pipelines.promotions for pipelines in made if pipelines.promotions is not None]
-        self._drops.add(order, [pipelines.saver for pipelines in made], promotions)
+        copies = [pipelines.sparse.copies for pipelines in made if pipelines.sparse is not None]
+        self._drops.add(order, [pipelines.saver for pipelines in made], promotions, copies)
 
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
         """Check chunks of the disk."""
@@ -203,7 +235,7 @@ class Tiers:
                 self._endless.append(group.create_task(self._warm_start.scan()))
             await self._stopping.wait()
             self._group = None
-            self._why_closed = {"kv": STOPPING, "state": STOPPING}
+            self._why_closed = dict.fromkeys(self._why_closed, STOPPING)
             ended, self._pipelines = list(self._pipelines.values()), {}
             for made in ended:
                 await made.stop(STOPPING)
@@ -217,6 +249,8 @@ class Tiers:
                 self._disk.removals.stop()
         for made in ended:
             made.buffers.close()
+            if made.sparse is not None:
+                made.sparse.close()
         self._threads.close()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The bounded inbox of one subscription: items in order of arrival, one handler call at a time."""
+"""The bounded inbox of one subscription: items in order of arrival, one handler call at a time or a few."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class Inbox(Generic[T]):
         handler: Callable[[T], Awaitable[None]],
         *,
         limit: int,
+        at_once: int = 1,
         on_close: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
+        """``at_once`` calls of ``handler`` run at a time; they begin in the order of their items."""
         self.subject = subject
         self.dropped = 0
         self._handler = handler
         self._on_close = on_close
         self._queue: asyncio.Queue[T] = asyncio.Queue(maxsize=limit)
         self._closed = False
-        self._running = False
-        self._task = asyncio.create_task(self._run(), name=f"inbox {subject}")
+        self._running: set[asyncio.Task[None]] = set()
+        self._tasks = [asyncio.create_task(self._run(), name=f"inbox {subject}") for _ in range(at_once)]
 
     def put(self, item: T) -> None:
         """Queue an item; beyond the limit it is dropped and counted."""
@@ -61,42 +63,44 @@ class Inbox(Generic[T]):
 
     async def drain(self) -> None:
         """Return when everything queued so far has been handled."""
-        if asyncio.current_task() is not self._task:
+        if asyncio.current_task() not in self._tasks:
             await self._queue.join()
 
     async def close(self) -> None:
-        """Stop; a handler that runs finishes first, what is queued behind it is forgotten. Idempotent."""
+        """Stop; handlers that run finish first, what is queued behind them is forgotten. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._on_close()
-        if asyncio.current_task() is self._task:
-            return  # Called by our own handler: the loop ends after it.
-        if not self._running:
-            self._task.cancel()
-        await asyncio.wait({self._task})
+        for task in self._tasks:
+            if task not in self._running:
+                task.cancel()
+        if asyncio.current_task() not in self._tasks:  # A handler of ours that calls this ends its loop by itself.
+            await asyncio.wait(self._tasks)
 
     def cancel(self) -> None:
-        """Stop at once, cancelling a handler that runs; for a shutdown whose patience is over."""
+        """Stop at once, cancelling handlers that run; for a shutdown whose patience is over."""
         self._closed = True
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         handled = 0
         while not self._closed:
             item = await self._queue.get()
-            self._running = True
+            self._running.add(task)
             try:
                 await self._handler(item)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+                if task.cancelling():
                     raise
                 # The handler awaited something that somebody else cancelled.
                 _log.warning("handler_cancelled", subject=self.subject)
             except Exception:
                 _log.exception("handler_failed", subject=self.subject)
             finally:
-                self._running = False
+                self._running.discard(task)
                 self._queue.task_done()
             handled += 1
             if handled % _YIELD_EVERY == 0:

@@ -247,7 +247,7 @@ class MemoryBus:
         except TimeoutError as error:
             raise Unavailable(f"no answer to {subject} within {timeout_s} s") from error
 
-    async def serve(self, subject: str, handler: CallHandler) -> Subscription:
+    async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
         self._require()
 
         async def answer(call: _Call) -> None:
@@ -267,7 +267,7 @@ class MemoryBus:
         async def forget() -> None:
             self.servers.remove((subject, inbox))
 
-        inbox: Inbox[_Call] = Inbox(subject, answer, limit=1024, on_close=forget)
+        inbox: Inbox[_Call] = Inbox(subject, answer, limit=1024, at_once=at_once, on_close=forget)
         self.servers.append((subject, inbox))
         return inbox
 

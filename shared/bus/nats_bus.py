@@ -261,7 +261,7 @@ class NatsBus:
         answer: bytes = reply.data
         return answer
 
-    async def serve(self, subject: str, handler: CallHandler) -> Subscription:
+    async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
         async def answer(message: Any) -> None:
             try:
                 body, headers = await handler(message.data), None
@@ -273,7 +273,7 @@ class NatsBus:
             if message.reply and self.is_connected:
                 await self._translated(self._client.publish(message.reply, body, headers=headers))
 
-        return await self._add_source(subject, answer, lambda message: message, 1024)
+        return await self._add_source(subject, answer, lambda message: message, 1024, at_once)
 
     async def _add_source(
         self,
@@ -281,6 +281,7 @@ class NatsBus:
         handler: Callable[[Any], Awaitable[None]],
         translate: Callable[[Any], Any],
         limit: int,
+        at_once: int = 1,
     ) -> Inbox[Any]:
         """Subscribe now, and again whenever a new client takes over."""
         self._require()
@@ -291,7 +292,7 @@ class NatsBus:
             self._sources.pop(number, None)
             await self._unsubscribe(number)
 
-        inbox: Inbox[Any] = Inbox(subject, handler, limit=limit, on_close=close)
+        inbox: Inbox[Any] = Inbox(subject, handler, limit=limit, at_once=at_once, on_close=close)
         self._sources[number] = (subject, inbox, translate)
         try:
             await self._translated(self._attach(number))

@@ -101,8 +101,11 @@ class Bus(Protocol):
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
         """Request/reply. Raises Unavailable when nobody answers in time or nobody listens."""
 
-    async def serve(self, subject: str, handler: CallHandler) -> Subscription:
-        """Answer calls. A handler's ThermoclineError travels back and is raised at the caller."""
+    async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
+        """Answer calls, at most ``at_once`` at a time, begun in order of arrival.
+
+        A handler's ThermoclineError travels back and is raised at the caller.
+        """
 
     def follow(
         self, stream: str, *, from_seq: int = 1, subject: str = ">", live: bool = True

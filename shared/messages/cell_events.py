@@ -61,6 +61,7 @@ class CellConfig(Message, frozen=True):
     neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
     state_form: str = "auto"  # What is kept below host memory in the place of KV: "off", "auto", or layers as "T/H/K".
     restoring: Restoring = "planned"  # By which means a prefix comes back from below host memory.
+    importance_caching: bool = True  # What is read in part counts by how important it proved, and comes up when hot.
     pin_fraction: float = 0.25  # Host pages that pins may hold at the most.
     max_attempts: int = 4  # After so many starts of one request it fails.
 

@@ -13,8 +13,8 @@ Layout = Literal["layer_first", "page_first"]
 ChunkForm = Literal["kv", "state", "sparse"]
 """What a page or chunk holds: the KV of all layers, or a state from which their KV is restored (``KvGeometry``).
 
-``sparse`` is only ever a copy on a disk of a chunk of KV, in a form of which parts can be read (``sparse_reads``); there
-are no such pages, and no order names it.
+``sparse`` is only ever a copy on a disk of a chunk of KV, in a form of which parts can be read (``sparse_reads``):
+there are no such pages, and no order names it.
 """
 
 

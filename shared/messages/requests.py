@@ -33,7 +33,7 @@ class Importance(Message, frozen=True):
     """How little of a prefix may be loaded: lossy, and therefore only where the caller or the deployment chose it.
 
     Of every layer ``ratio`` of the prefix tokens, by ``metric`` (``shared.importance``; IMPRESS 4.1), among them
-    ``first_tokens`` and ``recent_tokens`` in any case.
+    ``first_tokens`` and ``recent_tokens`` in any case, as far as the ratio goes.
     """
 
     ratio: float  # Above 0, at most 1.

@@ -72,6 +72,7 @@ class CellStatus(Message, frozen=True):
     pinned_pages: int = 0  # Host pages.
     chunks: int = 0  # Of KV on the disks, as far as the scheduler knows.
     state_chunks: int = 0  # The same of state that KV is restored from.
+    sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
     fetches: int = 0  # Under way.
     saves: int = 0  # Under way.
     deferred: int = 0  # Waiting requests that wait for KV which another is about to bring.

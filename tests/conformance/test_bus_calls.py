@@ -46,6 +46,33 @@ async def test_call_times_out(bus: Bus) -> None:
     release.set()
 
 
+async def test_a_server_may_answer_several_calls_at_once(bus: Bus) -> None:
+    """As many as it was told to, begun in order; the next one waits for one of them to end."""
+    begun: list[bytes] = []
+    changed, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(data: bytes) -> bytes:
+        begun.append(data)
+        changed.set()
+        await release.wait()
+        return data
+
+    server = await bus.serve("tc.rpc.wide", wait, at_once=2)
+    calls = [asyncio.create_task(bus.call("tc.rpc.wide", bytes([n]), timeout_s=20.0)) for n in range(3)]
+    async with asyncio.timeout(20):
+        while len(begun) < 2:
+            changed.clear()
+            await changed.wait()
+    await bus.flush()
+    before = list(begun)
+    release.set()
+    answers = await asyncio.gather(*calls)
+    await server.close()
+
+    assert before == [b"\0", b"\1"]
+    assert answers == [b"\0", b"\1", b"\2"]
+
+
 async def test_error_of_a_call_handler_is_raised_at_the_caller(bus: Bus) -> None:
     """A typed error crosses the bus with its message and its wait; others become InternalError."""
 

@@ -15,9 +15,9 @@ conformance suite checks for each:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shared.chunks import GEOMETRY_BYTES
 from shared.errors import InvalidRequest
@@ -92,3 +92,33 @@ class ChunkBackend(Protocol):
 
     def close(self) -> None:
         """Finish writes under way and let go of the tier; idempotent."""
+
+
+@runtime_checkable
+class PartialReads(Protocol):
+    """A tier whose blobs can be read in part, and replaced: what sparse copies of chunks need."""
+
+    def read_ranges(
+        self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float
+    ) -> int:
+        """Read ranges (offset, bytes) of a blob, whole blocks each; returns the bytes of the blob, 0 without one.
+
+        Offset ``first`` of the blob, a whole block at or before every range, comes to the front of ``into``, which
+        begins on a block; between ranges ``into`` stays as it is. Raises IntegrityError (``truncated``) for a blob that
+        ends before they do, and InvalidRequest for ranges that are no whole blocks or not within ``into``.
+        """
+
+    def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
+        """Put ``blob`` in the place of one of as many bytes; False, and nothing is done, if the tier lacks it.
+
+        Whoever reads meanwhile has either; ended anywhere, by an error or by ``kill -9``, one of them is there whole.
+        """
+
+
+def check_ranges(ranges: Sequence[tuple[int, int]], into: memoryview, first: int) -> None:
+    """Raise InvalidRequest for ranges that ``read_ranges`` cannot read."""
+    for offset, nbytes in ranges:
+        if first < 0 or nbytes < 1 or offset % BLOCK_BYTES or nbytes % BLOCK_BYTES or first % BLOCK_BYTES:
+            raise InvalidRequest(f"{nbytes} bytes at {offset} are not whole blocks")
+        if offset < first or offset + nbytes - first > into.nbytes:
+            raise InvalidRequest(f"{nbytes} bytes at {offset} do not fit in {into.nbytes} bytes from {first} on")

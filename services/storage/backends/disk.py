@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey
+from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, check_ranges
+from services.storage.backends.blob_names import name_in
 from services.storage.backends.disk_directory import DiskDirectory
 from services.storage.backends.file_calls import FileCalls
 from services.storage.backends.key_locks import KeyLocks
-from services.storage.chunk_format import read_fixed
 from shared import logs
 from shared.errors import CapacityError, ConfigError, IntegrityError, InvalidRequest, TransportError
 
@@ -94,6 +94,30 @@ class DiskBackend:
         if not nbytes:
             self._forget(key, place, time.monotonic() + timeout_s)
         return nbytes
+
+    def read_ranges(
+        self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float
+    ) -> int:
+        """See :class:`~services.storage.backends.PartialReads`."""
+        check_ranges(ranges, into, first)
+        place = self._find(key)
+        if place is None:
+            return 0
+        if not place.directory.read_ranges(key.path, ranges, into, first, time.monotonic() + timeout_s):
+            self._forget(key, place, time.monotonic() + timeout_s)
+            return 0
+        return place.nbytes
+
+    def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
+        """See :class:`~services.storage.backends.PartialReads`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._keys.hold(key, deadline_s):
+            place = self._find(key)
+            if place is None or place.nbytes != blob.nbytes:
+                return False
+            # In its own directory, whichever that is: a name must not be in two.
+            place.directory.replace(key.path, blob, deadline_s)
+            return True
 
     def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.ChunkBackend`."""
@@ -221,7 +245,7 @@ class DiskBackend:
             if not nbytes:
                 self._forget(key, place, time.monotonic() + CLOSE_S)
                 return None
-            found = read_fixed(memoryview(head), nbytes).key
+            found = name_in(memoryview(head), nbytes)
             if found != key:
                 raise IntegrityError(f"it is chunk {found.path}", code="wrong_identity")
         except IntegrityError as error:

@@ -9,7 +9,8 @@
 
 A chunk is written to ``writing/``, its data made durable, then renamed, then the directory that holds the new name is
 made durable. Ended anywhere before the rename, the file is a leftover of ``writing/``; after it, the chunk is whole.
-Nothing that is known to be there is ever replaced: the backend holds the chunk's name meanwhile (``key_locks``).
+What is known to be there is replaced only by ``replace``, in the same way: the old file or the new one has the name.
+The backend holds the chunk's name meanwhile (``key_locks``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,8 +44,8 @@ _log = logs.get_logger("disk")
 
 
 class DiskDirectory:
-    """Paths of chunks are those of ``ChunkKey.path``. ``put``, ``get``, ``head``, ``delete`` and ``quarantine`` may
-    come from any thread; no two change the same chunk at once.
+    """Paths of chunks are those of ``ChunkKey.path``. What reads or changes a chunk may come from any thread; no two
+    change the same chunk at once.
     """
 
     def __init__(self, path: str, calls: FileCalls, *, is_direct_wanted: bool) -> None:
@@ -119,6 +120,51 @@ class DiskDirectory:
             finally:
                 self._calls.close(fd)
 
+    def replace(self, path: str, blob: memoryview, deadline_s: float) -> None:
+        """Put ``blob`` in the place of a chunk that is there.
+
+        Raises as :meth:`put` does; then either of the two is there.
+        """
+        temporary = os.path.join(self._writing, f"{os.path.basename(path)}.{next(self._names)}")
+        final = self._file(path)
+        with translated(f"chunk {path} cannot be replaced in {self.path}"):
+            self._write(temporary, blob, deadline_s)
+            try:
+                _check_time(deadline_s)
+                self._calls.rename(temporary, final)
+            except BaseException:
+                self._remove_quietly(temporary)
+                raise
+            self._calls.sync_directory(os.path.dirname(final))
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[tuple[int, int]], into: memoryview, first: int, deadline_s: float
+    ) -> bool:
+        """Read parts (offset, bytes) of a chunk to ``into``, to whose front offset ``first`` belongs.
+
+        False if it is gone.
+        Raises IntegrityError (``truncated``) if the file ends before they do, TransportError also past ``deadline_s``.
+        """
+        with translated(f"chunk {path} cannot be read from {self.path}"):
+            flags = self._direct(into)
+            try:
+                fd = self._calls.open(self._file(path), os.O_RDONLY | flags)
+            except FileNotFoundError:
+                self._check_present()
+                return False
+            try:
+                if not flags:
+                    # What lies around a part is not wanted: reading ahead would multiply what is read.
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                for offset, nbytes in ranges:
+                    start = offset - first
+                    if self._read(fd, into[start : start + nbytes], offset) < nbytes:
+                        raise IntegrityError(f"chunk {path} ends before byte {offset + nbytes}", code="truncated")
+                    _check_time(deadline_s)
+                return True
+            finally:
+                self._calls.close(fd)
+
     def head(self, path: str, nbytes: int) -> tuple[bytes, int]:
         """The first bytes of a chunk (at most ``nbytes``) and its size; (b"", 0) if there is none."""
         with translated(f"chunk {path} cannot be read from {self.path}"):
@@ -185,12 +231,12 @@ class DiskDirectory:
         finally:
             self._calls.close(fd)
 
-    def _read(self, fd: int, into: memoryview) -> int:
-        """Fill ``into`` from the front of the file as far as the file goes."""
-        offset = 0
-        while offset < into.nbytes and (count := self._calls.read(fd, into[offset:], offset)):
-            offset += count
-        return offset
+    def _read(self, fd: int, into: memoryview, start: int = 0) -> int:
+        """Fill ``into`` from byte ``start`` of the file on, as far as the file goes."""
+        done = 0
+        while done < into.nbytes and (count := self._calls.read(fd, into[done:], start + done)):
+            done += count
+        return done
 
     def _direct(self, buffer: memoryview) -> int:
         """The flag that bypasses the page cache, if the directory and the buffer allow it."""

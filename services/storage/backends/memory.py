@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from services.storage.backends import ChunkEntry, ChunkKey
+from services.storage.backends import ChunkEntry, ChunkKey, check_ranges
 from shared.errors import CapacityError, IntegrityError, TransportError
 
 
@@ -44,6 +44,29 @@ class MemoryBackend:
             raise IntegrityError(f"chunk {key.path} has {len(blob)} bytes, not {into.nbytes}", code="wrong_layout")
         into[: len(blob)] = blob
         return len(blob)
+
+    def read_ranges(
+        self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float
+    ) -> int:
+        """See :class:`~services.storage.backends.PartialReads`."""
+        check_ranges(ranges, into, first)
+        with self._lock:
+            self._check_open()
+            blob = self._blobs.get(key, b"")
+        for offset, nbytes in ranges if blob else ():
+            if offset + nbytes > len(blob):
+                raise IntegrityError(f"chunk {key.path} ends after {len(blob)} bytes", code="truncated")
+            into[offset - first : offset - first + nbytes] = blob[offset : offset + nbytes]
+        return len(blob)
+
+    def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
+        """See :class:`~services.storage.backends.PartialReads`."""
+        with self._lock:
+            self._check_open()
+            if len(self._blobs.get(key, b"")) != blob.nbytes:
+                return False
+            self._blobs[key] = bytes(blob)
+            return True
 
     def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.ChunkBackend`."""

@@ -22,6 +22,7 @@ from shared.memory.device_pool_view import DevicePages, DeviceRun
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.sparse_reads import ReadSparse, SparseRead
 from shared.messages.status import GetInventory, Inventory
 from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
 from shared.messages.storage_plans import (
@@ -207,6 +208,17 @@ async def test_a_bad_backup_is_answered_and_the_next_good_one_done(
     assert reason in refused.error
     assert isinstance(done, BackupDone)
     assert done.ok
+
+
+async def test_a_storage_answers_calls_for_parts_of_chunks(broker: MemoryBroker, shm_prefix: str) -> None:
+    """One without a disk says that it has none of them."""
+    call = ReadSparse(
+        namespace="0" * 32, depth=0, chunks=bytes(16), layer=0, part="keys", buffer="b", offset=0, nbytes=1
+    )
+    async with _running(broker, shm_prefix) as cell:
+        data = await cell.scheduler.bus.call(subjects.rpc("storage", "sparse", "s0"), encode(call))
+
+    assert decode(data, SparseRead).code == "service_unavailable"
 
 
 async def test_orders_before_their_pools_are_answered(broker: MemoryBroker, shm_prefix: str) -> None:

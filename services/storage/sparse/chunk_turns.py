@@ -1,0 +1,72 @@
+"""Who reads a sparse copy and who writes it: many may read one, or one may write it.
+
+A reader trusts the tables that it read before, so the file must not change under it. Files are replaced by renaming,
+and no byte is ever torn; it is old tables and new units that this keeps apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from services.storage.backends import ChunkKey
+
+
+class ChunkTurns:
+    """Turns that exist while they last. Owned by the event loop.
+
+    Whoever waits to write goes before those who come to read later: a copy that is read all the time is worth writing
+    in a better order most of all. How long it may hold them up is for the writer to bound.
+    """
+
+    def __init__(self) -> None:
+        self._readers: dict[ChunkKey, int] = {}
+        self._writers: dict[ChunkKey, int] = {}  # That write or wait to.
+        self._writing: dict[ChunkKey, None] = {}
+        self._changed = asyncio.Event()
+
+    def is_idle(self, key: ChunkKey) -> bool:
+        """Whether nobody reads or writes it now."""
+        return key not in self._readers and key not in self._writing
+
+    @asynccontextmanager
+    async def reading(self, keys: Iterable[ChunkKey]) -> AsyncIterator[None]:
+        """Wait until nobody writes any of these, each named once, or waits to, and let nobody write them."""
+        keys = list(keys)
+        while any(key in self._writers for key in keys):
+            await self._changed.wait()
+        for key in keys:
+            self._readers[key] = self._readers.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            for key in keys:
+                _count_down(self._readers, key)
+            self._wake()
+
+    @asynccontextmanager
+    async def writing(self, key: ChunkKey) -> AsyncIterator[None]:
+        """Wait until those who read or write it have ended, and let nobody else."""
+        self._writers[key] = self._writers.get(key, 0) + 1
+        try:
+            while not self.is_idle(key):
+                await self._changed.wait()
+            self._writing[key] = None
+            try:
+                yield
+            finally:
+                del self._writing[key]
+        finally:
+            _count_down(self._writers, key)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _count_down(counts: dict[ChunkKey, int], key: ChunkKey) -> None:
+    left = counts.pop(key) - 1
+    if left:
+        counts[key] = left

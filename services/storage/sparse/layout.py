@@ -1,0 +1,167 @@
+"""Where everything lies in a sparse copy of a chunk: sizes and places, which follow from its shape alone.
+
+A copy has, in this order, each beginning on a block of the disk::
+
+    0              header and tables (``format``)
+    probe_at       keys of the probe heads [layers, probe_heads, tokens, head_dim], in order of the tokens
+    kv_at          rows [layers, 2, tokens, kv_heads, head_dim]: K, then V; in the order that the ``mapping`` says
+
+A **row** is K or V of one token in one layer. Rows that lie behind one another make a **block** of ``block_tokens``
+rows. A **unit** is what has a checksum of its own: one block, or the probe keys of one layer. In each layer unit 0 is
+the probe keys, then come the blocks of K, then those of V.
+
+IMPRESS reads K or V of 64 tokens at a time (6.1). Here a block is as small as the disk can read it alone, because what
+is chosen lies scattered: the least power of two of rows that have :data:`BLOCK_BYTES` together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from services.storage.backends import BLOCK_BYTES, ChunkKey
+from shared.chunks import GEOMETRY_BYTES, chunk_tokens
+from shared.errors import InvalidRequest
+from shared.importance import PROBE_HEADS
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+
+VERSION = 1
+FIXED_BYTES = 256
+MAPPING_BYTES = 4  # Of one row: uint32.
+CHECKSUM_BYTES = 8
+NONCE_BYTES, TAG_BYTES = 12, 16
+SEAL_BYTES = NONCE_BYTES + TAG_BYTES
+
+K, V = 0, 1
+"""The halves of a layer."""
+
+
+def whole_blocks(nbytes: int) -> int:
+    """The bytes of the fewest blocks of the disk that hold so many bytes."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class SparseLayout:
+    """Of the copies of chunks of KV of one geometry. ``block_tokens`` divides the chunk's tokens."""
+
+    geometry: KvGeometry
+    probe_heads: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, geometry: KvGeometry, *, block_tokens: int = 0) -> SparseLayout:
+        """The layout in which this storage writes chunks of KV of ``geometry``; ``block_tokens`` 0 is the rule above.
+
+        Raises InvalidRequest for state, and for blocks that do not divide a chunk.
+        """
+        layout = cls(geometry, min(PROBE_HEADS, geometry.kv_heads), block_tokens or 1)
+        if not block_tokens:
+            # Only powers of two that divide the chunk: 64 always does.
+            most = layout.tokens & -layout.tokens
+            wanted = 1 << max(0, math.ceil(math.log2(BLOCK_BYTES / layout.row_bytes)))
+            layout = cls(geometry, layout.probe_heads, min(wanted, most))
+        fault = layout.fault()
+        if fault:
+            raise InvalidRequest(f"no sparse copy can be made of chunks of {geometry}: {fault}")
+        return layout
+
+    def fault(self) -> str:
+        """Why there is no such layout, or ""."""
+        if self.geometry.fault() or self.geometry.is_state:
+            return self.geometry.fault() or "they hold state"
+        if not 1 <= self.probe_heads <= self.geometry.kv_heads:
+            return f"{self.probe_heads} of {self.geometry.kv_heads} KV heads cannot be apart"
+        if self.block_tokens < 1 or self.tokens % self.block_tokens:
+            return f"blocks of {self.block_tokens} do not divide {self.tokens} tokens"
+        return ""
+
+    @cached_property
+    def shape(self) -> bytes:
+        """Eight bytes that stand for this layout in the names of chunks, where others have their geometry's digest."""
+        geometry = self.geometry
+        sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.page_size, geometry.dtype)
+        parts = ("sparse", VERSION, *sizes, self.probe_heads, self.block_tokens)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
+
+    def key(self, namespace: str, identity: bytes) -> ChunkKey:
+        """The name of the copy of the chunk of KV that has this identity."""
+        return ChunkKey(namespace, self.shape, identity)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of a chunk."""
+        return chunk_tokens(self.geometry.page_size)
+
+    @cached_property
+    def head_bytes(self) -> int:
+        """Of one token's K (or V) in one head."""
+        return self.geometry.head_dim * DTYPE_BYTES[self.geometry.dtype]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of one token's K (or V) in one layer."""
+        return self.geometry.kv_heads * self.head_bytes
+
+    @cached_property
+    def blocks(self) -> int:
+        """Of K (or V) of one layer."""
+        return self.tokens // self.block_tokens
+
+    @cached_property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.row_bytes
+
+    @cached_property
+    def units(self) -> int:
+        """Of one layer."""
+        return 1 + 2 * self.blocks
+
+    @cached_property
+    def probe_bytes(self) -> int:
+        """Of the probe keys of one layer."""
+        return self.probe_heads * self.tokens * self.head_bytes
+
+    @cached_property
+    def layer_bytes(self) -> int:
+        """Of the rows of one layer, K and V."""
+        return 2 * self.tokens * self.row_bytes
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Of the tables of a copy that is not sealed: the mapping, and a checksum a unit."""
+        return self.tokens * MAPPING_BYTES + self.geometry.layers * self.units * CHECKSUM_BYTES
+
+    @cached_property
+    def seals_bytes(self) -> int:
+        """What a sealed copy has in its tables besides: nonce and tag of every unit."""
+        return self.geometry.layers * self.units * SEAL_BYTES
+
+    @cached_property
+    def _starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Where probe keys and rows begin: in a copy that is not sealed, and in one that is."""
+        heads = (FIXED_BYTES + self.table_bytes, FIXED_BYTES + SEAL_BYTES + self.table_bytes + self.seals_bytes)
+        probes = whole_blocks(self.geometry.layers * self.probe_bytes)
+        plain, sealed = (whole_blocks(head) for head in heads)
+        return (plain, plain + probes), (sealed, sealed + probes)
+
+    def header_bytes(self, *, is_sealed: bool) -> int:
+        """Of header and tables, whole blocks: what must be read before a part can be."""
+        return self._starts[is_sealed][0]
+
+    def kv_at(self, *, is_sealed: bool) -> int:
+        """Where the rows begin."""
+        return self._starts[is_sealed][1]
+
+    def blob_bytes(self, *, is_sealed: bool) -> int:
+        """Of a whole copy; whole blocks."""
+        return self.kv_at(is_sealed=is_sealed) + whole_blocks(self.geometry.layers * self.layer_bytes)
+
+    def unit_at(self, layer: int, unit: int, *, is_sealed: bool) -> tuple[int, int]:
+        """(where a unit begins, its bytes)."""
+        probe_at, kv_at = self._starts[is_sealed]
+        if not unit:
+            return probe_at + layer * self.probe_bytes, self.probe_bytes
+        return kv_at + layer * self.layer_bytes + (unit - 1) * self.block_bytes, self.block_bytes

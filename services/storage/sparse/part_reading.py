@@ -1,0 +1,150 @@
+"""Parts of copies from the disk into the caller's memory, every unit verified first. Blocking: for I/O threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.storage.backends import BLOCK_BYTES, ChunkKey, PartialReads
+from services.storage.chunk_sealing import Cipher
+from services.storage.sparse.format import SparseHeader, SparseTables
+from services.storage.sparse.layout import SparseLayout
+from services.storage.sparse.read_check import Asked
+from services.storage.sparse.read_plan import ChunkRead, region
+from services.storage.sparse.verification import UnitCheck, verify_head
+from shared.errors import IntegrityError, NotFound, ThermoclineError
+
+READ_TIMEOUT_S = 10.0
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Header and tables of a copy, verified, and at which row each token is stored, intp [tokens]."""
+
+    header: SparseHeader
+    tables: SparseTables
+    inverse: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, header: SparseHeader, tables: SparseTables) -> Opened:
+        return cls(header, tables, np.argsort(tables.mapping))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, about."""
+        seals = 0 if self.tables.seals is None else self.tables.seals.nbytes
+        return self.tables.checksums.nbytes + self.tables.mapping.nbytes + seals + self.inverse.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailure:
+    """The copy that could not be read, and why: IntegrityError when it is bad, NotFound when its file is gone,
+    TransportError when the disk failed, KeyMissing.
+    """
+
+    key: ChunkKey
+    error: ThermoclineError
+
+
+class HeadReading:
+    """Reads header and tables of copies, one after the other, until one fails."""
+
+    def __init__(
+        self, backend: PartialReads, keys: Sequence[ChunkKey], layout: SparseLayout, cipher: Cipher, key_id: str
+    ) -> None:
+        self.opened: dict[ChunkKey, Opened] = {}
+        self._backend = backend
+        self._keys = keys
+        self._layout = layout
+        self._cipher = cipher
+        self._key_id = key_id
+
+    def __call__(self, buffer: memoryview) -> PartFailure | None:
+        """Read them by way of ``buffer``, which begins on a block and has room for a head."""
+        nbytes = self._layout.header_bytes(is_sealed=bool(self._key_id))
+        head = buffer[:nbytes]
+        for key in self._keys:
+            try:
+                blob_bytes = self._backend.read_ranges(key, [(0, nbytes)], head, first=0, timeout_s=READ_TIMEOUT_S)
+                if not blob_bytes:
+                    raise NotFound(f"the file of sparse copy {key.path} is gone")
+                header, tables = verify_head(
+                    head, blob_bytes, key, self._layout, cipher=self._cipher, key_id=self._key_id
+                )
+                self.opened[key] = Opened.of(header, tables)
+            except ThermoclineError as error:
+                return PartFailure(key, error)
+        return None
+
+
+class PartReading:
+    """Reads parts of copies, one after the other, until one fails; what it wrote by then is of no use."""
+
+    def __init__(
+        self, backend: PartialReads, asked: Asked, reads: Sequence[ChunkRead], opened: Sequence[Opened],
+        cipher: Cipher, into: memoryview,
+    ) -> None:  # fmt: skip
+        """``opened`` belongs to ``asked.keys``; ``into`` is all of the caller's memory for the call."""
+        self._backend = backend
+        self._asked = asked
+        self._reads = reads
+        self._opened = opened
+        self._cipher = cipher
+        self._into = np.frombuffer(into, np.uint8)
+
+    def __call__(self, buffer: memoryview) -> PartFailure | None:
+        """Read them by way of ``buffer``, which begins on a block and has ``region_bytes``."""
+        for read in self._reads:
+            try:
+                self._read(read, buffer)
+            except ThermoclineError as error:
+                return PartFailure(read.key, error)
+        return None
+
+    def _read(self, read: ChunkRead, buffer: memoryview) -> None:
+        asked, opened = self._asked, self._opened[read.place]
+        layout, is_sealed = opened.header.layout, opened.header.is_sealed
+        start, nbytes = region(asked.layer, asked.halves, layout, is_sealed=is_sealed)
+        first = start // BLOCK_BYTES * BLOCK_BYTES
+        blob_bytes = self._backend.read_ranges(read.key, read.ranges, buffer, first=first, timeout_s=READ_TIMEOUT_S)
+        if not blob_bytes:
+            raise NotFound(f"the file of sparse copy {read.key.path} is gone")
+        if blob_bytes != opened.header.blob_bytes:
+            raise IntegrityError(f"sparse copy {read.key.path} has {blob_bytes} bytes", code="wrong_layout")
+        check = UnitCheck(opened.header, opened.tables, self._cipher)
+        for unit in read.units:
+            at, unit_bytes = layout.unit_at(asked.layer, unit, is_sealed=is_sealed)
+            check.verify(buffer[at - first : at - first + unit_bytes], asked.layer, unit)
+        self._place(read, np.frombuffer(buffer, np.uint8)[start - first : start - first + nbytes], layout)
+
+    def _place(self, read: ChunkRead, stored: Bytes, layout: SparseLayout) -> None:
+        """Copy the rows that were asked for to where the caller wants them."""
+        heads, halves = self._asked.heads, self._asked.halves
+        chosen = self._asked.tokens.shape[1]
+        if not heads:
+            (piece,) = read.pieces
+            into = self._into.reshape(2, chosen, layout.row_bytes)
+            rows = stored.reshape(2, layout.tokens, layout.row_bytes)
+            into[:, piece.start : piece.start + len(piece.rows)] = rows[:, piece.rows]
+            return
+        into = self._into.reshape(len(heads), chosen, layout.head_bytes)
+        for number, head in enumerate(heads):
+            piece = read.pieces[number % len(read.pieces)]  # One for all heads, or one for each.
+            of_head = _of_head(stored, head, halves, layout)
+            into[number, piece.start : piece.start + len(piece.rows)] = of_head[piece.rows]
+
+
+def _of_head(stored: Bytes, head: int, halves: tuple[int, ...], layout: SparseLayout) -> Bytes:
+    """K (or V) of one head, [rows, head_bytes], in a region."""
+    of_head: Bytes
+    if halves:
+        rows = stored.reshape(2, layout.tokens, layout.geometry.kv_heads, layout.head_bytes)
+        of_head = rows[halves[0], :, head]
+    else:
+        of_head = stored.reshape(layout.probe_heads, layout.tokens, layout.head_bytes)[head]
+    return of_head

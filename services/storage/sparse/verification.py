@@ -1,0 +1,73 @@
+"""What sparse copies must stand before anything of them is used, whole or in part. Blocking: for I/O threads."""
+
+from __future__ import annotations
+
+import xxhash
+
+from services.storage.backends import ChunkKey
+from services.storage.chunk_format import is_zero
+from services.storage.chunk_sealing import Cipher
+from services.storage.sparse.format import SparseHeader, SparseTables, check, read_head, unpack_tables
+from services.storage.sparse.layout import SparseLayout
+from services.storage.sparse.making import gaps
+from services.storage.sparse.unit_sealing import UnitSealing, open_tables
+from shared.errors import IntegrityError
+
+
+def verify_head(
+    head: memoryview, nbytes: int, key: ChunkKey, layout: SparseLayout, *, cipher: Cipher, key_id: str
+) -> tuple[SparseHeader, SparseTables]:
+    """Show that ``head``, the first bytes of a copy of ``nbytes`` bytes, begins the copy ``key``; its tables, opened.
+
+    ``key_id`` is whose key the caller may use: a copy that is sealed with another, or not sealed although there is a
+    key, is refused as ``wrong_key``. Raises IntegrityError with a code of ``format``, or KeyMissing.
+    """
+    header, body = read_head(head, nbytes)
+    check(header, key, layout)
+    if header.key_id != key_id:
+        raise IntegrityError(
+            f"sparse copy {header.identity.hex()} is sealed with key {header.key_id or 'none'}, not {key_id or 'none'}",
+            code="wrong_key",
+        )
+    return header, unpack_tables(open_tables(body, header, cipher), layout, is_sealed=header.is_sealed)
+
+
+class UnitCheck:
+    """Shows of single units of one copy that they are what was written."""
+
+    def __init__(self, header: SparseHeader, tables: SparseTables, cipher: Cipher) -> None:
+        self._header = header
+        self._tables = tables
+        self._sealing = UnitSealing(header, cipher) if header.is_sealed else None
+
+    def verify(self, unit: memoryview, layer: int, number: int) -> None:
+        """Verify a unit, and open it where it is. Raises IntegrityError (``wrong_checksum``, ``wrong_key``), or
+        KeyMissing.
+        """
+        found, expected = xxhash.xxh3_64_intdigest(unit), int(self._tables.checksums[layer, number])
+        if found != expected:
+            raise IntegrityError(
+                f"wrong checksum: unit {number} of layer {layer} of sparse copy {self._header.identity.hex()} has "
+                f"{found:016x}, not {expected:016x}",
+                code="wrong_checksum",
+            )
+        if self._sealing is not None and self._tables.seals is not None:
+            self._sealing.open(unit, self._tables.seals[layer, number].tobytes(), layer, number)
+
+
+def verify_copy(
+    blob: memoryview, key: ChunkKey, layout: SparseLayout, *, cipher: Cipher, key_id: str
+) -> tuple[SparseHeader, SparseTables]:
+    """Show that ``blob`` (ending where the copy ends) is the whole and unharmed copy ``key``, and open its units.
+
+    Raises as :func:`verify_head` and :meth:`UnitCheck.verify` do.
+    """
+    header, tables = verify_head(blob, blob.nbytes, key, layout, cipher=cipher, key_id=key_id)
+    check_unit = UnitCheck(header, tables, cipher)
+    for layer in range(layout.geometry.layers):
+        for number in range(layout.units):
+            start, nbytes = layout.unit_at(layer, number, is_sealed=header.is_sealed)
+            check_unit.verify(blob[start : start + nbytes], layer, number)
+    if not all(is_zero(blob[start:end]) for start, end in gaps(header)):
+        raise IntegrityError(f"sparse copy {header.identity.hex()} is not filled up with zeros", code="wrong_checksum")
+    return header, tables

@@ -1,0 +1,93 @@
+"""Reads, rewritings, drops and new copies of the same chunks at once: reads give the right bytes, or find nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from services.storage.backends.disk import DiskBackend
+from services.storage.chunk_keys import ChunkKeys
+from services.storage.paced_reads import PacedReads
+from services.storage.sparse.copies import SparseCopies
+from services.storage.sparse.reordering import Reordering
+from services.storage.staging import Staging
+from shared.errors import NotFound
+from shared.ids import key_digest
+from tests.unit.storage.sparse.made_copies import CIPHER, LAYOUT, Reading, reading
+
+ROUNDS = 15
+READS = 12  # That succeed between two drops.
+
+
+async def _read_on(found: Reading, chance: random.Random, met: list[bool], is_over: asyncio.Event) -> None:
+    while not is_over.is_set():
+        layer = chance.randrange(3)
+        # Of even tokens only, so that there is something to bring together.
+        tokens = sorted({token // 2 * 2 for token in chance.sample(range(192), 40)})
+        try:
+            met.append((await found.kv_of(layer, tokens))[0])
+            met.append((await found.keys_of(layer, [0, 3], 10, 150))[0])
+        except NotFound:
+            await asyncio.sleep(0)
+
+
+async def _drop_and_copy(found: Reading, copies: SparseCopies, chance: random.Random, met: list[bool]) -> None:
+    for _ in range(ROUNDS):
+        chunk = chance.choice(found.chunks)
+        await found.disk.drop([LAYOUT.key(chunk.header.namespace, chunk.header.identity)])
+        copy = await copies.make(chunk.header, chunk.blob, found.key_id)
+        assert copy is not None
+        await copies.finish(copy, is_kept=True)
+        enough = len(met) + READS
+        while len(copies) or len(met) < enough:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("key_id", ["", key_digest("alice")], ids=["plain", "sealed"])
+async def test_whatever_overlaps_reads_are_right(tmp_path: Path, key_id: str, seed: int) -> None:
+    """Nothing is taken for damaged that is not, and nothing wrong is ever given."""
+    blob = LAYOUT.blob_bytes(is_sealed=True)
+    chance, met, staging = random.Random(seed), list[bool](), Staging(6 * blob, blob)
+    made: list[Reordering] = []
+    async with reading(
+        backend=DiskBackend([str(tmp_path)]),
+        key_id=key_id,
+        learn=lambda asked, reads, opened: made[0].learn(asked, reads, opened),
+    ) as found:
+        parts = {
+            "staging": staging,
+            "turns": found.turns,
+            "heads": found.heads,
+            "threads": found.threads,
+            "events": found.told,
+        }
+        made.append(Reordering(LAYOUT, found.disk, cipher=CIPHER, pace=PacedReads(0), **parts))  # type: ignore[arg-type]
+        made[0]._due_bytes = 1  # It rewrites whenever there is something to gain.
+        copies = SparseCopies(
+            LAYOUT,
+            found.disk,
+            keys=ChunkKeys(CIPHER if key_id else None),
+            **parts,  # type: ignore[arg-type]
+        )
+        behind = [asyncio.create_task(copies.run()), asyncio.create_task(made[0].run())]
+        is_over = asyncio.Event()
+        readers = [_read_on(found, random.Random(chance.random()), met, is_over) for _ in range(4)]
+        behind += [asyncio.create_task(reader) for reader in readers]
+        await _drop_and_copy(found, copies, chance, met)
+        is_over.set()
+        await asyncio.gather(*behind[2:])
+        await copies.stop()
+        await behind[0]
+        behind[1].cancel()
+        await asyncio.gather(*behind, return_exceptions=True)
+
+        assert all(met)
+        assert made[0].rewritten > 0
+        assert found.disk.quarantined == 0
+        assert staging.taken == 0
+    found.disk.backend.close()
+    staging.close()
