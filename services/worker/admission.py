@@ -9,6 +9,7 @@ import numpy as np
 from services.worker.answers import Answer, Growth
 from services.worker.detokenizer import Vocabulary
 from services.worker.requests import Milestones, RunningRequest
+from services.worker.sparse_admission import sparse_fault
 from shared.errors import InvalidRequest
 from shared.messages.worker_plans import AdmitRequest
 
@@ -62,6 +63,7 @@ def admit(
         disk_tokens=order.disk_tokens,
         remote_tokens=order.remote_tokens,
         neighbour_tokens=order.neighbour_tokens,
+        sparse=order.sparse,
         milestones=Milestones(received_ns=order.received_ns, accepted_ns=order.accepted_ns, admitted_ns=admitted_ns),
         lease_tokens=max(0, len(pages) * limits.page_size - len(listed)),
     )
@@ -77,8 +79,11 @@ def _fault(order: AdmitRequest, tokens: np.ndarray, pages: np.ndarray, limits: M
         return f"a token is outside the vocabulary of {limits.vocab_size}"
     if not 0 <= order.cached_tokens < len(tokens):
         return f"{order.cached_tokens} of {len(tokens)} tokens cannot be cached"
-    if len(pages) and (pages.min() < 0 or pages.max() >= limits.pages):
+    lowest = 0 if order.sparse is None else -1
+    if len(pages) and (pages.min() < lowest or pages.max() >= limits.pages):
         return f"a page is outside the pool of {limits.pages}"
     if len(pages) * limits.page_size < len(tokens):
         return f"{len(pages)} pages do not hold {len(tokens)} tokens"
+    if order.sparse is not None:
+        return sparse_fault(order, order.sparse, pages, limits.page_size, limits.pages)
     return ""

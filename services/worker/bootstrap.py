@@ -11,6 +11,9 @@ import torch
 from services.worker.config import WorkerConfig
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.importance.disk_reads import DiskReads
+from services.worker.importance.read_buffers import ReadBuffers
+from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.pinning import cuda_pins
@@ -21,6 +24,7 @@ from services.worker.shell import WorkerIdentity, WorkerShell
 from services.worker.state_saving import StateSaving
 from shared import ids, logs, metrics
 from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
 from shared.errors import OperatorError
 from shared.lifecycle import Lifecycle
 from shared.memory import reap
@@ -78,9 +82,25 @@ def make_saving(config: WorkerConfig, runner: ModelRunner, projection: KvProject
     )
 
 
+def make_disk_reads(config: WorkerConfig, runner: ModelRunner, bus: Bus) -> DiskReads | None:
+    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off.
+
+    Raises ConfigError when --sparse-buffer-bytes is too small for this model.
+    """
+    if not config.sparse_buffer_bytes:
+        return None
+    return DiskReads(
+        ReadBuffers(config.shm_prefix, config.sparse_buffer_bytes),
+        StorageCalls(bus),
+        runner.geometry,
+        runner.pool.device,
+        timeout_s=config.load_timeout_ms / 1e3,
+    )
+
+
 async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     """Load, join, work until told to stop, leave."""
-    metrics.serve(config.metrics_port)
+    metrics.serve(config.metrics_port, config.metrics_host)
     reap(config.shm_prefix)
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
@@ -103,7 +123,9 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
         loads = await asyncio.to_thread(make_loads, config, runner)
         saving = make_saving(config, runner, projection)
         bus = await connect(config.nats, config.id)
+        disk_reads: DiskReads | None = None
         try:
+            disk_reads = make_disk_reads(config, runner, bus)
             identity = WorkerIdentity(
                 worker_id=config.id, incarnation=ids.new_id("inc"), node=ids.node_name(), model=model
             )
@@ -117,9 +139,12 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
                 projection=projection,
                 restoration=costs,
                 saving=saving,
+                disk_reads=disk_reads,
             )
             await shell.run(life)
         finally:
+            if disk_reads is not None:
+                await disk_reads.close()
             saving.close()
             loads.close()
             await bus.close()

@@ -149,7 +149,7 @@ def standing_on(requests: Iterable[RunningRequest], loading: Collection[int]) ->
     itself, and no reason to read a page that is half written.
     """
     pages = np.fromiter(loading, dtype=np.int32, count=len(loading))
-    return frozenset(each.request_id for each in requests if each.is_decoding and np.isin(each.pages, pages).any())
+    return frozenset(each.request_id for each in requests if each.is_decoding and np.isin(each.pages_held, pages).any())
 
 
 def _smoothed(mean: float, value: float) -> float:

@@ -5,7 +5,8 @@ function of (seed, output position, logits). So tokens come only from a pass in 
 
 1. all work together, loads running beside it;
 2. if loads failed, again without the requests that they belong to;
-3. if the computation itself raised, each request alone, which shows whose fault it was.
+3. if a sparse prefix could not be read, again without its request;
+4. if the computation itself raised, each request alone, which shows whose fault it was.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from typing import Protocol
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
+from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
+from services.worker.importance.importance_step import ImportanceStep
 from services.worker.restore.first_layers import PassRunner
+from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.step_saving import NOT_SAVED, SavedStep
 from services.worker.steps import Work
 from shared.messages.tokens import TokenLogprob
@@ -35,6 +39,9 @@ class Runner(PassRunner, Protocol):
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def attention(self) -> AttentionBackend: ...
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -53,15 +60,16 @@ class Computed:
 class StepComputer:
     """Runs work on a model."""
 
-    def __init__(self, runner: Runner, *, logits_bytes: int = LOGITS_BYTES) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, sparse: SparsePrefixes, *, logits_bytes: int = LOGITS_BYTES) -> None:
+        """``sparse`` knows the sparse prefixes of the requests that are computed."""
+        self._runner, self._sparse = runner, sparse
         self._page_size = runner.geometry.page_size
         self._device = runner.pool.device
         self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
 
     def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
         """All of ``work`` in one pass, which ``saved`` is told of. Raises whatever the model, the sampler or the gate
-        raises.
+        raises, and SelectionFailed for a sparse prefix.
         """
         computed = [Computed(item) for item in work]
         last_pieces = [self._score_early_pieces(one, gate, saved) for one in computed]
@@ -123,13 +131,13 @@ class StepComputer:
             positions += range(item.start, item.end)
             segments.append(Segment(item.rows, item.start, item.request.pages))
         meta = ForwardMeta.build(segments, self._page_size, self._device, gate)
+        prefixes = self._sparse.needed_by(work)
+        tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
         with saved.around(work, meta):
-            return self._runner.forward(
-                torch.tensor(ids, dtype=torch.int64),
-                torch.tensor(positions, dtype=torch.int64),
-                meta,
-                torch.tensor(last_rows, dtype=torch.int64),
-            )
+            if not prefixes:
+                return self._runner.forward(tensors[0], tensors[1], meta, tensors[2])
+            step = ImportanceStep(meta, self._runner.pool, self._runner.attention, prefixes)
+            return self._runner.run(tensors[0], tensors[1], step, tensors[2])
 
     def _sample_row(self, work: Work) -> SampleRow:
         request = work.request

@@ -9,6 +9,7 @@ import msgspec
 
 from shared.config import NATS_URL
 from shared.ids import is_valid_name
+from shared.importance import PROBE_HEADS
 
 Doc = msgspec.Meta
 
@@ -57,6 +58,21 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_ring_bytes: Annotated[
         int, Doc(description="memory for what steps leave to be saved as state; 0 holds that of 4,096 tokens", ge=0)
     ] = 0
+    sparse_buffer_bytes: Annotated[
+        int,
+        Doc(description="shared memory for parts of prefixes read from the disk; 0: none is read in part", ge=0),
+    ] = 64 * 2**20
+    importance_probe_heads: Annotated[
+        int, Doc(description="KV heads whose keys find what is important in a layer (IMPRESS 4.3)", ge=1)
+    ] = PROBE_HEADS
+    importance_alpha: Annotated[
+        float,
+        Doc(description="how alike probe heads must be to choose for all; 0: every head chooses, which is H2O", ge=0),
+    ] = 0.6
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Doc(description="auto reads ahead of sparse prefixes what the next layer may want, where that pays; off never"),
+    ] = "auto"
     retained_outputs: Annotated[int, Doc(description="finished requests whose tokens can be asked for again", ge=0)] = (
         1024
     )
@@ -64,7 +80,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stop_timeout_ms: Annotated[int, Doc(description="longest wait for the last step when stopping", ge=1)] = 30_000
     shm_prefix: Annotated[str, Doc(description="prefix of shared-memory names")] = "thermocline"
     data_dir: Annotated[str, Doc(description="where digests of weights are remembered; empty: nowhere")] = ""
-    metrics_port: Annotated[int, Doc(description="Prometheus port on loopback; 0 is off", ge=0, le=65_535)] = 0
+    metrics_port: Annotated[int, Doc(description="Prometheus port; 0 is off", ge=0, le=65_535)] = 0
+    metrics_host: Annotated[str, Doc(description="address on which /metrics is served there")] = "127.0.0.1"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Doc(description="least severe event logged")] = (
         "info"
     )

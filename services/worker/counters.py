@@ -31,6 +31,11 @@ class Counters:
     tokens_restored: int = 0  # Their KV came back from state pages.
     restore_us: int = 0
     restores_refused: int = 0  # Their state pages were not what was saved, or could not be used.
+    sparse_prefixes_loaded: int = 0
+    sparse_prefixes_refused: int = 0  # They could not be read.
+    sparse_disk_bytes: int = 0
+    sparse_read_us: int = 0  # Computation waited for it.
+    sparse_layers_fallen_back: int = 0  # Their probe heads disagreed, so that all keys were read.
     promotions_done: int = 0
     promotions_failed: int = 0
     pages_promoted: int = 0

@@ -10,6 +10,7 @@ from services.worker.outcome import Outcome
 from services.worker.restore.leased_pages import SavedState
 from services.worker.restore.two_stage import SavingCounts
 from services.worker.restoring import Restored
+from services.worker.sparse_prefixes import LoadedPrefix
 
 
 def count_step(counters: Counters, outcome: Outcome) -> None:
@@ -30,6 +31,10 @@ def count_step(counters: Counters, outcome: Outcome) -> None:
         metrics.BUBBLE_TOKENS.inc(outcome.bubble.tokens)
     if outcome.restored.took_ns:
         _count_restored(counters, outcome.restored)
+    counters.sparse_prefixes_refused += len(outcome.refused)
+    metrics.SPARSE_REFUSED.inc(len(outcome.refused))
+    for loaded in outcome.sparse:
+        _count_sparse(counters, loaded)
 
 
 def count_repeat(counters: Counters) -> None:
@@ -57,6 +62,23 @@ def _count_restored(counters: Counters, restored: Restored) -> None:
     metrics.RESTORED_TOKENS.inc(restored.rows)
     metrics.RESTORE_SECONDS.observe(restored.took_ns / 1e9)
     metrics.RESTORES_REFUSED.inc(len(restored.refused))
+
+
+def _count_sparse(counters: Counters, loaded: LoadedPrefix) -> None:
+    prefix, outcomes = loaded.prefix, loaded.prefix.outcomes
+    counters.sparse_prefixes_loaded += 1
+    counters.sparse_disk_bytes += loaded.event.disk_bytes
+    counters.sparse_read_us += loaded.event.read_us
+    counters.sparse_layers_fallen_back += prefix.layers_fallen_back
+    metrics.SPARSE_LOADED.inc()
+    for kind, nbytes in prefix.bytes_read.by_kind().items():
+        metrics.SPARSE_BYTES.labels(kind).inc(nbytes)
+    metrics.SPARSE_LAYERS.inc(len(outcomes))
+    metrics.SPARSE_FALLBACKS.inc(prefix.layers_fallen_back)
+    metrics.SPARSE_STALL_SECONDS.inc(loaded.prefix.stall_s)
+    metrics.NEEDED_BYTES.inc(sum(outcome.needed_bytes for outcome in outcomes))
+    metrics.HIT_BYTES.inc(sum(outcome.hit_bytes for outcome in outcomes))
+    metrics.WASTED_BYTES.inc(sum(outcome.wasted_bytes for outcome in outcomes))
 
 
 def count_saving(counters: Counters, saving: SavingCounts) -> None:

@@ -20,20 +20,19 @@ from services.worker.compute import Runner, StepComputer
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.inbox import Arrival, Inbox
-from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import BatchTransfer, Loads
 from services.worker.kv.promotions import Promoted
 from services.worker.outcome import Outcome
+from services.worker.passes import Passes
 from services.worker.reports import Report, Reporter
 from services.worker.restore.leased_pages import SavedState
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.roster import Roster
+from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.state_saving import StateSaving
 from services.worker.step_results import StepResults
-from services.worker.step_saving import SavedStep
 from services.worker.steps import Work, chunks, decodes
-from shared import logs
 from shared.errors import InternalError
 from shared.messages.worker_plans import (
     AbortRequest,
@@ -48,11 +47,6 @@ from shared.messages.worker_plans import (
     RunBatch,
     WorkerOrder,
 )
-
-_log = logs.get_logger("worker")
-
-LONE_FAILURES = 8
-"""Steps of a single request that may fail in a row before the worker, not the requests, is to blame."""
 
 
 class Executor:
@@ -71,11 +65,13 @@ class Executor:
         clock_ns: Callable[[], int],
         projection: KvProjection | None = None,
         saving: StateSaving | None = None,
+        sparse: SparsePrefixes | None = None,
         restore_staging_bytes: int = 64 * 2**20,
         restore_timeout_s: float = 10.0,
     ) -> None:
         """``projection`` is None where hidden states restore nothing. ``saving`` is by default one that has
-        ``projection``. ``restore_timeout_s`` bounds the wait for one layer of a restoration.
+        ``projection``, ``sparse`` one that refuses every prefix. ``restore_timeout_s`` bounds the wait for one layer of
+        a restoration.
         """
         limits = ModelLimits(
             page_size=runner.geometry.page_size,
@@ -87,14 +83,15 @@ class Executor:
         self.inbox = Inbox()
         self.counters = Counters()
         self.last_executed = 0  # Number of the last plan that is done.
-        self._computer = StepComputer(runner)
+        self._sparse = sparse or SparsePrefixes(runner.pool, None, clock_ns)
+        self._computer = StepComputer(runner, self._sparse)
         self._loads = loads
         self._post_report = post
         self._clock_ns = clock_ns
         self._reporter = Reporter(worker_id, incarnation)
         self._saving = saving or StateSaving(runner.pool, projection)
         self._saving.answer_to(self._state_saved)
-        self._roster = Roster(limits, vocabulary, self._reporter, self.counters, self._saving)
+        self._roster = Roster(limits, vocabulary, self._reporter, self.counters, self._saving, self._sparse)
         self._results = StepResults(self._roster, self._reporter, self.counters, lease_low_tokens=lease_low_tokens)
         self._geometry = runner.geometry
         self._restoring = Restoring(
@@ -106,10 +103,18 @@ class Executor:
             clock_ns=clock_ns,
         )
         self._pace = bubble.Pace()
+        self._passes = Passes(
+            self._computer,
+            self._saving,
+            self._roster.requests,
+            self.counters,
+            self._pace,
+            layers=runner.geometry.layers,
+            on_refused=self._sparse.end,
+        )
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
         self._states_saved: deque[SavedState] = deque()  # Filled by the saving thread.
-        self._lone_failures = 0
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -124,6 +129,7 @@ class Executor:
                     self.inbox.wait()
         finally:
             self._restoring.close()
+            self._sparse.close()
         # What is saved by now outlives this worker.
         self._saving.end_all()
         self._post()
@@ -214,7 +220,7 @@ class Executor:
         """A step without chunks."""
         started_ns = self._clock_ns()
         outcome = Outcome()
-        self._compute(outcome, work)
+        self._passes.run(outcome, work)
         self._take_in(outcome, started_ns, None)
         if not outcome.is_repeated:
             self._pace.note_decode(outcome.took_ns)
@@ -237,14 +243,14 @@ class Executor:
         if order.restores:
             planned = self._restore(outcome, order, planned, transfer, started_ns)
             started_ns = self._clock_ns()
-        self._compute(outcome, decodes(self._roster.requests.values()) + planned, transfer, order)
+        self._passes.run(outcome, decodes(self._roster.requests.values()) + planned, transfer, order.loads)
         for item in outcome.restored.done:
             item.request.note_restored(item.start, item.end)
         self._note_loaded(order, outcome)
         self._take_in(outcome, started_ns, batch)
         if not outcome.is_repeated:
             rows = outcome.prefill_rows + outcome.decode_rows
-            self._pace.note_step(rows, outcome.took_ns - outcome.stall_ns)
+            self._pace.note_step(rows, outcome.took_ns - outcome.stall_ns - outcome.sparse_ns)
 
     def _fill_bubble(
         self, transfer: BatchTransfer, order: RunBatch, planned: list[Work], loading: frozenset[int]
@@ -287,8 +293,10 @@ class Executor:
         """Report and count a step, and move its requests on."""
         ended_ns = self._clock_ns()
         outcome.took_ns = max(0, ended_ns - started_ns)
+        outcome.sparse = self._sparse.take_in(one.work.request for one in outcome.done)
         counting.count_step(self.counters, outcome)
         counting.count_saving(self.counters, self._saving.counts)
+        metrics.RESTING_LAYERS.set(self._sparse.resting_layers)
         metrics.RUNNING.set(len(self._roster.requests))
         metrics.QUEUED_ORDERS.set(len(self.inbox))
         if batch is not None:
@@ -300,70 +308,13 @@ class Executor:
                 outcome.load_failures,
                 figures,
                 restores_refused=outcome.restored.refused,
+                sparse_refused=outcome.sparse_refused,
+                sparse_loaded=[loaded.event for loaded in outcome.sparse],
             )
         self._results.take_in(outcome, ended_ns)
-
-    def _compute(
-        self, outcome: Outcome, work: list[Work], transfer: BatchTransfer | None = None, order: RunBatch | None = None
-    ) -> None:
-        """See ``compute``: together, then without failed loads, then one by one."""
-        loads_failed = False
-        with self._saving.step() as saved:
-            error = self._pass(outcome, work, transfer.gate if transfer is not None else None, saved)
-            if transfer is not None:
-                outcome.loads = transfer.finish()
-                loads = order.loads if order is not None else ()
-                work, gone = losses.drop_lost(outcome, work, loads, outcome.loads.lost_pages)
-                losses.lose(self._roster.requests, gone, is_load=True)
-                saved.drop(outcome.lost)
-                loads_failed = bool(outcome.loads.failures) or transfer.gate.rejected is not None
-                if loads_failed:
-                    saved.void()
-                elif not outcome.failed:
-                    self._pace.note_load(outcome.loads.pages, self._geometry.layers, outcome.loads.load_ns)
-        if loads_failed:
-            outcome.done, error = [], None
-            if work:
-                self._count_repeat(outcome)
-                with self._saving.step() as saved:
-                    error = self._pass(outcome, work, None, saved)
-        if error is not None and work:
-            _log.warning("step_failed", error=repr(error), requests=len(work))
-            self._count_repeat(outcome)
-            with self._saving.step() as saved:
-                outcome.done, outcome.broken = self._computer.isolate(work, saved)
-                self._check_health(outcome, error)
-                if order is not None:
-                    losses.lose_with_broken(self._roster.requests, outcome, order.loads)
-                saved.drop(outcome.lost)
-        elif outcome.done:
-            self._lone_failures = 0
-
-    def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
-        """One pass over all of ``work``; returns what it raised, which voids what was saved of it."""
-        try:
-            if work:
-                outcome.done = self._computer.compute(work, gate, saved)
-        except Exception as raised:
-            saved.void()
-            return raised
-        return None
-
-    def _check_health(self, outcome: Outcome, error: Exception) -> None:
-        """Raise if it is not a request that is broken but the device, the model or this process."""
-        if outcome.done:
-            self._lone_failures = 0
-            return
-        self._lone_failures += 1
-        if len(outcome.broken) > 1 or self._lone_failures >= LONE_FAILURES:
-            raise InternalError(f"every request of a step failed: {error!r}") from error
 
     def _note_loaded(self, order: RunBatch, outcome: Outcome) -> None:
         for load in order.loads:
             request = self._roster.requests.get(load.request_id)
             if request is not None and outcome.loads is not None:
                 request.milestones.loaded_ns = request.milestones.loaded_ns or outcome.loads.ended_ns
-
-    def _count_repeat(self, outcome: Outcome) -> None:
-        outcome.is_repeated = True
-        counting.count_repeat(self.counters)

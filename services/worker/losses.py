@@ -62,8 +62,22 @@ def lose_unrestored(
 
 
 def lose_with_broken(requests: Mapping[str, RunningRequest], outcome: Outcome, loads: Sequence[PageLoad]) -> None:
-    """Who stands on a chunk that raised, or on a load that is undone with it, has not been computed either."""
-    broken = [item for item, _ in outcome.broken if item.is_chunk]
+    """Who stands on a chunk that raised or was refused, or on a load that is undone with it, has not been computed
+    either.
+    """
+    broken = [item for item, _ in outcome.broken if item.is_chunk] + outcome.refused
     unwritten = frozenset[int]().union(*(pages_of(item) for item in broken))
     _, gone = drop_lost(outcome, [one.work for one in outcome.done], loads, unwritten)
     lose(requests, gone, but=[item.request.request_id for item in broken])
+
+
+def lose_refused(
+    requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
+) -> list[Work]:
+    """What of ``work`` stands on nothing of a request whose sparse prefix was refused, which ``outcome`` names: such a
+    request has failed, and its load is undone with it.
+    """
+    unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.refused))
+    kept, gone = drop_lost(outcome, work, loads, unwritten)
+    lose(requests, gone, but=[item.request.request_id for item in outcome.refused])
+    return kept

@@ -9,6 +9,7 @@ from services.worker.compute import Computed
 from services.worker.kv.loads import LoadResult
 from services.worker.reports import BatchFigures
 from services.worker.restoring import Restored
+from services.worker.sparse_prefixes import LoadedPrefix
 from services.worker.steps import Work
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_events import LoadFailure
@@ -16,8 +17,9 @@ from shared.messages.worker_events import LoadFailure
 
 @dataclass(slots=True)
 class Outcome:
-    """``lost`` stood on pages that are not there, ``broken`` raised, ``rejected`` (request ids) could not be tried.
-    What was restored before the step is in ``restored``, whatever became of it.
+    """``lost`` stood on pages that are not there, ``broken`` raised, the sparse prefix of ``refused`` could not be
+    read, ``rejected`` (request ids) could not be tried. What was restored before the step is in ``restored``, whatever
+    became of it. ``sparse`` prefixes have been loaded as a whole with this step.
 
     Times in ns: ``took_ns`` is the wall time of the step from the end of the bubble on, stall included.
     """
@@ -25,7 +27,9 @@ class Outcome:
     done: list[Computed] = field(default_factory=list)
     lost: list[Work] = field(default_factory=list)
     broken: list[tuple[Work, Exception]] = field(default_factory=list)
+    refused: list[Work] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
+    sparse: list[LoadedPrefix] = field(default_factory=list)
     loads: LoadResult | None = None
     restored: Restored = field(default_factory=Restored)
     bubble: Bubble = field(default_factory=Bubble)
@@ -42,9 +46,15 @@ class Outcome:
     def failed(self) -> list[str]:
         """Requests whose chunk was not computed or restored, or whose load failed; some more than once."""
         failed = [*self.rejected, *(item.request.request_id for item in self.lost)]
+        failed += self.sparse_refused
         failed += [*self.restored.rejected, *(item.request.request_id for item in self.restored.failed)]
         failed += [item.request.request_id for item, _ in self.broken if item.is_chunk]
         return failed + (self.loads.failed_requests if self.loads is not None else [])
+
+    @property
+    def sparse_refused(self) -> list[str]:
+        """Requests whose sparse prefix could not be read."""
+        return [item.request.request_id for item in self.refused]
 
     @property
     def load_failures(self) -> list[LoadFailure]:
@@ -63,10 +73,15 @@ class Outcome:
         """Waiting for loads during the step. Restorations before it have waited too, in time of their own."""
         return max(0, self.loads.waited_ns - self.restored.waited_ns) if self.loads is not None else 0
 
+    @property
+    def sparse_ns(self) -> int:
+        """Waiting for reads of sparse prefixes during the step; not what computing takes, however often it happens."""
+        return round(sum(loaded.prefix.stall_s for loaded in self.sparse) * 1e9)
+
     def figures(self, geometry: KvGeometry) -> BatchFigures:
         """As ``BatchDone`` reports them."""
         figures = BatchFigures(
-            compute_us=self.took_ns // 1000,
+            compute_us=max(0, self.took_ns - self.sparse_ns) // 1000,
             computed_tokens=self.prefill_rows,
             bubble_us=self.bubble.ns // 1000,
             bubble_tokens=self.bubble.tokens,

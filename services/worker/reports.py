@@ -19,6 +19,7 @@ from shared.messages.worker_events import (
     PagesPromoted,
     RequestFinished,
     RequestPreempted,
+    SparseLoaded,
     StateSaved,
 )
 from shared.messages.worker_plans import AdmitRequest
@@ -77,6 +78,8 @@ class Reporter:
         figures: BatchFigures,
         *,
         restores_refused: Sequence[str] = (),
+        sparse_refused: Sequence[str] = (),
+        sparse_loaded: Sequence[SparseLoaded] = (),
     ) -> None:
         self.report.events.append(
             BatchDone(
@@ -95,6 +98,8 @@ class Reporter:
                 restored_tokens=figures.restored_tokens,
                 restore_us=figures.restore_us,
                 restores_refused=tuple(restores_refused),
+                sparse_refused=tuple(sparse_refused),
+                sparse_loaded=tuple(sparse_loaded),
             )
         )
 
@@ -201,6 +206,8 @@ def usage_of(request: RunningRequest) -> Usage:
         neighbour_tokens=request.neighbour_tokens,
         hidden_tokens=request.hidden_tokens,
         computed_tokens=request.computed_tokens,
+        sparse_tokens=request.sparse_tokens,
+        importance=request.importance,
     )
 
 

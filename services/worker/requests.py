@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from services.worker.answers import Answer
 from shared.errors import IllegalTransition
+from shared.messages.base import unpack_int32
 from shared.messages.requests import SamplingParams
-from shared.messages.tokens import TokenLogprob
+from shared.messages.tokens import ImportanceUsage, TokenLogprob
+from shared.messages.worker_plans import SparsePrefix
 
 State = Literal["waiting", "prefilling", "decoding", "finished", "preempted", "replaced"]
 Change = Literal["compute", "sample", "finish", "preempt", "replace"]
@@ -56,6 +58,9 @@ class RunningRequest:
 
     ``computed`` counts leading tokens whose KV is on the device, or will be once the loads of the batch at
     the head have landed. A decoding request has ``computed == len(tokens) - 1``.
+
+    Tokens of a ``sparse`` prefix count as computed as soon as all before them are, and the entries of ``pages`` that
+    would hold them are -1.
     """
 
     request_id: str
@@ -82,6 +87,9 @@ class RunningRequest:
     compute_failures: int = 0
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
     restored: list[tuple[int, int]] = field(default_factory=list)  # Tokens [start, end) restored from state, in order.
+    sparse: SparsePrefix | None = None
+    sparse_losses: int = 0  # How often KV before the sparse prefix was lost: what was chosen then is void.
+    importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
 
     def change(self, change: Change) -> None:
         """Move on in the table. Raises IllegalTransition."""
@@ -118,6 +126,21 @@ class RunningRequest:
         """Tokens of the caller's prompt whose KV was restored from state."""
         return sum(max(0, min(end, self.prompt_tokens) - start) for start, end in self.restored)
 
+    @property
+    def sparse_tokens(self) -> int:
+        """Tokens of the caller's prompt that lie in the sparse prefix, once that has been loaded."""
+        if self.sparse is None or self.importance is None:
+            return 0
+        return max(0, min(self.sparse.end, self.prompt_tokens) - self.sparse.start)
+
+    @property
+    def pages_held(self) -> npt.NDArray[np.int32]:
+        """All pages that the request reads or writes, int32."""
+        if self.sparse is None:
+            return self.pages
+        chosen = np.array(unpack_int32(self.sparse.pages), dtype=np.int32)
+        return np.concatenate((self.pages[self.pages >= 0], chosen))
+
     def grant(self, pages: npt.NDArray[np.int32]) -> None:
         """Append pages to the page table: a new lease."""
         self.pages = np.concatenate((self.pages, pages))
@@ -128,24 +151,44 @@ class RunningRequest:
         """Count pages in ``loaded`` that continue the computed prefix; the last token is always computed."""
         last = len(self.tokens) - 1
         while self.computed < last and int(self.pages[self.computed // self.page_size]) in loaded:
-            self.computed = min(last, (self.computed // self.page_size + 1) * self.page_size)
+            self.reach(min(last, (self.computed // self.page_size + 1) * self.page_size))
+
+    def reach(self, end: int) -> None:
+        """All tokens before ``end`` have their KV, and with them those of a sparse prefix that begins there."""
+        self.computed = max(self.computed, end)
+        if self.sparse is not None and self.sparse.start <= self.computed < self.sparse.end:
+            self.computed = self.sparse.end
+
+    def can_compute(self, start: int, end: int) -> bool:
+        """Whether the KV of tokens ``[start, end)`` is the request's own to compute: none of them is sparse."""
+        return self.sparse is None or end <= self.sparse.start or start >= self.sparse.end
 
     def note_restored(self, start: int, end: int) -> None:
         """The KV of tokens ``[start, end)`` has come back from state pages, as if it had been computed."""
         self.change("compute")
-        self.computed = max(self.computed, end)
+        self.reach(end)
         self.restored.append((start, end))
 
     def lose_pages(self, bad: frozenset[int]) -> int:
-        """Forget KV from the first page in ``bad`` on; returns how many tokens that were that had not been restored
-        from state.
+        """Forget KV from the first page in ``bad`` on; returns how many tokens that were that had neither been restored
+        from state nor were sparse.
         """
         held = self.pages[: -(-self.computed // self.page_size)]
-        hits = [index for index, page in enumerate(held.tolist()) if page in bad]
+        hits = [index for index, page in enumerate(held.tolist()) if page in bad and page >= 0]
         if not hits:
             return 0
         before, self.computed = self.computed, hits[0] * self.page_size
-        return before - self.computed - self._lose_restored()
+        return before - self.computed - self._lose_restored() - self._lose_sparse(before)
+
+    def _lose_sparse(self, before: int) -> int:
+        """What was chosen of a sparse prefix is void if KV before it is gone; returns how many tokens it holds then.
+
+        ``before``: so many tokens had their KV.
+        """
+        if self.sparse is None or not self.computed < self.sparse.start or before < self.sparse.end:
+            return 0
+        self.sparse_losses += 1
+        return self.sparse.end - self.sparse.start
 
     def _lose_restored(self) -> int:
         """Forget that tokens behind the computed ones were restored; returns how many."""

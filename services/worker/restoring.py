@@ -238,13 +238,14 @@ def _complete(restoration: Restoration) -> Exception | None:
 def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
     """Whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
 
-    The last token is always computed, for its logits.
+    The last token is always computed, for its logits. State knows nothing of sparse prefixes: it is of exact KV.
     """
     size = request.page_size
     pages = (chunk.end - chunk.start) // size
     return (
         chunk.attempt == request.attempt
         and not request.is_decoding
+        and (request.sparse is None or chunk.end <= request.sparse.start)
         and chunk.start == request.computed
         and not chunk.start % size
         and not chunk.end % size

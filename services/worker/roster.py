@@ -18,6 +18,7 @@ from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.reports import Reporter
 from services.worker.requests import RunningRequest
+from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.state_saving import StateSaving
 from shared import logs
 from shared.errors import InvalidRequest
@@ -41,10 +42,11 @@ class Roster:
         reporter: Reporter,
         counters: Counters,
         saving: StateSaving,
+        sparse: SparsePrefixes,
     ) -> None:
-        """``saving`` is told of every state lease, and of the end of its request."""
+        """``saving`` is told of every state lease, and of the end of its request; ``sparse`` of every end."""
         self.requests: dict[str, RunningRequest] = {}
-        self._saving = saving
+        self._saving, self._sparse = saving, sparse
         self._limits = limits
         self._vocabulary = vocabulary
         self._reporter = reporter
@@ -151,6 +153,7 @@ class Roster:
     def _drop(self, request: RunningRequest) -> None:
         del self.requests[request.request_id]
         self._saving.end(request.request_id)
+        self._sparse.end(request.request_id)
         self._remember(request.request_id, request.attempt)
 
     def _remember(self, request_id: str, attempt: int) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ from services.worker.compute import Runner
 from services.worker.config import WorkerConfig
 from services.worker.detokenizer import Vocabulary
 from services.worker.executor import Executor
+from services.worker.importance.disk_prefix import DiskPrefix
+from services.worker.importance.disk_reads import DiskReads
 from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
 from services.worker.restore.projection import KvProjection
 from services.worker.retained import RetainedOutputs
+from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.state_saving import StateSaving
 from services.worker.streams import wait_for_streams
 from services.worker.token_sender import TokenSender
@@ -74,15 +78,18 @@ class WorkerShell:
         projection: KvProjection | None = None,
         restoration: RestorationCosts | None = None,
         saving: StateSaving | None = None,
+        disk_reads: DiskReads | None = None,
     ) -> None:
-        """Without ``projection`` nothing is restored from hidden states. ``restoration`` is what the cell is told that
-        restoring costs here. ``saving`` is by default one that has ``projection``.
+        """Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is
+        read from the disk. ``restoration`` is what the cell is told that restoring costs here. ``saving`` is by default
+        one that has ``projection``.
         """
         loop = asyncio.get_running_loop()
         self._config = config
         self._who = identity
         self._restoration = restoration
         self._bus = bus
+        self._disk_reads = disk_reads
         self._runner = runner
         self._channel = ReportChannel(loop, self._take_report)
         self.executor = Executor(
@@ -96,6 +103,12 @@ class WorkerShell:
             clock_ns=time.time_ns,
             projection=projection,
             saving=saving,
+            sparse=SparsePrefixes(
+                runner.pool,
+                None if disk_reads is None else partial(DiskPrefix, reads=disk_reads),
+                time.time_ns,
+                ImportanceSettings(config.importance_probe_heads, config.importance_alpha, config.speculation),
+            ),
             restore_staging_bytes=config.restore_staging_bytes,
             restore_timeout_s=config.load_timeout_ms / 1e3,
         )
@@ -127,6 +140,8 @@ class WorkerShell:
             await self._bus.serve(subjects.rpc("worker", "outputs", self._who.worker_id), self._outputs),
             await self._bus.subscribe(subjects.STATUS, self._membership.see),
         ]
+        if self._disk_reads is not None:
+            subscriptions.append(await self._bus.subscribe(subjects.STATUS, self._disk_reads.see))
         await self._plans.start()
         self._join()
         computing: Future[None] = Future()

@@ -27,7 +27,7 @@ class StepResults:
 
     def _advance(self, computed: Computed, now_ns: int) -> None:
         work, request = computed.work, computed.work.request
-        request.computed = max(request.computed, work.end)
+        request.reach(work.end)
         request.compute_failures = 0
         if work.is_chunk:
             request.change("compute")

@@ -56,13 +56,15 @@ def chunks(requests: Mapping[str, RunningRequest], planned: Sequence[PrefillChun
 def is_computable(request: RunningRequest, chunk: PrefillChunk) -> bool:
     """Whether the chunk continues KV that is there.
 
-    Recomputing tokens whose KV is there already is fine: same slots, same values.
+    Recomputing tokens whose KV is there already is fine: same slots, same values. What is read of a sparse prefix
+    is never computed.
     """
     return (
         chunk.attempt == request.attempt
         and not request.is_decoding
         and 0 <= chunk.start < chunk.end <= min(len(request.tokens), request.capacity)
         and chunk.start <= request.computed
+        and request.can_compute(chunk.start, chunk.end)
     )
 
 

@@ -87,6 +87,11 @@ class ModelRunner:
         return self.pool.geometry
 
     @property
+    def attention(self) -> AttentionBackend:
+        """Attention over the pool, for steps that are not :meth:`paged_step`'s."""
+        return self._backend
+
+    @property
     def model(self) -> Any:
         """The Hugging Face model, for what reads its modules; nobody else changes it."""
         return self._model

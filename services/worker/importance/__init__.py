@@ -2,8 +2,8 @@
 at.
 
 :mod:`identification` finds them with the keys of a few probe heads, :mod:`selection` turns scores into sets,
-:mod:`important_prefix` reads them layer by layer, :mod:`speculation` reads ahead for the next layer, and
-:mod:`importance_step` attends over them in the model's forward pass. What it computes is inexact by design: it belongs
-to fidelity ``importance(ratio)`` and never to an exact namespace. After IMPRESS (Chen et al., FAST 2025) and
-HyperInfer.
+:mod:`important_prefix` reads them layer by layer, from the disk by way of :mod:`disk_prefix`, :mod:`speculation` reads
+ahead for the next layer, :mod:`kept_kv` keeps what was chosen, and :mod:`importance_step` attends over it in the
+model's forward pass. What it computes is inexact by design and belongs to one request: it is never cached (ADR 0015).
+After IMPRESS (Chen et al., FAST 2025) and HyperInfer.
 """

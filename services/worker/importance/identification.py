@@ -8,7 +8,8 @@ keys, which says little of the other groups (``bench/importance_similarity.py``,
 
 Where the paper is silent:
 
-- weights are those of real attention: the softmax runs over the prefix and the request's own tokens;
+- weights are those of real attention: the softmax runs over the prefix, what lies before it and the request's own
+  tokens;
 - the choice is made once, with the rows of the request's first step, and serves its later steps too;
 - sets that are identical are accepted even where the threshold is 1, because then there is nothing to vote about;
 - a layer whose probe heads disagree reads all keys, and every KV head takes the tokens that itself finds most
@@ -98,8 +99,8 @@ def measure_importance(
 ) -> torch.Tensor:
     """Importance of the first ``prefix`` of ``keys`` for each unit, float32 ``[units, prefix]``.
 
-    keys ``[units, n, head_dim]``: each unit's own, of the prefix and then of the request's tokens; positions int64
-    ``[n]``.
+    keys ``[units, n, head_dim]``: each unit's own, of the prefix and then of all else that the rows see; positions
+    int64 ``[n]``.
     """
     importance = keys.new_zeros(len(units), prefix, dtype=torch.float32)
     # Groups are alike within a reading, so that the queries of all units are one tensor.

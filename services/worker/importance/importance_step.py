@@ -2,8 +2,8 @@
 
 It attaches where :class:`~services.worker.engine.paged_step.PagedStep` does, to the one registered attention function:
 new K and V are written to the pool as ever, and only what is attended over differs. A request with an
-:class:`~services.worker.importance.important_prefix.ImportantPrefix` has pages for its own tokens alone: page-table
-entries that lie within the prefix are never looked at.
+:class:`~services.worker.importance.important_prefix.ImportantPrefix` has pages for what lies before and behind it:
+page-table entries that lie within the prefix are never looked at.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.importance.identification import Rows
 from services.worker.importance.important_prefix import ImportantPrefix
 from services.worker.importance.prefix_source import token_slots
+from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.sparse_attention import attend_selected
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 
 
 class ImportanceStep(PagedStep):
-    """One step. ``prefixes`` are by the number of the segment in ``meta``; the rest goes to ``backend``."""
+    """One step. ``prefixes`` are by the number of the segment in ``meta``; the rest goes to ``backend``.
+
+    A pass over it raises SelectionFailed when a prefix cannot be chosen or read. It may then be repeated: what layers
+    have chosen already stays chosen.
+    """
 
     def __init__(
         self,
@@ -40,13 +45,14 @@ class ImportanceStep(PagedStep):
 
 @dataclass(frozen=True, slots=True)
 class _SparseSegment:
-    """Rows ``[row_start, row_end)`` of the batch. slots int64: where the request's own tokens are in the pool."""
+    """Rows ``[row_start, row_end)`` of the batch. Where tokens before and behind the prefix are in the pool: int64."""
 
     prefix: ImportantPrefix
     context: int
     row_start: int
     row_end: int
-    slots: torch.Tensor
+    before: torch.Tensor
+    behind: torch.Tensor
 
 
 class _ImportanceAttention:
@@ -81,10 +87,14 @@ class _ImportanceAttention:
         return attend
 
     def _sparse(self, prefix: ImportantPrefix, segment: Segment, row: int, end: int, page_size: int) -> _SparseSegment:
-        if segment.context < prefix.tokens:
-            raise InvariantViolated(f"rows from {segment.context} on lie within a prefix of {prefix.tokens} tokens")
-        slots = torch.from_numpy(token_slots(segment.pages, page_size, prefix.tokens, segment.length))
-        return _SparseSegment(prefix, segment.context, row, end, slots.to(self._pool.device))
+        if segment.context < prefix.end:
+            raise InvariantViolated(f"rows from {segment.context} on lie before or within a prefix up to {prefix.end}")
+
+        def slots(start: int, end: int) -> torch.Tensor:
+            return torch.from_numpy(token_slots(segment.pages, page_size, start, end)).to(self._pool.device)
+
+        before, behind = slots(0, prefix.start), slots(prefix.end, segment.length)
+        return _SparseSegment(prefix, segment.context, row, end, before, behind)
 
     def _attend(self, call: AttentionCall, segments: list[_SparseSegment]) -> torch.Tensor:
         _, heads, count, head_dim = call.query.shape
@@ -92,12 +102,31 @@ class _ImportanceAttention:
         for segment in segments:
             query = call.query[0, :, segment.row_start : segment.row_end]
             rows = Rows(query, segment.context, call.scaling, call.window, call.softcap)
-            own = self._pool.tensor[call.layer].flatten(1, 2).index_select(1, segment.slots).transpose(1, 2)
-            selected = segment.prefix.select(call.layer, rows, own[0])
-            output[segment.row_start : segment.row_end] = attend_selected(
-                rows, selected, own[0], own[1], segment.prefix.tokens
-            )
+            output[segment.row_start : segment.row_end] = self._attend_segment(call.layer, rows, segment)
         return output
+
+    def _attend_segment(self, layer: int, rows: Rows, segment: _SparseSegment) -> torch.Tensor:
+        prefix, first = segment.prefix, rows.first_visible()
+        # What no row sees any more is left out, as the engine does it behind a window.
+        before = segment.before[min(first, prefix.start) :]
+        behind = segment.behind[max(0, first - prefix.end) :]
+        ends = prefix.end + len(segment.behind)
+        device = self._pool.device
+        at_before = torch.arange(prefix.start - len(before), prefix.start, device=device)
+        at_behind = torch.arange(ends - len(behind), ends, device=device)
+        if layer not in prefix.positions:
+            try:
+                self._choose(layer, rows, prefix, torch.cat([before, behind]), torch.cat([at_before, at_behind]))
+            except Exception as error:  # Whatever it is, it is one request's misfortune.
+                raise SelectionFailed(prefix.name) from error
+        chosen = prefix.positions[layer]
+        around = (at_before.expand(len(chosen), -1), chosen, at_behind.expand(len(chosen), -1))
+        kv = prefix.kept.between(layer, self._pool, before, behind)
+        return attend_selected(rows, kv, torch.cat(around, dim=1))
+
+    def _choose(self, layer: int, rows: Rows, prefix: ImportantPrefix, slots: torch.Tensor, at: torch.Tensor) -> None:
+        keys = self._pool.k(layer).flatten(0, 1).index_select(0, slots).transpose(0, 1)
+        prefix.choose(layer, rows, keys, at)
 
 
 def _restricted(call: AttentionCall, rows: torch.Tensor) -> AttentionCall:

@@ -24,12 +24,12 @@ from services.worker.importance.identification import (
     identify,
     measure_importance,
 )
+from services.worker.importance.kept_kv import KeptInMemory, KeptKv
 from services.worker.importance.layer_load import LayerLoad
 from services.worker.importance.metrics import metric_named
 from services.worker.importance.prefix_source import PrefixSource
 from services.worker.importance.selection import Budget
 from services.worker.importance.similarity import ALPHA
-from services.worker.importance.sparse_attention import SelectedKv
 from services.worker.importance.speculation import Flight, LayerOutcome, ReadAhead
 from services.worker.importance.speculation_control import SpeculationControl
 
@@ -59,7 +59,9 @@ class Speculation:
 class ImportantPrefix:
     """The state of one request, from its first step to its end. ``layers`` is the model's number of them.
 
-    ``identifications`` by layer, ``outcomes`` in order of the layers, and ``bytes_read`` tell what happened.
+    It is about tokens ``[start, end)``. ``positions`` (what was chosen, int64 ``[kv_heads, k]``, or ``[1, k]`` where
+    all heads have the same) and ``identifications`` by layer, ``outcomes`` in order of the layers, and ``bytes_read``
+    tell what happened. ``name`` is what errors call it.
     """
 
     def __init__(
@@ -69,33 +71,59 @@ class ImportantPrefix:
         layers: int,
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        kept: KeptKv | None = None,
+        name: str = "",
     ) -> None:
-        self.tokens = source.tokens
+        """What is chosen is ``kept`` in memory by default."""
+        self.start, self.end = source.start, source.end
+        self.name = name
+        self.kept = kept or KeptInMemory()
         self.bytes_read = BytesRead()
+        self.positions: dict[int, torch.Tensor] = {}
         self.identifications: dict[int, Identification] = {}
         self.outcomes: list[LayerOutcome] = []
         self._source, self._rule, self._layers = source, rule, layers
         self._metric = metric_named(rule.metric)
         self._speculation, self._clock = speculation, clock
-        self._selected: dict[int, SelectedKv] = {}
         self._flight: Flight | None = None
+        self._first_visible: dict[int, int] = {}  # By layer: the first token of the prefix that its rows see.
 
-    def select(self, layer: int, rows: Rows, own_keys: torch.Tensor) -> SelectedKv:
-        """What ``rows`` and those of later steps attend over. Chosen and loaded the first time that a layer is asked
-        for.
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer has chosen: nothing is read any more."""
+        return len(self.positions) == self._layers
 
-        own_keys ``[kv_heads, n, head_dim]`` are those of the request's own tokens, from position ``tokens`` on.
+    @property
+    def layers_fallen_back(self) -> int:
+        """Layers whose probe heads disagreed, so that all keys were read."""
+        return sum(not found.accepted for found in self.identifications.values())
+
+    @property
+    def stall_s(self) -> float:
+        """Computation waited so long for reads."""
+        return sum(outcome.stall_s for outcome in self.outcomes)
+
+    def choose(self, layer: int, rows: Rows, keys: torch.Tensor, at: torch.Tensor) -> None:
+        """Choose and load what ``rows`` and those of later steps attend over, unless that was done before.
+
+        keys ``[kv_heads, n, head_dim]`` at positions ``at`` int64 ``[n]`` are of all else that the rows see.
         """
-        if layer not in self._selected:
-            load = LayerLoad(self._source, layer, self.bytes_read, self._clock)
-            self._selected[layer] = self._load(load, layer, rows, own_keys)
-            self.outcomes.append(load.outcome())
-            if self._speculation is not None:
-                self._speculation.control.record(self.outcomes[-1])
-            found = self.identifications.get(layer)
-            if found is not None:
-                self._read_ahead(layer + 1, found.tokens)
-        return self._selected[layer]
+        if layer in self.positions:
+            return
+        load = LayerLoad(self._source, layer, self.bytes_read, self._clock)
+        kv, positions = self._load(load, layer, rows, keys, at)
+        self.kept.put(layer, kv)
+        self.positions[layer] = positions
+        self.outcomes.append(load.outcome())
+        if self._speculation is not None:
+            self._speculation.control.record(self.outcomes[-1])
+        if self._speculation is None or layer + 1 >= self._layers:
+            return
+        self._prefetch_keys(layer + 1, rows.query.shape[0])
+        found = self.identifications.get(layer)
+        if found is not None:
+            self._read_ahead(self._speculation, layer + 1, found.tokens)
 
     def let_go(self) -> bool:
         """For a request that ends early: whether the source is no longer read, so that its memory may go to others.
@@ -108,28 +136,31 @@ class ImportantPrefix:
             self._flight = None
         return True
 
-    def _load(self, load: LayerLoad, layer: int, rows: Rows, own_keys: torch.Tensor) -> SelectedKv:
-        start = min(rows.first_visible(), self.tokens)
-        if start == self.tokens:  # The window has left the prefix behind.
+    def _load(
+        self, load: LayerLoad, layer: int, rows: Rows, own_keys: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V ``[2, kv_heads, k, head_dim]`` and the positions of what is chosen."""
+        start = min(max(rows.first_visible(), self.start), self.end)
+        self._first_visible[layer] = start
+        if start == self.end:  # The window has left the prefix behind.
             self._land(load, layer)
-            nothing = own_keys[:, :0]
-            return SelectedKv(nothing, nothing, torch.empty(1, 0, dtype=torch.int64, device=own_keys.device))
-        choice = self._rule.budget.over(start, self.tokens)
+            return own_keys[None, :, :0].repeat(2, 1, 1, 1), torch.empty(1, 0, dtype=torch.int64, device=at.device)
+        choice = self._rule.budget.over(start, self.end)
         units = self._rule.probe_heads.units(rows.query.shape[0], self._source.kv_heads)
         heads = heads_read(units)
         keys = load.keys(ReadKind.PROBE_KEYS, heads, start)
-        found = identify(self._importance(rows, keys, heads, own_keys, units), start, choice, self._rule.alpha)
+        importance = self._importance(rows, keys, heads, own_keys[list(heads)], at, units)
+        found = identify(importance, start, choice, self._rule.alpha)
         self.identifications[layer] = found
         self._land(load, layer)
         if found.accepted:
-            kv = load.kv(found.tokens)
-            return SelectedKv(kv[0], kv[1], found.tokens[None])
+            return load.kv(found.tokens), found.tokens[None]
         keys = self._all_keys(load, keys, heads, start)
         everyone = head_units(rows.query.shape[0], len(keys))
-        importance = self._importance(rows, keys, range(len(keys)), own_keys, everyone)
+        importance = self._importance(rows, keys, range(len(keys)), own_keys, at, everyone)
         tokens = choose_by_head(importance, start, choice)
         columns = (tokens - start)[:, :, None].expand(-1, -1, keys.shape[2])
-        return SelectedKv(keys.gather(1, columns), load.values(tokens), tokens)
+        return torch.stack([keys.gather(1, columns), load.values(tokens)]), tokens
 
     def _importance(
         self,
@@ -137,14 +168,15 @@ class ImportantPrefix:
         keys: torch.Tensor,
         heads: Sequence[int],
         own_keys: torch.Tensor,
+        at: torch.Tensor,
         units: tuple[ProbeUnit, ...],
     ) -> torch.Tensor:
-        """float32 ``[units, n]``; keys ``[len(heads), n, head_dim]`` are those of the last n tokens of the prefix."""
+        """float32 ``[units, n]``; keys ``[len(heads), n, head_dim]`` are those of the last n tokens of the prefix, and
+        own_keys, of the same heads, those at positions ``at``.
+        """
         count = keys.shape[1]
-        both = torch.cat([keys, own_keys[list(heads)]], dim=1)
-        each = both[[heads.index(unit.kv_head) for unit in units]]
-        start = self.tokens - count
-        positions = torch.arange(start, start + both.shape[1], device=both.device)
+        each = torch.cat([keys, own_keys], dim=1)[[heads.index(unit.kv_head) for unit in units]]
+        positions = torch.cat([torch.arange(self.end - count, self.end, device=at.device), at])
         return measure_importance(rows, each, positions, count, units, self._metric)
 
     def _all_keys(self, load: LayerLoad, probe_keys: torch.Tensor, heads: Sequence[int], start: int) -> torch.Tensor:
@@ -164,10 +196,19 @@ class ImportantPrefix:
         if flight.ends_within(0.0):  # An overdue one still reads the source, and is remembered for that.
             self._flight = None
 
-    def _read_ahead(self, layer: int, tokens: torch.Tensor) -> None:
+    def _prefetch_keys(self, layer: int, query_heads: int) -> None:
+        """Begin to read the keys that the next layer chooses by, which do not depend on what this one chose.
+
+        Where windows differ, layers take turns, so it will see as far back as the layer before this one.
+        """
+        start = self._first_visible.get(layer - 2, self._first_visible[layer - 1])
+        if start < self.end:
+            units = self._rule.probe_heads.units(query_heads, self._source.kv_heads)
+            self._source.prefetch_keys(layer, heads_read(units), start)
+
+    def _read_ahead(self, speculation: Speculation, layer: int, tokens: torch.Tensor) -> None:
         """Begin to read for the next layer what this one chose; it is counted now, whatever becomes of it."""
-        speculation = self._speculation
-        if speculation is None or layer >= self._layers or len(tokens) == 0 or not speculation.control.wants(layer):
+        if len(tokens) == 0 or not speculation.control.wants(layer):
             return
         nbytes = len(tokens) * self._source.token_bytes
         flight = speculation.read_ahead.start(self._source, layer, tokens, nbytes)

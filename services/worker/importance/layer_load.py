@@ -23,7 +23,7 @@ class LayerLoad:
     def keys(self, kind: ReadKind, heads: Sequence[int], start: int) -> torch.Tensor:
         """K of tokens from ``start`` to the prefix's end, ``[len(heads), n, head_dim]``."""
         began = self._clock()
-        keys = self._source.keys(self._layer, heads, start, self._source.tokens)
+        keys = self._source.keys(self._layer, heads, start, self._source.end)
         self._keys_s += self._clock() - began
         self._counts.add(kind, keys.nbytes)
         return keys
@@ -48,8 +48,22 @@ class LayerLoad:
         return kv
 
     def values(self, tokens: torch.Tensor) -> torch.Tensor:
-        """V where each head has tokens of its own, ``[kv_heads, n, head_dim]``; int64 ``[kv_heads, n]``, ascending."""
-        return torch.stack([self._head_values(head, tokens[head]) for head in range(self._source.kv_heads)])
+        """V where each head has tokens of its own, ``[kv_heads, n, head_dim]``; int64 ``[kv_heads, n]``, ascending.
+
+        Of what was read ahead only V serves: K of all tokens was read anyway. What it lacks is one read of all heads,
+        because each read is a call; heads that lack less than another one read some of theirs again.
+        """
+        if self._landed is None:
+            return self._read_values(tokens)
+        is_here, columns = self._landed.find(tokens)
+        lacking = int((~is_here).sum(dim=1).max())
+        again = is_here.to(torch.int8).argsort(dim=1, stable=True)[:, :lacking].sort(dim=1).values
+        read = self._read_values(tokens.gather(1, again))
+        values = read.new_empty(*tokens.shape, read.shape[2])
+        values[is_here] = self._landed.kv[1, is_here.nonzero()[:, 0], columns]
+        values.scatter_(1, again[:, :, None].expand_as(read), read)
+        self._hit(values.nbytes - read.nbytes)
+        return values
 
     def outcome(self) -> LayerOutcome:
         """What this layer's loading came to."""
@@ -73,21 +87,9 @@ class LayerLoad:
         self._needed_bytes += kv.nbytes
         return kv
 
-    def _head_values(self, head: int, tokens: torch.Tensor) -> torch.Tensor:
-        """V of one head, ``[n, head_dim]``. Of what was read ahead only V serves: K of all tokens was read anyway."""
-        if self._landed is None:
-            return self._read_values(head, tokens)
-        is_here, columns = self._landed.find(tokens)
-        missed = self._read_values(head, tokens[~is_here])
-        value = missed.new_empty(len(tokens), missed.shape[1])
-        value[is_here] = self._landed.kv[1, head, columns]
-        value[~is_here] = missed
-        self._hit(value.nbytes - missed.nbytes)
-        return value
-
-    def _read_values(self, head: int, tokens: torch.Tensor) -> torch.Tensor:
+    def _read_values(self, tokens: torch.Tensor) -> torch.Tensor:
         began = self._clock()
-        values = self._source.values(self._layer, head, tokens)
+        values = self._source.values_by_head(self._layer, tokens)
         self._on_demand_s += self._clock() - began
         self._counts.add(ReadKind.FALLBACK_VALUES, values.nbytes)
         self._needed_bytes += values.nbytes

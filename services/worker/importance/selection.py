@@ -36,12 +36,14 @@ class Choice:
 class Budget:
     """``ratio`` of the visible prefix tokens is loaded, rounded up; ``first`` and ``recent`` tokens in any case.
 
-    Raises ConfigError for a ratio outside of (0, 1] and for negative numbers of tokens.
+    Where there is room for ``most_tokens`` only, no more are kept: the first ones, then the most recent. Raises
+    ConfigError for a ratio outside of (0, 1] and for negative numbers of tokens.
     """
 
     ratio: float
     first_tokens: int = 0
     recent_tokens: int = 0
+    most_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -52,14 +54,23 @@ class Budget:
     def over(self, start: int, end: int) -> Choice:
         """The choice among tokens ``[start, end)``, those of a prefix that the layer can see.
 
-        ``first_tokens`` are counted from the beginning of the prefix: behind a sliding window there are none left.
+        ``first_tokens`` are the first of the request: behind a sliding window, or where the beginning is there
+        anyhow, there are none left.
         """
         tokens = torch.arange(start, end)
-        is_kept = (tokens < self.first_tokens) | (tokens >= end - self.recent_tokens)
-        # A product such as 0.07 * 100 lies just above the whole number that is meant.
-        wanted = math.ceil(self.ratio * (end - start) - 1e-9)
+        room = len(tokens) if self.most_tokens is None else min(len(tokens), self.most_tokens)
+        first = min(room, max(0, self.first_tokens - start))
+        recent = min(room - first, self.recent_tokens)
+        is_kept = (tokens < start + first) | (tokens >= end - recent)
+        wanted = tokens_loaded(self.ratio, end - start)
         kept, candidates = tokens[is_kept], tokens[~is_kept]
         return Choice(kept, candidates, min(len(candidates), max(0, wanted - len(kept))))
+
+
+def tokens_loaded(ratio: float, tokens: int) -> int:
+    """So many of ``tokens`` are ``ratio`` of them, rounded up."""
+    # A product such as 0.07 * 100 lies just above the whole number that is meant.
+    return math.ceil(ratio * tokens - 1e-9)
 
 
 def most_important(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,13 +1,11 @@
-"""Attention over chosen tokens of a prefix and all of the request's own, causal.
+"""Attention over chosen tokens of a prefix and all of what lies before and behind it, causal.
 
-Prefix tokens keep their positions: stored keys carry their rotation already, and the sliding-window rule looks at the
+Tokens keep their positions: stored keys carry their rotation already, and the sliding-window rule looks at the
 true position. When all tokens are chosen the arithmetic is that of
 :class:`~services.worker.engine.cpu_attention.CpuAttention`, block by block, so that the outcome is equal as well.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,52 +13,34 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.worker.importance.identification import BLOCK_ROWS, Rows
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedKv:
-    """Chosen prefix tokens of one layer: key and value ``[kv_heads, k, head_dim]``.
-
-    positions int64 ``[kv_heads, k]``, or ``[1, k]`` where all heads have the same; rows ascending.
-    """
-
-    key: torch.Tensor
-    value: torch.Tensor
-    positions: torch.Tensor
-
-
-def attend_selected(
-    rows: Rows, selected: SelectedKv, key: torch.Tensor, value: torch.Tensor, first: int
-) -> torch.Tensor:
+def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The attention output ``[T, heads, head_dim]``.
 
-    key and value ``[kv_heads, n, head_dim]`` are those of the request's own tokens at positions ``first, first + 1
-    ...``, up to the last row's or beyond; no row sees any beyond its own.
+    kv ``[2, kv_heads, n, head_dim]`` of tokens at positions int64 ``[kv_heads, n]``, or ``[1, n]`` where all heads have
+    the same; each row ascending. The last T of them are the rows themselves.
     """
     heads, count, head_dim = rows.query.shape
-    kv_heads = key.shape[0]
+    kv_heads, tokens = kv.shape[1:3]
     query = rows.query.view(kv_heads, heads // kv_heads, count, head_dim)
     output = query.new_empty(count, kv_heads, heads // kv_heads, head_dim)
     for start in range(0, count, BLOCK_ROWS):
         end = min(count, start + BLOCK_ROWS)
-        own = rows.context + end - first
-        keys = torch.cat([selected.key, key[:, :own]], dim=1)[:, None]
-        values = torch.cat([selected.value, value[:, :own]], dim=1)[:, None]
-        mask = _mask(rows, selected, start, end, first, own)
+        seen = tokens - count + end  # What is behind the last row of the block is seen by none of it.
+        key, value = kv[0, :, None, :seen], kv[1, :, None, :seen]
+        mask = _mask(rows, positions[:, :seen], start, end)
         block = query[:, :, start:end]
-        output[start:end].copy_(_attend(block, keys, values, mask, rows).permute(2, 0, 1, 3))
+        output[start:end].copy_(_attend(block, key, value, mask, rows).permute(2, 0, 1, 3))
     return output.view(count, heads, head_dim)
 
 
-def _mask(rows: Rows, selected: SelectedKv, start: int, end: int, first: int, own: int) -> torch.Tensor | None:
-    """What rows ``[start, end)`` see: bool ``[kv_heads or 1, 1, rows, k + own]``, or None if a single row sees all."""
-    device = rows.query.device
+def _mask(rows: Rows, positions: torch.Tensor, start: int, end: int) -> torch.Tensor | None:
+    """What rows ``[start, end)`` see: bool ``[kv_heads or 1, 1, rows, n]``, or None if a single row sees all."""
     if end - start == 1 and rows.window is None:
         return None
-    mine = torch.arange(first, first + own, device=device).expand(len(selected.positions), -1)
-    positions = torch.cat([selected.positions, mine], dim=1)[:, None]
-    at = torch.arange(rows.context + start, rows.context + end, device=device)[None, :, None]
-    seen = positions <= at
+    at = torch.arange(rows.context + start, rows.context + end, device=positions.device)[None, :, None]
+    seen = positions[:, None] <= at
     if rows.window is not None:
-        seen &= positions > at - rows.window
+        seen &= positions[:, None] > at - rows.window
     return seen[:, None]
 
 

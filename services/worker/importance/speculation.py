@@ -116,8 +116,8 @@ class ReadAhead:
         return Flight(layer, tokens, nbytes, self._begun[-1])
 
     def close(self) -> None:
-        """Wait for the reads that were begun, and end the thread."""
-        self._threads.shutdown(wait=True)
+        """Wait for the read that is under way, and end the thread. What has not begun by then never does."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, source: LayerKv, layer: int, tokens: torch.Tensor) -> Landed:
         began = self._clock()

@@ -58,6 +58,12 @@ class SpeculationControl:
         record.rests_until, record.outcomes = None, 0
         return True
 
+    @property
+    def resting(self) -> int:
+        """Layers for which nothing is read ahead at the moment."""
+        now = self._clock()
+        return sum(each.rests_until is not None and now < each.rests_until for each in self._layers.values())
+
     def record(self, outcome: LayerOutcome) -> None:
         """Take note of one layer of one request, whether anything was read ahead for it or not."""
         if outcome.on_demand_bytes:

@@ -15,6 +15,7 @@ from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
+from services.worker.sparse_prefixes import ImportanceSettings, OpenSource, SparsePrefixes
 from services.worker.state_saving import StateSaving
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
@@ -40,6 +41,7 @@ from shared.messages.worker_plans import (
     PromotePages,
     RestoreChunk,
     RunBatch,
+    SparsePrefix,
     StateLease,
     WorkerOrder,
 )
@@ -71,9 +73,12 @@ class Driven:
         restore_timeout_s: float = 30.0,
         state_submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
         state_ring_bytes: int = 2**20,
+        open_source: OpenSource | None = None,
+        importance: ImportanceSettings | None = None,
     ) -> None:
         """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``state_submit`` does so
-        for the saving of state. With ``projection`` hidden states can be saved and restored.
+        for the saving of state. With ``projection`` hidden states can be saved and restored, with ``open_source``
+        sparse prefixes can be read.
         """
         self.runner = runner or FakeRunner()
         geometry = self.runner.geometry
@@ -93,6 +98,7 @@ class Driven:
             shm_prefix=SHM_PREFIX,
             submit=state_submit,
         )
+        self.sparse = SparsePrefixes(self.runner.pool, open_source, self._clock, importance)
         self.executor = Executor(
             "w",
             "inc",
@@ -104,6 +110,7 @@ class Driven:
             clock_ns=self._clock,
             projection=projection,
             saving=self.saving,
+            sparse=self.sparse,
             restore_staging_bytes=restore_staging_bytes,
             restore_timeout_s=restore_timeout_s,
         )
@@ -119,6 +126,7 @@ class Driven:
         self.saving.close()
         self.loads.close()
         self.executor._restoring.close()
+        self.sparse.close()
         for host in self._hosts:
             host.unlink()
             host.close()
@@ -203,6 +211,7 @@ def admit(
     params: SamplingParams | None = None,
     max_tokens: int = 8,
     state_lease: StateLease | None = None,
+    sparse: SparsePrefix | None = None,
 ) -> AdmitRequest:
     return AdmitRequest(
         request_id=request_id,
@@ -218,6 +227,7 @@ def admit(
         received_ns=1,
         accepted_ns=2,
         state_lease=state_lease,
+        sparse=sparse,
     )
 
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from services.worker.answers import Answer
 from services.worker.requests import RunningRequest
-from shared.messages.requests import SamplingParams
+from shared.messages.base import pack_int32
+from shared.messages.requests import Importance, SamplingParams
+from shared.messages.worker_plans import SparsePrefix
 
 
 class Silence:
@@ -43,4 +45,20 @@ def decoding(*, tokens: int = 10, max_tokens: int = 100) -> RunningRequest:
     request = make_request(tokens=tokens, max_tokens=max_tokens)
     request.change("compute")
     request.change("sample")
+    return request
+
+
+def made_sparse() -> RunningRequest:
+    """Of 26 tokens in pages of four, [8, 20) are sparse: what is chosen of them lies in pages 30 and 31."""
+    request = make_request(tokens=26, pages=(5, 6, -1, -1, -1, 7, 8), computed=20)
+    request.sparse = SparsePrefix(
+        storage_id="s",
+        namespace="n",
+        start=8,
+        end=20,
+        depth=0,
+        chunks=b"",
+        pages=pack_int32([30, 31]),
+        importance=Importance(ratio=0.5),
+    )
     return request

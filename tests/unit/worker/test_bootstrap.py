@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.bootstrap import make_loads
+from services.worker.bootstrap import make_disk_reads, make_loads
 from services.worker.config import WorkerConfig
+from services.worker.importance.disk_reads import DiskReads
+from shared.bus.memory_bus import MemoryBroker
 from shared.errors import ConfigError
 from shared.memory import HostPoolView
 from tests.unit.worker.fake_model import FakeRunner
@@ -55,3 +57,19 @@ def test_a_mover_that_cannot_serve_here_ends_the_start(runner: FakeRunner) -> No
     """With the setting in the message."""
     with pytest.raises(ConfigError, match="--mover gpu_assisted"):
         make_loads(WorkerConfig(model="unused", mover="gpu_assisted"), runner)  # type: ignore[arg-type]
+
+
+async def test_parts_of_prefixes_are_read_where_there_is_memory_for_it(runner: FakeRunner) -> None:
+    """None of it, or too little for one token, is said when the worker starts; memory is taken when it is needed."""
+    bus = MemoryBroker().connect("worker")
+
+    def made(nbytes: int) -> DiskReads | None:
+        return make_disk_reads(WorkerConfig(model="unused", sparse_buffer_bytes=nbytes), runner, bus)  # type: ignore[arg-type]
+
+    reads = made(1024 * 1024)
+    assert reads is not None
+    assert reads.slot_bytes == 65_536
+    await reads.close()
+    assert made(0) is None
+    with pytest.raises(ConfigError, match="slots"):
+        made(1023)

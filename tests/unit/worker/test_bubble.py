@@ -17,7 +17,7 @@ from shared.messages.pools import PoolHandle
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool, RestoreChunk, WorkerOrder
 from tests.unit.worker.driven_executor import abort, admit, batch, chunk, extend, load, preempt, promote
 from tests.unit.worker.fake_model import GEOMETRY
-from tests.unit.worker.made_requests import decoding, make_request
+from tests.unit.worker.made_requests import decoding, made_sparse, make_request
 
 
 def progress(
@@ -187,3 +187,13 @@ def test_requests_on_loading_pages_are_left_out() -> None:
 
     assert standing_on([decode, make_request()], {8, 40}) == {"d"}
     assert standing_on([decode, make_request()], {40}) == frozenset()
+
+
+def test_requests_whose_chosen_tokens_lie_on_loading_pages_are_left_out() -> None:
+    """What was chosen of a sparse prefix is in pages outside of the page table, whose entries of -1 are none."""
+    request = made_sparse()
+    request.change("compute")
+    request.change("sample")
+
+    assert standing_on([request], {30, 99}) == {"r"}
+    assert standing_on([request], {-1, 99}) == frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.executor import LONE_FAILURES
+from services.worker.passes import LONE_FAILURES
 from services.worker.step_results import REQUEST_FAILURES
 from shared.errors import InternalError
 from shared.messages.base import unpack_int32

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from services.worker.requests import TRANSITIONS
 from shared.errors import IllegalTransition
-from tests.unit.worker.made_requests import decoding, make_request
+from shared.messages.tokens import ImportanceUsage
+from tests.unit.worker.made_requests import decoding, made_sparse, make_request
 
 
 @pytest.mark.parametrize("end", ["finish", "preempt", "replace"])
@@ -151,3 +152,60 @@ def test_lost_restorations_are_taken_back() -> None:
     assert request.hidden_tokens == 4
     assert request.lose_pages(frozenset({5})) == 10
     assert (request.computed, request.hidden_tokens) == (0, 0)
+
+
+def test_kv_lost_before_a_sparse_prefix_takes_the_prefix_along() -> None:
+    """Nothing stands behind a hole; sparse tokens were never loaded as such, so they are not counted as lost."""
+    request = made_sparse()
+
+    assert request.lose_pages(frozenset({6})) == 20 - 4 - 12
+
+    assert (request.computed, request.sparse_losses) == (4, 1)
+    assert request.lose_pages(frozenset({5, -1})) == 4
+    assert (request.computed, request.sparse_losses) == (0, 1)
+
+
+def test_kv_lost_behind_a_sparse_prefix_leaves_it_alone() -> None:
+    """What was chosen does not depend on it."""
+    request = made_sparse()
+    request.computed = 26
+
+    assert request.lose_pages(frozenset({8, -1})) == 2
+    assert (request.computed, request.sparse_losses) == (24, 0)
+
+
+def test_coverage_goes_on_behind_a_sparse_prefix() -> None:
+    """Once all before it is there; its own entries are no pages, whatever a load may name."""
+    request = made_sparse()
+    request.computed = 4
+
+    request.extend_coverage(frozenset({-1, 7}))
+    assert request.computed == 4
+
+    request.extend_coverage(frozenset({6}))
+    assert request.computed == 20
+    request.extend_coverage(frozenset({-1, 7}))
+    assert request.computed == 24
+
+
+def test_only_tokens_outside_of_a_sparse_prefix_can_be_computed() -> None:
+    """Those before it and those behind it, but no chunk over both."""
+    request = made_sparse()
+
+    assert [request.can_compute(*span) for span in ((0, 8), (20, 26))] == [True, True]
+    assert [request.can_compute(*span) for span in ((0, 9), (8, 20), (19, 26), (7, 21))] == [False] * 4
+    assert make_request().can_compute(7, 21)
+
+
+@pytest.mark.parametrize(("prompt", "sparse"), [(26, 12), (15, 7), (8, 0), (3, 0)])
+def test_sparse_tokens_are_those_of_the_callers_prompt(prompt: int, sparse: int) -> None:
+    """Output tokens of earlier attempts are no prompt, and what was not loaded yet is not counted."""
+    request = made_sparse()
+    request.prompt_ids = range(prompt)
+    assert request.sparse_tokens == 0
+
+    request.importance = ImportanceUsage(
+        ratio=0.5, metric="h2o", loaded_tokens=6, layers=3, layers_fallen_back=0, disk_bytes=1
+    )
+
+    assert request.sparse_tokens == sparse

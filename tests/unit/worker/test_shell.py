@@ -8,8 +8,12 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import pytest
+import torch
 
 from services.worker.config import WorkerConfig
+from services.worker.importance.disk_reads import DiskReads
+from services.worker.importance.read_buffers import ReadBuffers
+from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.shell import WorkerIdentity, WorkerShell
@@ -17,9 +21,10 @@ from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import Input, decode, decode_input, encode
-from shared.errors import InternalError, OperatorError, TransportError
+from shared.errors import InternalError, OperatorError, SparsePrefixLost, TransportError
 from shared.lifecycle import Lifecycle
 from shared.messages.base import unpack_int32
+from shared.messages.sparse_reads import ReadSparse
 from shared.messages.status import CellStatus, GetInventory, GetOutputs, Inventory, Outputs, WorkerStatus
 from shared.messages.tokens import TokenBatch
 from shared.messages.worker_events import (
@@ -48,6 +53,7 @@ class Cell:
         self.worker = self.broker.connect("worker")
         self.other = self.broker.connect("scheduler and gateway")
         self.runner = FakeRunner()
+        self.disk_reads: DiskReads | None = None
         self.life = Lifecycle()
         self.heard: list[TokenBatch] = []
         self.run: asyncio.Task[None]
@@ -65,6 +71,7 @@ class Cell:
             vocabulary(),
             loads,
             restoration=COSTS,
+            disk_reads=self.disk_reads,
         )
         self.run = asyncio.create_task(self.shell.run(self.life))
         await self.event(WorkerJoined)
@@ -117,6 +124,32 @@ async def test_a_worker_says_what_restoring_costs_here() -> None:
         joined = await made.event(WorkerJoined)
 
     assert joined.restoration == COSTS
+
+
+async def test_reads_from_the_disk_hear_which_storages_there_are() -> None:
+    """A slot that was lent to a storage which nobody lists any more is free again."""
+    made = Cell()
+    buffers = ReadBuffers("thermocline-test", 4096, slots=2)
+    made.disk_reads = DiskReads(
+        buffers, StorageCalls(made.worker, ask_again_s=1000.0), GEOMETRY, torch.device("cpu"), timeout_s=20.0
+    )
+    await made.start()
+    call = ReadSparse(namespace="", depth=0, chunks=b"", layer=0, part="kv", buffer="", offset=0, nbytes=8)
+    with pytest.raises(SparsePrefixLost, match="does not answer"):
+        await asyncio.to_thread(made.disk_reads.read, "gone", [call])
+    lent = buffers.taken
+
+    status = CellStatus(
+        scheduler_id="c", epoch=1, seq=1, model="m", page_size=4, queued=0, running=0, max_queued=1, max_context=1
+    )
+    await made.other.publish(subjects.STATUS, encode(status))
+    async with asyncio.timeout(20):
+        while buffers.taken:
+            await asyncio.sleep(0)
+    await made.stop()
+    await made.disk_reads.close()
+
+    assert lent == 1
 
 
 async def test_a_worker_joins_serves_and_leaves() -> None:

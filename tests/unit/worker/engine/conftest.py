@@ -21,9 +21,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled kernels go to a folder of this run."""
+    """Compiled kernels go to a folder of this run, the same one in every package that takes this fixture over."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "compiled-kernels"))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,14 @@ LoadRunner = Callable[..., ModelRunner]
 NEW_TOKENS = 30
 
 
-def generate(model: Any, prompt: list[int], new_tokens: int = NEW_TOKENS) -> list[int]:
-    """Hugging Face's greedy answer."""
-    answer = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False)
+def generate(model: Any, prompt: list[int]) -> list[int]:
+    """Hugging Face's greedy answer of ``NEW_TOKENS``, generated once for all cases that ask for it."""
+    return _generated(model, tuple(prompt))
+
+
+@functools.cache
+def _generated(model: Any, prompt: tuple[int, ...]) -> list[int]:
+    answer = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
     return answer[0, len(prompt) :].tolist()
 
 

@@ -24,16 +24,17 @@ class Asked:
         self.tokens = random_prompt(prefix + question, seed)
         run_step(runner, [(Request(self.tokens[:prefix], self.pages), prefix)])
 
-    def stored(self, probe_heads: tuple[int, ...] = ()) -> StoredPrefix:
-        """A copy of the prefix's KV, outside of the pool."""
-        geometry = self.runner.geometry
-        slots = torch.from_numpy(token_slots(self.pages, geometry.page_size, 0, self.prefix))
-        return StoredPrefix(self.runner.pool.tensor.flatten(2, 3)[:, :, slots].clone(), probe_heads)
+    def stored(self, probe_heads: tuple[int, ...] = (), start: int = 0) -> StoredPrefix:
+        """A copy of the prefix's KV from token ``start`` on, outside of the pool."""
+        slots = self._slots(start)
+        return StoredPrefix(self.runner.pool.tensor.flatten(2, 3)[:, :, slots].clone(), probe_heads, start)
 
-    def forget(self) -> None:
-        """Overwrite the prefix in the pool with what would poison every answer."""
-        slots = torch.from_numpy(token_slots(self.pages, self.runner.geometry.page_size, 0, self.prefix))
-        self.runner.pool.tensor.flatten(2, 3)[:, :, slots] = float("nan")
+    def forget(self, start: int = 0) -> None:
+        """Overwrite the prefix from token ``start`` on in the pool with what would poison every answer."""
+        self.runner.pool.tensor.flatten(2, 3)[:, :, self._slots(start)] = float("nan")
+
+    def _slots(self, start: int) -> torch.Tensor:
+        return torch.from_numpy(token_slots(self.pages, self.runner.geometry.page_size, start, self.prefix))
 
     def meta(self, start: int, end: int) -> ForwardMeta:
         """A step of tokens ``[start, end)``."""

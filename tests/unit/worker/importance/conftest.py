@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.worker.detokenizer import Vocabulary
+from services.worker.sparse_prefixes import ImportanceSettings
 from tests.checkpoints import make_checkpoint, save_checkpoint
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+from tests.unit.worker.importance.sparse_cell import OFF, MakeCell, SparseCell
 from tests.unit.worker.restore.conftest import _mha
 from tests.unit.worker.runners import LoadRunner, runners_of
 
@@ -54,3 +58,18 @@ def load_runner(importance_checkpoint: Callable[[str], Path]) -> Iterator[LoadRu
     """Load runners by family; their pools are closed at the end of the test."""
     with runners_of(importance_checkpoint, "importancetest") as load:
         yield load
+
+
+@pytest.fixture
+def make_cell(load_runner: LoadRunner, importance_checkpoint: Callable[[str], Path]) -> Iterator[MakeCell]:
+    """Cells by family and page size, closed at the end of the test."""
+    made: list[SparseCell] = []
+
+    def make(family: str, page_size: int = 16, importance: ImportanceSettings = OFF, **more: Any) -> SparseCell:
+        words = Vocabulary.from_directory(importance_checkpoint(family))
+        made.append(SparseCell(load_runner(family, page_size=page_size), words, importance, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.driven.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,14 +12,17 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
+from services.worker.importance.kept_kv import KeptInPages
 from services.worker.importance.prefix_source import PagedPrefix, token_slots
 from services.worker.importance.selection import Budget
+from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.speculation import ReadAhead
 from services.worker.importance.speculation_control import ControlSettings, SpeculationControl
-from shared.errors import InvariantViolated
+from shared.errors import InvariantViolated, SparsePrefixLost
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import Request, random_prompt, run_step
 from tests.unit.worker.importance.asked import Asked
+from tests.unit.worker.importance.sparse_cell import OnDisk
 from tests.unit.worker.runners import LoadRunner
 
 ALL = LoadingRule(Budget(1.0))
@@ -42,6 +46,55 @@ def test_all_of_the_prefix_gives_the_same_bits(family: str, load_runner: LoadRun
     prefix = ImportantPrefix(source, ALL, asked.runner.geometry.layers)
 
     assert torch.equal(asked.sparse(100, 120, prefix), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("start", [16, 80])
+@pytest.mark.parametrize("family", [*FAMILIES, "llama_mha"])
+def test_all_of_a_later_part_gives_the_same_bits(family: str, start: int, dtype: str, load_runner: LoadRunner) -> None:
+    """What lies before it is attended to in the pool, and what was chosen in pages of its own, in order of position."""
+    asked = Asked(load_runner(family, dtype=dtype), prefix=100, question=20)
+    expected, source = asked.full(100, 120), asked.stored(start=start)
+    asked.forget(start)
+    free = sorted(set(range(asked.runner.pool.pages)) - set(asked.pages.tolist()))[::-3]
+    kept = KeptInPages(asked.runner.pool, np.array(free[: -(-(100 - start) // 16)], dtype=np.int32))
+
+    prefix = ImportantPrefix(source, ALL, asked.runner.geometry.layers, kept=kept)
+
+    assert torch.equal(asked.sparse(100, 120, prefix), expected)
+    assert torch.equal(asked.sparse(100, 120, prefix), expected)  # As the step is repeated.
+
+
+@pytest.mark.parametrize("family", ["agreeing", "llama_mha", "gemma2"])
+def test_what_was_chosen_is_the_same_in_pages_and_in_memory(family: str, load_runner: LoadRunner) -> None:
+    """In the step that chooses and in later ones, with one set for all heads or one for each."""
+    asked = Asked(load_runner(family), prefix=120, question=9)
+    layers = asked.runner.geometry.layers
+    free = sorted(set(range(asked.runner.pool.pages)) - set(asked.pages.tolist()))
+    kept = KeptInPages(asked.runner.pool, np.array(free[1:3], dtype=np.int32))
+    paged = ImportantPrefix(asked.stored(start=32), QUARTER, layers, kept=kept)
+    memory = ImportantPrefix(asked.stored(start=32), QUARTER, layers)
+
+    for start, end in ((120, 124), (124, 129)):
+        assert torch.equal(asked.sparse(start, end, paged), asked.sparse(start, end, memory))
+
+
+def test_a_prefix_that_cannot_be_read_is_named(load_runner: LoadRunner) -> None:
+    """The pass ends with its name and the cause; repeated, it goes on from the layer that had not chosen."""
+    asked = Asked(load_runner("agreeing"), prefix=64, question=7)
+    expected = asked.sparse(64, 71, ImportantPrefix(asked.stored(), QUARTER, 3))
+    source = OnDisk(asked.stored()._kv, 0)
+    source.lost_from = 1
+    prefix = ImportantPrefix(source, QUARTER, 3, name="r")
+
+    with pytest.raises(SelectionFailed, match="of r could not") as failed:
+        asked.sparse(64, 71, prefix)
+    source.lost_from = None
+
+    assert isinstance(failed.value.__cause__, SparsePrefixLost)
+    assert (list(prefix.positions), prefix.is_complete) == ([0], False)
+    assert torch.equal(asked.sparse(64, 71, prefix), expected)
+    assert prefix.is_complete
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "llama_mha"])

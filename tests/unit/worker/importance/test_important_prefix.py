@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from services.worker.importance.identification import ProbeHeads, Rows
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
+from services.worker.importance.kept_kv import KeptInMemory
 from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.selection import Budget
 from services.worker.importance.speculation import ReadAhead
@@ -34,10 +35,17 @@ def make_kv(*, agreeing: bool) -> torch.Tensor:
 
 QUERY = torch.ones(KV_HEADS, 2, HEAD_DIM)
 OWN = torch.zeros(KV_HEADS, 2, HEAD_DIM)
+AT = torch.arange(TOKENS, TOKENS + 2)
 
 
 def rows(window: int | None = None) -> Rows:
     return Rows(QUERY, TOKENS, 1.0, window, None)
+
+
+def kept_of(prefix: ImportantPrefix, layer: int) -> torch.Tensor:
+    """K and V of what a layer chose, [2, KV_HEADS, k, HEAD_DIM]."""
+    assert isinstance(prefix.kept, KeptInMemory)
+    return prefix.kept.kv[layer]
 
 
 @pytest.fixture
@@ -59,11 +67,10 @@ def test_heads_that_agree_read_what_they_need() -> None:
     kv = make_kv(agreeing=True)
     prefix = ImportantPrefix(StoredPrefix(kv, (0, 1, 2)), RULE, LAYERS)
 
-    selected = prefix.select(1, rows(), OWN)
+    prefix.choose(1, rows(), OWN, AT)
 
-    assert selected.positions.tolist() == [list(range(4, 14))]
-    assert torch.equal(selected.key, kv[1, 0, 4:14].transpose(0, 1))
-    assert torch.equal(selected.value, kv[1, 1, 4:14].transpose(0, 1))
+    assert prefix.positions[1].tolist() == [list(range(4, 14))]
+    assert torch.equal(kept_of(prefix, 1), kv[1, :, 4:14].transpose(1, 2))
     assert prefix.bytes_read.by_kind() == {
         "probe_keys": 3 * TOKENS * VECTOR,
         "on_demand": 2 * KV_HEADS * 10 * VECTOR,
@@ -78,14 +85,14 @@ def test_heads_that_disagree_read_all_keys_and_values_of_their_own() -> None:
     kv = make_kv(agreeing=False)
     prefix = ImportantPrefix(StoredPrefix(kv, (0, 1, 2)), RULE, LAYERS)
 
-    selected = prefix.select(0, rows(), OWN)
+    prefix.choose(0, rows(), OWN, AT)
 
-    assert selected.positions.shape == (KV_HEADS, 10)
-    for head, tokens in enumerate(selected.positions):
+    assert prefix.positions[0].shape == (KV_HEADS, 10)
+    assert prefix.layers_fallen_back == 1
+    for head, tokens in enumerate(prefix.positions[0]):
         best = (kv[0, 0, :, head] @ QUERY[head, 0]).topk(10).indices.sort().values
         assert tokens.tolist() == best.tolist()
-        assert torch.equal(selected.key[head], kv[0, 0, tokens, head])
-        assert torch.equal(selected.value[head], kv[0, 1, tokens, head])
+        assert torch.equal(kept_of(prefix, 0)[:, head], kv[0, :, tokens, head])
     assert prefix.bytes_read.by_kind() == {
         "probe_keys": 3 * TOKENS * VECTOR,
         "on_demand": 0,
@@ -103,18 +110,54 @@ def test_reading_ahead_changes_no_bit(agreeing: bool, read_ahead: ReadAhead) -> 
     ahead = ImportantPrefix(source, RULE, LAYERS, speculating(read_ahead))
 
     for layer in range(LAYERS):
-        expected, found = plain.select(layer, rows(), OWN), ahead.select(layer, rows(), OWN)
-        assert torch.equal(found.key, expected.key)
-        assert torch.equal(found.value, expected.value)
-        assert torch.equal(found.positions, expected.positions)
+        plain.choose(layer, rows(), OWN, AT)
+        ahead.choose(layer, rows(), OWN, AT)
+        assert torch.equal(kept_of(ahead, layer), kept_of(plain, layer))
+        assert torch.equal(ahead.positions[layer], plain.positions[layer])
     assert [outcome.speculated_bytes > 0 for outcome in ahead.outcomes] == [False, True, True]
+
+
+class KeysWanted(StoredPrefix):
+    """Notes which keys are to be read ahead."""
+
+    def __init__(self, kv: torch.Tensor) -> None:
+        super().__init__(kv, ())
+        self.wanted: list[tuple[int, tuple[int, ...], int]] = []
+
+    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
+        self.wanted.append((layer, tuple(heads), start))
+
+
+def test_keys_are_read_ahead_as_far_as_the_next_layer_sees(read_ahead: ReadAhead) -> None:
+    """Where windows take turns, that is what the layer before this one saw; the last layer has no successor."""
+    layers = [None, 12, None, 12, None]
+    source = KeysWanted(make_kv(agreeing=True).repeat(2, 1, 1, 1, 1))
+    prefix = ImportantPrefix(source, RULE, len(layers), speculating(read_ahead))
+
+    for layer, window in enumerate(layers):
+        prefix.choose(layer, rows(window), OWN, AT)
+
+    probe = (0, 1, 2)
+    assert source.wanted == [(1, probe, 0), (2, probe, 0), (3, probe, TOKENS - 11), (4, probe, 0)]
+
+
+def test_nothing_is_read_ahead_without_speculation() -> None:
+    """Neither keys nor what is behind them."""
+    source = KeysWanted(make_kv(agreeing=True))
+    prefix = ImportantPrefix(source, RULE, LAYERS)
+
+    for layer in range(LAYERS):
+        prefix.choose(layer, rows(), OWN, AT)
+
+    assert source.wanted == []
+    assert prefix.bytes_read.by_kind()["speculative"] == 0
 
 
 def test_outcomes_count_what_was_guessed_right(read_ahead: ReadAhead) -> None:
     """Layers move on by four tokens of ten, so six of ten are guessed, and four wasted."""
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=True), ()), RULE, LAYERS, speculating(read_ahead))
     for layer in range(LAYERS):
-        prefix.select(layer, rows(), OWN)
+        prefix.choose(layer, rows(), OWN, AT)
 
     first, second, third = prefix.outcomes
     token = 2 * KV_HEADS * VECTOR
@@ -130,7 +173,7 @@ def test_values_read_ahead_serve_a_fallback(read_ahead: ReadAhead) -> None:
     """Of what was read ahead a layer that falls back needs V alone: less than half of the bytes can be of use."""
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=False), ()), RULE, LAYERS, speculating(read_ahead))
     for layer in range(LAYERS):
-        prefix.select(layer, rows(), OWN)
+        prefix.choose(layer, rows(), OWN, AT)
 
     for outcome in prefix.outcomes[1:]:
         assert outcome.needed_bytes == KV_HEADS * 10 * VECTOR
@@ -145,7 +188,7 @@ def test_a_layer_whose_guess_does_not_pay_is_left_alone(read_ahead: ReadAhead) -
     made = [ImportantPrefix(source, RULE, LAYERS, speculation) for _ in range(2)]
     for prefix in made:
         for layer in range(LAYERS):
-            prefix.select(layer, rows(), OWN)
+            prefix.choose(layer, rows(), OWN, AT)
 
     assert [outcome.speculated_bytes > 0 for outcome in made[0].outcomes] == [False, True, True]
     assert [outcome.speculated_bytes for outcome in made[1].outcomes] == [0, 0, 0]
@@ -164,9 +207,10 @@ def test_a_read_ahead_that_fails_is_read_on_demand(read_ahead: ReadAhead) -> Non
     """Nothing of it is used, all of it is waste, and what is selected is the same."""
     prefix = ImportantPrefix(TornAhead(make_kv(agreeing=True), ()), RULE, LAYERS, speculating(read_ahead))
 
-    selected = [prefix.select(layer, rows(), OWN) for layer in range(LAYERS)]
+    for layer in range(LAYERS):
+        prefix.choose(layer, rows(), OWN, AT)
 
-    assert [each.positions[0].tolist() for each in selected] == [
+    assert [prefix.positions[layer][0].tolist() for layer in range(LAYERS)] == [
         list(range(4 * layer, 4 * layer + 10)) for layer in range(LAYERS)
     ]
     for outcome in prefix.outcomes[1:]:
@@ -193,10 +237,10 @@ def test_a_request_that_ends_early_lets_go_of_its_source(read_ahead: ReadAhead) 
     speculation = Speculation(read_ahead, SpeculationControl(ALWAYS), deadline_s=0.0)
     waiting, overdue = (ImportantPrefix(source, RULE, LAYERS, speculation) for _ in range(2))
     assert waiting.let_go()
-    waiting.select(0, rows(), OWN)
-    overdue.select(0, rows(), OWN)  # The thread is busy, so nothing is read ahead for this one.
+    waiting.choose(0, rows(), OWN, AT)
+    overdue.choose(0, rows(), OWN, AT)  # The thread is busy, so nothing is read ahead for this one.
     assert (waiting.let_go(), overdue.let_go()) == (False, True)
-    waiting.select(1, rows(), OWN)
+    waiting.choose(1, rows(), OWN, AT)
     assert not waiting.let_go()
 
     source.gate.set()
@@ -212,7 +256,7 @@ def test_an_overdue_read_holds_nobody_up(read_ahead: ReadAhead) -> None:
     prefix = ImportantPrefix(source, RULE, LAYERS, speculation)
 
     for layer in range(LAYERS):
-        prefix.select(layer, rows(), OWN)
+        prefix.choose(layer, rows(), OWN, AT)
     source.gate.set()
 
     assert [outcome.speculated_bytes > 0 for outcome in prefix.outcomes] == [False, True, False]
@@ -222,12 +266,13 @@ def test_an_overdue_read_holds_nobody_up(read_ahead: ReadAhead) -> None:
 def test_a_layer_is_chosen_once() -> None:
     """Later steps attend over what the first chose, and read nothing."""
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=True), ()), RULE, LAYERS)
-    first = prefix.select(0, rows(), OWN)
-    read = prefix.bytes_read.total
+    prefix.choose(0, rows(), OWN, AT)
+    read, first = prefix.bytes_read.total, prefix.positions[0]
 
     later = Rows(-QUERY[:, :1], TOKENS + 2, 1.0, None, None)
+    prefix.choose(0, later, torch.zeros(KV_HEADS, 3, HEAD_DIM), torch.arange(TOKENS, TOKENS + 3))
 
-    assert prefix.select(0, later, torch.zeros(KV_HEADS, 3, HEAD_DIM)) is first
+    assert prefix.positions[0] is first
     assert prefix.bytes_read.total == read
 
 
@@ -235,10 +280,10 @@ def test_a_window_limits_what_is_read() -> None:
     """Only what the first row can see is looked at: eleven tokens under a window of twelve, and a quarter is loaded."""
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=True), ()), RULE, LAYERS)
 
-    selected = prefix.select(0, rows(window=12), OWN)
+    prefix.choose(0, rows(window=12), OWN, AT)
 
-    assert selected.positions.shape == (1, 3)
-    assert int(selected.positions.min()) >= TOKENS - 11
+    assert prefix.positions[0].shape == (1, 3)
+    assert int(prefix.positions[0].min()) >= TOKENS - 11
     assert prefix.bytes_read.by_kind()["probe_keys"] == 3 * 11 * VECTOR
 
 
@@ -246,9 +291,9 @@ def test_a_window_may_have_left_the_prefix() -> None:
     """Then nothing is read."""
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=True), ()), RULE, LAYERS)
 
-    selected = prefix.select(0, rows(window=1), OWN)
+    prefix.choose(0, rows(window=1), OWN, AT)
 
-    assert selected.key.shape == (KV_HEADS, 0, HEAD_DIM)
+    assert kept_of(prefix, 0).shape == (2, KV_HEADS, 0, HEAD_DIM)
     assert prefix.bytes_read.total == 0
 
 
@@ -257,9 +302,9 @@ def test_probe_heads_and_tokens_kept_are_settings() -> None:
     rule = LoadingRule(Budget(0.25, first_tokens=1, recent_tokens=2), "last", ProbeHeads(1))
     prefix = ImportantPrefix(StoredPrefix(make_kv(agreeing=True), ()), rule, LAYERS)
 
-    selected = prefix.select(2, rows(), OWN)
+    prefix.choose(2, rows(), OWN, AT)
 
-    assert selected.positions.tolist() == [[0, *range(8, 15), 38, 39]]
+    assert prefix.positions[2].tolist() == [[0, *range(8, 15), 38, 39]]
     assert prefix.bytes_read.by_kind()["probe_keys"] == TOKENS * VECTOR
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.worker.importance.metrics import METRICS, metric_named
+from shared import importance
 from shared.errors import ConfigError
 
 WEIGHTS = torch.tensor([[[[0.1, 0.6, 0.0], [0.2, 0.1, 0.3]], [[0.0, 0.5, 0.1], [0.4, 0.0, 0.0]]]])
@@ -53,6 +54,12 @@ def test_blocks_of_rows_change_nothing(name: str) -> None:
     weights = torch.rand(2, 3, 7, 30, generator=torch.Generator().manual_seed(0))
 
     torch.testing.assert_close(measured(name, weights, blocks=3), measured(name, weights))
+
+
+def test_the_cell_knows_the_names() -> None:
+    """What a gateway lets through, a worker implements."""
+    assert tuple(METRICS) == importance.METRICS
+    assert importance.DEFAULT_METRIC in METRICS
 
 
 def test_an_unknown_name_is_refused() -> None:

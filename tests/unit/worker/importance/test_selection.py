@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.worker.importance.selection import Budget, most_important, vote
+from services.worker.importance.selection import Budget, most_important, tokens_loaded, vote
 from shared.errors import ConfigError
 
 
@@ -34,9 +36,40 @@ def test_kept_tokens_may_exceed_the_ratio() -> None:
     assert (choice.count, choice.kept.tolist()) == (0, list(range(20)))
 
 
+def test_kept_tokens_do_not_exceed_the_room() -> None:
+    """Where only so many tokens can be held, the first ones are kept, then the most recent."""
+    choice = Budget(0.25, first_tokens=3, recent_tokens=50, most_tokens=5).over(0, 20)
+
+    assert (choice.count, choice.kept.tolist()) == (0, [0, 1, 2, 18, 19])
+    assert Budget(0.25, first_tokens=9, recent_tokens=50, most_tokens=5).over(0, 20).kept.tolist() == [0, 1, 2, 3, 4]
+
+
+@given(
+    ratio=st.floats(0.01, 1.0),
+    start=st.integers(0, 50),
+    tokens=st.integers(1, 200),
+    hidden=st.integers(0, 200),
+    first=st.integers(0, 60),
+    recent=st.integers(0, 60),
+)
+def test_a_choice_fits_into_what_the_whole_prefix_may_take(
+    ratio: float, start: int, tokens: int, hidden: int, first: int, recent: int
+) -> None:
+    """However much a window hides of it, and whatever is kept regardless."""
+    room = tokens_loaded(ratio, tokens)
+    visible = start + min(hidden, tokens - 1)
+
+    choice = Budget(ratio, first, recent, room).over(visible, start + tokens)
+
+    assert 0 < choice.count + len(choice.kept) <= room
+    assert set(choice.kept.tolist()).isdisjoint(choice.candidates.tolist())
+    assert len(choice.kept) + len(choice.candidates) == start + tokens - visible
+
+
 def test_first_tokens_are_those_of_the_prefix() -> None:
-    """A window that begins behind them leaves none."""
+    """A window that begins behind them leaves none, and of a later part of the request some may be left."""
     assert Budget(0.5, first_tokens=4).over(10, 20).kept.tolist() == []
+    assert Budget(0.5, first_tokens=12).over(10, 20).kept.tolist() == [10, 11]
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01])

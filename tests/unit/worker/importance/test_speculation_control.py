@@ -105,6 +105,18 @@ def test_it_tries_again_after_a_pause(control: SpeculationControl, clock: Clock)
     assert control.wants(1)
 
 
+def test_it_says_how_many_layers_rest(control: SpeculationControl, clock: Clock) -> None:
+    """Until the end of their pause."""
+    for layer in (1, 2):
+        for _ in range(3):
+            control.record(outcome(40, layer=layer))
+    control.record(outcome(90, layer=3))
+
+    assert control.resting == 2
+    clock.now += 1e6
+    assert control.resting == 0
+
+
 def test_pauses_double_up_to_a_bound_while_trials_fail(control: SpeculationControl, clock: Clock) -> None:
     """10, 20, 30, 30 seconds; a trial that succeeds resets them."""
     for pause in (10.0, 20.0, 30.0, 30.0):

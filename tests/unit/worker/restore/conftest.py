@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 from services.worker.detokenizer import Vocabulary
-from tests.checkpoints import make_checkpoint, save_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
 from tests.unit.worker.restore.restoring_cell import Cell, MakeCell
 from tests.unit.worker.restore.state_pages import state_geometry
@@ -19,6 +19,7 @@ __all__ = ["_one_thread", "_own_cache"]
 
 
 def _mha() -> LlamaConfig:
+    """The configuration of the checkpoint ``llama_mha``, for those who change its weights."""
     return LlamaConfig(
         vocab_size=300,
         hidden_size=64,
@@ -42,8 +43,7 @@ def restore_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
     def get(family: str) -> Path:
         if family not in made:
-            path = tmp_path_factory.mktemp(family)
-            made[family] = save_checkpoint(_mha(), path) if family == "llama_mha" else make_checkpoint(family, path)
+            made[family] = make_checkpoint(family, tmp_path_factory.mktemp(family))
         return made[family]
 
     return get

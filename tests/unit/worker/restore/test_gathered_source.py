@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,9 @@ def ranks(
     altered[1].rows[1, 0, 0] ^= 1
     cases = [[prefix.pieces] * RANKS, [prefix.pieces, altered, prefix.pieces, prefix.pieces]]
     (folder / "prefix").write_bytes(pickle.dumps((cases, prefix.table, prefix.length)))
-    mp.spawn(_rank, args=(folder, restore_checkpoint("llama")), nprocs=RANKS, join=True)
+    # Ranks are forked from one fresh process that has imported PyTorch, which takes each of them seconds otherwise.
+    multiprocessing.set_forkserver_preload(["services.worker.restore.restoration", "transformers.models.llama"])
+    mp.start_processes(_rank, args=(folder, restore_checkpoint("llama")), nprocs=RANKS, start_method="forkserver")
     found = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
     return prefix, [[of_rank[case] for of_rank in found] for case in range(len(cases))]
 

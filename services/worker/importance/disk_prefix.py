@@ -1,0 +1,169 @@
+"""The part of one request's prefix that is only on the disk of its node, as a source of keys, K and V.
+
+What a layer wants is cut into calls of which each answer fits in a slot and each question in a message. Tokens are
+positions from the request's root, which is also what storage counts by.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.importance.disk_reads import DiskReads
+from services.worker.kv.device_pool import TORCH_DTYPES
+from shared.chunks import chunk_tokens
+from shared.errors import InvalidRequest
+from shared.ids import DIGEST_BYTES
+from shared.messages.base import pack_int32
+from shared.messages.sparse_reads import ReadSparse, SparsePart
+from shared.messages.worker_plans import SparsePrefix
+
+_TOKEN_BYTES = 4  # Of a position in a call.
+_FRAME_BYTES = 1024  # More than names, numbers and heads in a call take.
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Keys that are being read ahead."""
+
+    layer: int
+    heads: tuple[int, ...]
+    start: int
+    keys: Future[torch.Tensor]
+
+
+class DiskPrefix:
+    """A :class:`~services.worker.importance.prefix_source.PrefixSource`. All reads raise SparsePrefixLost.
+
+    ``disk_bytes`` is what storage has read from the disk for it so far, keys read ahead included.
+    """
+
+    def __init__(self, sparse: SparsePrefix, reads: DiskReads) -> None:
+        """Raises InvalidRequest for chunks that do not hold the prefix."""
+        geometry = reads.geometry
+        self.start, self.end, self.tokens = sparse.start, sparse.end, sparse.end - sparse.start
+        self.kv_heads = geometry.kv_heads
+        self.token_bytes = geometry.token_bytes // geometry.layers
+        self._sparse, self._reads = sparse, reads
+        self._vector_bytes = self.token_bytes // (2 * geometry.kv_heads)
+        self._chunk_tokens = chunk_tokens(geometry.page_size)
+        chunks, rest = divmod(len(sparse.chunks), DIGEST_BYTES)
+        if rest or sparse.depth + chunks * self._chunk_tokens != sparse.end or not self._holds_start():
+            raise InvalidRequest(
+                f"{chunks} chunks from token {sparse.depth} on do not hold tokens [{sparse.start}, {sparse.end})"
+            )
+        self._ahead: _Ahead | None = None
+        self._counting = threading.Lock()
+        self.disk_bytes = 0
+
+    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
+        ahead = self._ahead
+        if ahead is not None and (ahead.layer, ahead.heads, ahead.start, self.end) == (layer, tuple(heads), start, end):
+            self._ahead = None
+            if not ahead.keys.cancel():  # What has not begun by now is no sooner there than what is read here.
+                return self._reads.wait(ahead.keys)
+        return self._read_keys(layer, tuple(heads), start, end)
+
+    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
+        """See the protocol. One layer's keys are read ahead at a time; while they are, others are not begun."""
+        if self._ahead is not None and not self._ahead.keys.done():
+            return
+        asked = tuple(heads)
+        keys = self._reads.ahead(lambda: self._read_keys(layer, asked, start, self.end))
+        self._ahead = None if keys is None else _Ahead(layer, asked, start, keys)
+
+    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        wanted = tokens.cpu().numpy()[None]
+        kv = self._read("kv", layer, (2, len(tokens), self.kv_heads), self._cut(wanted, self.token_bytes), wanted)
+        return kv.transpose(1, 2)
+
+    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        wanted = tokens.cpu().numpy()
+        heads = tuple(range(self.kv_heads))
+        parts = self._cut(wanted, self.kv_heads * self._vector_bytes)
+        return self._read("values", layer, (len(heads), wanted.shape[1]), parts, wanted, heads)
+
+    def _read_keys(self, layer: int, heads: tuple[int, ...], start: int, end: int) -> torch.Tensor:
+        wanted = np.arange(start, end, dtype=np.int64)[None]
+        parts = self._cut(wanted, len(heads) * self._vector_bytes)
+        return self._read("keys", layer, (len(heads), end - start), parts, wanted, heads)
+
+    def _read(
+        self,
+        part: SparsePart,
+        layer: int,
+        shape: tuple[int, ...],
+        cuts: Iterator[slice],
+        tokens: npt.NDArray[np.int64],
+        heads: tuple[int, ...] = (),
+    ) -> torch.Tensor:
+        """What is asked for, ``[*shape, head_dim]``; tokens ``[rows, n]``, in ``cuts``, are its second dimension."""
+        cut = [tokens[:, columns] for columns in cuts]
+        geometry = self._reads.geometry
+        dtype = TORCH_DTYPES[geometry.dtype]
+        if not cut:
+            return torch.empty(*shape, geometry.head_dim, dtype=dtype, device=self._reads.device)
+        vectors = int(np.prod(shape)) // shape[1]
+        calls = [self._call(part, layer, heads, each, vectors * each.shape[1] * self._vector_bytes) for each in cut]
+        read = self._reads.read(self._sparse.storage_id, calls)
+        with self._counting:
+            self.disk_bytes += read.disk_bytes
+        made = [
+            raw.view(dtype).view(shape[0], each.shape[1], *shape[2:], geometry.head_dim)
+            for raw, each in zip(read.parts, cut, strict=True)
+        ]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+
+    def _call(
+        self, part: SparsePart, layer: int, heads: tuple[int, ...], tokens: npt.NDArray[np.int64], nbytes: int
+    ) -> ReadSparse:
+        """tokens ``[rows, n]``; the call names only the chunks that hold them."""
+        sparse = self._sparse
+        first, end = self._chunks_of(tokens)
+        return ReadSparse(
+            namespace=sparse.namespace,
+            depth=sparse.depth + first * self._chunk_tokens,
+            chunks=sparse.chunks[first * DIGEST_BYTES : end * DIGEST_BYTES],
+            layer=layer,
+            part=part,
+            buffer="",
+            offset=0,
+            nbytes=nbytes,
+            heads=heads,
+            start=int(tokens[0, 0]) if part == "keys" else 0,
+            end=int(tokens[0, -1]) + 1 if part == "keys" else 0,
+            tokens=b"" if part == "keys" else pack_int32(tokens),
+            key_id=sparse.key_id,
+        )
+
+    def _cut(self, tokens: npt.NDArray[np.int64], token_bytes: int) -> Iterator[slice]:
+        """Columns of tokens ``[rows, n]`` for one call after the other; a column's answer has ``token_bytes`` bytes."""
+        count = tokens.shape[1]
+        most = self._reads.slot_bytes // token_bytes
+        room = self._reads.call_bytes - _FRAME_BYTES
+        at = 0
+        while at < count:
+            columns = min(count - at, most)
+            while columns > 1 and self._question_bytes(tokens[:, at : at + columns]) > room:
+                columns //= 2
+            yield slice(at, at + columns)
+            at += columns
+
+    def _question_bytes(self, tokens: npt.NDArray[np.int64]) -> int:
+        first, end = self._chunks_of(tokens)
+        return (end - first) * DIGEST_BYTES + tokens.size * _TOKEN_BYTES
+
+    def _chunks_of(self, tokens: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """The run of chunks ``[first, end)`` that holds these tokens."""
+        depth = self._sparse.depth
+        first, last = int(tokens[:, 0].min()) - depth, int(tokens[:, -1].max()) - depth
+        return first // self._chunk_tokens, last // self._chunk_tokens + 1
+
+    def _holds_start(self) -> bool:
+        return self._sparse.depth <= self.start < self.end

@@ -1,0 +1,175 @@
+"""Asks storages for a part of a prefix's KV, from threads that compute, over the bus, which lives on the event loop.
+
+A call has two sides that may use its slot: who asked, and the storage. Who asked waits for a bounded time. The storage
+is done when it says so (``shared.messages.sparse_reads``), however late; where its answer was lost it is asked once
+more, because it answers calls for the same memory one after another; or when the cell has given its incarnation up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from shared import logs, subjects
+from shared.bus.protocol import Bus, Delivery
+from shared.codec import decode, encode
+from shared.errors import CodecError, SparsePrefixLost, ThermoclineError, Unavailable
+from shared.messages.sparse_reads import ReadSparse, SparseRead
+from shared.messages.status import CellStatus
+
+LATE_S = 30.0
+"""How long an answer is waited for before the storage is asked again; nobody computes with it by then."""
+
+ASK_AGAIN_S = 1.0
+"""Between calls that nobody answers at all."""
+
+_log = logs.get_logger("worker")
+
+
+class PendingRead:
+    """A call under way. ``ended`` is called once, by whichever side is done with the slot last."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._answer: Future[SparseRead] = Future()
+        self._lock = threading.Lock()
+        self._sides = 2
+
+    def wait(self, timeout_s: float) -> SparseRead:
+        """The answer. Raises SparsePrefixLost for an error, and when there is none in time."""
+        try:
+            return self._answer.result(timeout_s)
+        except TimeoutError as error:
+            raise SparsePrefixLost(f"the storage did not answer within {timeout_s:.3f} s") from error
+
+    def leave(self) -> None:
+        """One side is done with the slot."""
+        with self._lock:
+            self._sides -= 1
+            is_last = not self._sides
+        if is_last:
+            self._ended()
+
+    def answer(self, read: SparseRead) -> None:
+        """For the event loop; what comes first counts."""
+        if self._answer.done():
+            return
+        if read.error:
+            self._answer.set_exception(SparsePrefixLost(f"the storage cannot read it: {read.error} ({read.code})"))
+        else:
+            self._answer.set_result(read)
+
+    def fail(self, reason: str) -> None:
+        """For the event loop; what comes first counts."""
+        if not self._answer.done():
+            self._answer.set_exception(SparsePrefixLost(reason))
+
+
+class StorageCalls:
+    """The event loop's side. ``begin`` is for other threads, the rest for the loop."""
+
+    def __init__(self, bus: Bus, *, late_s: float = LATE_S, ask_again_s: float = ASK_AGAIN_S) -> None:
+        self._bus = bus
+        self._loop = asyncio.get_running_loop()
+        self._late_s, self._ask_again_s = late_s, ask_again_s
+        self._incarnations: dict[str, str] | None = None  # By storage, as the cell has last said.
+        self._changed = asyncio.Event()  # Set, and replaced, when they change.
+        self._under_way: dict[PendingRead, tuple[str, str]] = {}  # Storage and incarnation that each asks.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def max_payload(self) -> int:
+        return self._bus.max_payload
+
+    async def see(self, delivery: Delivery) -> None:
+        """Handle one message of the status subject: which storages there are."""
+        try:
+            status = decode(delivery.data, CellStatus)
+        except CodecError:
+            return  # A newer scheduler may say more than we understand.
+        if status.storage_incarnations == self._incarnations:
+            return
+        self._incarnations = status.storage_incarnations
+        for pending, asked in self._under_way.items():
+            if self._is_gone(*asked):
+                pending.fail(f"storage {asked[0]} is gone")
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def begin(self, storage_id: str, call: ReadSparse, ended: Callable[[], None]) -> PendingRead:
+        """Ask. ``ended`` is called when the storage and the caller (:meth:`PendingRead.leave`) are done with the slot.
+
+        Raises SparsePrefixLost when nothing was sent; the slot is then the caller's alone, and ``ended`` not called.
+        """
+        if self._is_closed or not self._bus.is_connected:
+            raise SparsePrefixLost("the message broker is not connected")
+        pending = PendingRead(ended)
+        asking = self._ask(pending, storage_id, encode(call))
+        try:
+            asyncio.run_coroutine_threadsafe(asking, self._loop)
+        except RuntimeError as error:
+            asking.close()
+            raise SparsePrefixLost("the worker is stopping") from error
+        return pending
+
+    async def close(self) -> None:
+        """Fail what is under way. Slots of which a storage has not said that it is done are not given back."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, pending: PendingRead, storage_id: str, data: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        incarnation = (self._incarnations or {}).get(storage_id, "")
+        self._under_way[pending] = (storage_id, incarnation)
+        try:
+            if self._is_closed:
+                return
+            await self._ask_until_done(pending, storage_id, incarnation, data)
+            pending.leave()
+        finally:
+            pending.fail("the worker is stopping")
+            del self._under_way[pending]
+            self._tasks.discard(task)
+
+    async def _ask_until_done(self, pending: PendingRead, storage_id: str, incarnation: str, data: bytes) -> None:
+        """Returns when the storage is done with the slot."""
+        while True:
+            try:
+                answer = await self._bus.call(
+                    subjects.rpc("storage", "sparse", storage_id), data, timeout_s=self._late_s
+                )
+                pending.answer(decode(answer, SparseRead))
+                return
+            except Unavailable as error:
+                # Nobody knows what became of it: the storage may be about to write.
+                pending.fail(f"storage {storage_id} does not answer: {error.message}")
+            except ThermoclineError as error:
+                pending.fail(error.message)  # It was not sent, or answered by something that is no answer.
+                return
+            _log.warning("sparse_read_unanswered", storage=storage_id)
+            if not self._is_gone(storage_id, incarnation):
+                await self._next_try()
+            if self._is_gone(storage_id, incarnation):
+                return
+
+    async def _next_try(self) -> None:
+        """A while, or until the cell has other storages."""
+        try:
+            async with asyncio.timeout(self._ask_again_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _is_gone(self, storage_id: str, incarnation: str) -> bool:
+        """Whether the cell has given up the incarnation that was asked; "" is one that it had not listed yet."""
+        if self._incarnations is None:
+            return False
+        now = self._incarnations.get(storage_id)
+        return now is None or incarnation not in ("", now)

@@ -1,0 +1,160 @@
+"""The forward passes of one step, see ``compute``: together, then without what failed, then one by one.
+
+A pass is repeated without the requests whose loads have failed, without one whose sparse prefix could not be read, and,
+if computing itself raised, with each request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from services.worker import counting, losses
+from services.worker.bubble import Pace
+from services.worker.compute import StepComputer
+from services.worker.counters import Counters
+from services.worker.importance.selection_failed import SelectionFailed
+from services.worker.kv.layer_gate import LayerGate
+from services.worker.kv.loads import BatchTransfer
+from services.worker.outcome import Outcome
+from services.worker.requests import RunningRequest
+from services.worker.state_saving import StateSaving
+from services.worker.step_saving import SavedStep
+from services.worker.steps import Work
+from shared import logs
+from shared.errors import InternalError
+from shared.messages.worker_plans import PageLoad
+
+_log = logs.get_logger("worker")
+
+LONE_FAILURES = 8
+"""Steps of a single request that may fail in a row before the worker, not the requests, is to blame."""
+
+
+class Passes:
+    """Used by the compute thread only. ``requests`` are those that the worker knows, at any time."""
+
+    def __init__(
+        self,
+        computer: StepComputer,
+        saving: StateSaving,
+        requests: Mapping[str, RunningRequest],
+        counters: Counters,
+        pace: Pace,
+        *,
+        layers: int,
+        on_refused: Callable[[str], None],
+    ) -> None:
+        """``on_refused`` is told of each request whose sparse prefix could not be read."""
+        self._computer, self._saving, self._requests = computer, saving, requests
+        self._counters, self._pace, self._layers = counters, pace, layers
+        self._on_refused = on_refused
+        self._lone_failures = 0
+
+    def run(
+        self,
+        outcome: Outcome,
+        work: list[Work],
+        transfer: BatchTransfer | None = None,
+        loads: Sequence[PageLoad] | None = None,
+    ) -> None:
+        """Compute ``work`` and note in ``outcome`` what became of it. ``loads`` are the batch's, if there is one.
+
+        Raises InternalError if it is not a request that is broken but the device, the model or this process.
+        """
+        loads_failed = False
+        with self._saving.step() as saved:
+            error = self._pass(outcome, work, transfer.gate if transfer is not None else None, saved)
+            if transfer is not None:
+                work, loads_failed = self._take_loads(outcome, work, transfer, loads or (), saved)
+        if loads_failed or _is_of_others(error, work):
+            error = self._repeat(outcome, work)
+        while isinstance(error, SelectionFailed):
+            work = self._refuse(outcome, work, error, loads)
+            error = self._repeat(outcome, work)
+        if error is not None and work:
+            self._isolate(outcome, work, error, loads)
+        elif outcome.done:
+            self._lone_failures = 0
+
+    def _take_loads(
+        self, outcome: Outcome, work: list[Work], transfer: BatchTransfer, loads: Sequence[PageLoad], saved: SavedStep
+    ) -> tuple[list[Work], bool]:
+        """Wait for the loads; returns what of ``work`` has its prefix, and whether any load failed."""
+        outcome.loads = transfer.finish()
+        work, gone = losses.drop_lost(outcome, work, loads, outcome.loads.lost_pages)
+        losses.lose(self._requests, gone, is_load=True)
+        saved.drop(outcome.lost)
+        failed = bool(outcome.loads.failures) or transfer.gate.rejected is not None
+        if failed:
+            saved.void()
+        elif not outcome.failed:
+            self._pace.note_load(outcome.loads.pages, self._layers, outcome.loads.load_ns)
+        return work, failed
+
+    def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
+        """One pass over all of ``work``; returns what it raised, which voids what was saved of it."""
+        try:
+            if work:
+                outcome.done = self._computer.compute(work, gate, saved)
+        except Exception as raised:
+            saved.void()
+            return raised
+        return None
+
+    def _repeat(self, outcome: Outcome, work: list[Work]) -> Exception | None:
+        """Another pass, when the loads are over."""
+        outcome.done = []
+        if not work:
+            return None
+        self._count_repeat(outcome)
+        with self._saving.step() as saved:
+            return self._pass(outcome, work, None, saved)
+
+    def _refuse(
+        self, outcome: Outcome, work: list[Work], error: SelectionFailed, loads: Sequence[PageLoad] | None
+    ) -> list[Work]:
+        """What of ``work`` goes on without the request whose prefix failed. There is one less after each call."""
+        refused = [item for item in work if item.request.request_id == error.name]
+        if not refused:
+            raise InternalError(f"a prefix failed of {error.name!r}, which is not computed") from error
+        self._note_refused(outcome, refused[0], error)
+        rest = [item for item in work if item is not refused[0]]
+        return losses.lose_refused(self._requests, outcome, rest, loads or ())
+
+    def _note_refused(self, outcome: Outcome, item: Work, error: SelectionFailed) -> None:
+        cause = error.__cause__
+        _log.warning("sparse_prefix_refused", request=error.name, reason=f"{type(cause).__name__}: {cause}")
+        outcome.refused.append(item)
+        self._on_refused(error.name)
+
+    def _isolate(self, outcome: Outcome, work: list[Work], error: Exception, loads: Sequence[PageLoad] | None) -> None:
+        _log.warning("step_failed", error=repr(error), requests=len(work))
+        self._count_repeat(outcome)
+        with self._saving.step() as saved:
+            outcome.done, broken = self._computer.isolate(work, saved)
+            outcome.broken = [each for each in broken if not isinstance(each[1], SelectionFailed)]
+            for item, raised in broken:
+                if isinstance(raised, SelectionFailed):
+                    self._note_refused(outcome, item, raised)
+            self._check_health(outcome, error)
+            if loads is not None:
+                losses.lose_with_broken(self._requests, outcome, loads)
+            saved.drop(outcome.lost)
+
+    def _check_health(self, outcome: Outcome, error: Exception) -> None:
+        """Raise if it is not a request that is broken but the device, the model or this process."""
+        if outcome.done or not outcome.broken:
+            self._lone_failures = 0
+            return
+        self._lone_failures += 1
+        if len(outcome.broken) > 1 or self._lone_failures >= LONE_FAILURES:
+            raise InternalError(f"every request of a step failed: {error!r}") from error
+
+    def _count_repeat(self, outcome: Outcome) -> None:
+        outcome.is_repeated = True
+        counting.count_repeat(self._counters)
+
+
+def _is_of_others(error: Exception | None, work: Sequence[Work]) -> bool:
+    """Whether the prefix that failed belongs to a request that is lost anyhow, because of a load it stands on."""
+    return isinstance(error, SelectionFailed) and error.name not in [item.request.request_id for item in work]

@@ -1,0 +1,307 @@
+"""A prefix on the disk, read through a storage: the same KV as from memory, or an error, and never another's bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.storage import sparse_calls
+from services.worker.importance.disk_prefix import DiskPrefix
+from services.worker.importance.read_buffers import ReadBuffers
+from shared.chunks import chunk_tokens
+from shared.errors import ConfigError, IntegrityError, InvalidRequest, NotFound, SparsePrefixLost, ThermoclineError
+from shared.memory.segment import SHM_DIRECTORY
+from shared.messages.pools import KvGeometry
+from tests.unit.worker.importance.sparse_wire import GEOMETRY, TOKEN_BYTES, SparseWire, made_kv, sparse_prefix
+
+MakeWire = Callable[..., SparseWire]
+
+
+@pytest.fixture
+def wire() -> Iterator[SparseWire]:
+    """256 tokens, and two slots of eight tokens each."""
+    made = SparseWire(made_kv(GEOMETRY, 256), slot_bytes=8 * TOKEN_BYTES, slots=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_wire() -> Iterator[MakeWire]:
+    made: list[SparseWire] = []
+
+    def make(*args: object, **kwargs: object) -> SparseWire:
+        made.append(SparseWire(*args, **kwargs))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@st.composite
+def _geometries(draw: st.DrawFn) -> KvGeometry:
+    return KvGeometry(
+        layers=draw(st.integers(1, 3)),
+        kv_heads=draw(st.integers(1, 4)),
+        head_dim=draw(st.sampled_from([2, 8, 20])),
+        page_size=draw(st.sampled_from([1, 16, 64, 96])),
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_geometries(), st.data())
+def test_what_is_read_equals_what_was_stored(geometry: KvGeometry, data: st.DataObject) -> None:
+    """Whatever the shape, and with slots and messages so small that most reads take several calls."""
+    size = chunk_tokens(geometry.page_size)
+    first = data.draw(st.integers(0, 2), label="first chunk")
+    end = (first + data.draw(st.integers(1, 3), label="chunks")) * size
+    pages = data.draw(st.integers(0, size // geometry.page_size - 1), label="pages before the start")
+    start = first * size + pages * geometry.page_size
+    token_bytes = geometry.token_bytes // geometry.layers
+    slot_bytes = -(-token_bytes * data.draw(st.integers(1, 40), label="tokens of a slot") // 64) * 64
+    kv = made_kv(geometry, end)
+    wire = SparseWire(
+        kv, geometry, slot_bytes=slot_bytes, slots=data.draw(st.integers(1, 4), label="slots"), max_payload=2400
+    )
+    try:
+        disk, stored = wire.prefix(first * size, start, end), wire.stored(start, end)
+        layer = data.draw(st.integers(0, geometry.layers - 1), label="layer")
+        heads = data.draw(st.sets(st.integers(0, geometry.kv_heads - 1), min_size=1).map(sorted), label="heads")
+        low = data.draw(st.integers(start, end - 1), label="low")
+        count = data.draw(st.integers(0, min(end - start, 50)), label="count")
+        generator = torch.Generator().manual_seed(count)
+        tokens = (torch.randperm(end - start, generator=generator)[:count] + start).sort().values
+        by_head = torch.stack(
+            [
+                (torch.randperm(end - start, generator=generator)[:count] + start).sort().values
+                for _ in range(geometry.kv_heads)
+            ]
+        )
+
+        assert (disk.start, disk.end, disk.tokens) == (stored.start, stored.end, stored.tokens)
+        assert (disk.kv_heads, disk.token_bytes) == (stored.kv_heads, stored.token_bytes)
+        assert torch.equal(disk.keys(layer, heads, low, end), stored.keys(layer, heads, low, end))
+        assert torch.equal(disk.gather(layer, tokens), stored.gather(layer, tokens))
+        assert torch.equal(disk.values_by_head(layer, by_head), stored.values_by_head(layer, by_head))
+        assert wire.buffers.taken == 0
+    finally:
+        wire.close()
+
+
+def test_calls_fit_in_slots_and_say_what_they_cost(wire: SparseWire) -> None:
+    """Twenty tokens through slots of eight take three calls, with the chunks of each and the key of the tenant."""
+    prefix = wire.prefix(64, 80, 256)
+    tokens = torch.arange(100, 200, 5)
+
+    prefix.gather(1, tokens)
+
+    assert [len(call.tokens) // 4 for call in wire.reader.asked] == [8, 8, 4]
+    assert [(call.depth, len(call.chunks) // 16) for call in wire.reader.asked] == [(64, 2), (128, 1), (128, 2)]
+    assert {call.key_id for call in wire.reader.asked} == {"key"}
+    assert prefix.disk_bytes == 20 * TOKEN_BYTES
+
+
+def test_a_slot_waits_for_its_late_answer(make_wire: MakeWire) -> None:
+    """Who asked has given up; until the storage says that it is done, nobody else reads into the slot."""
+    wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=8 * TOKEN_BYTES, slots=1)
+    tokens = torch.arange(4)
+    wire.close_gate(1)
+    impatient, patient = wire.prefix(0, 0, 64, timeout_s=0.0), wire.prefix(0, 0, 64)
+
+    with pytest.raises(SparsePrefixLost, match="did not answer"):
+        impatient.gather(1, tokens)
+    with pytest.raises(SparsePrefixLost, match="in use"):
+        impatient.gather(2, tokens)
+    with ThreadPoolExecutor(1) as other:
+        later = other.submit(patient.gather, 2, tokens)
+        assert wire.buffers.taken == 1
+        wire.open_gate(1)
+        found = later.result(20)
+
+    assert torch.equal(found, wire.stored(0, 64).gather(2, tokens))
+    assert [call.layer for call in wire.reader.asked] == [1, 2]
+    assert wire.buffers.taken == 0
+
+
+def test_an_abandoned_read_leaves_no_slot_behind(wire: SparseWire) -> None:
+    """Of two calls under way the first fails; the second one's slot comes back with its answer, too."""
+    prefix = wire.prefix(0, 0, 256)
+    wire.reader.error = NotFound("the disk lacks a copy")
+
+    with pytest.raises(SparsePrefixLost, match=r"the disk lacks a copy \(not_found\)"):
+        prefix.gather(0, torch.arange(16))
+    wire.reader.error = None
+
+    assert torch.equal(prefix.gather(0, torch.arange(30)), wire.stored(0, 256).gather(0, torch.arange(30)))
+    assert wire.buffers.taken == 0
+
+
+@pytest.mark.parametrize("error", [IntegrityError("torn"), ValueError("a bug")])
+def test_an_error_of_the_storage_is_one_error_here(wire: SparseWire, error: Exception) -> None:
+    """Whatever it was, the request runs again by another way; the next one is not concerned."""
+    prefix = wire.prefix(0, 0, 256)
+    wire.reader.error = error
+    code = error.code if isinstance(error, ThermoclineError) else "internal_error"
+
+    with pytest.raises(SparsePrefixLost, match=code):
+        prefix.keys(0, (0,), 0, 10)
+    wire.reader.error = None
+
+    assert torch.equal(prefix.keys(0, (0,), 0, 10), wire.stored(0, 256).keys(0, (0,), 0, 10))
+
+
+def test_altered_bytes_are_not_used(wire: SparseWire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the slot must be what the storage has read."""
+    monkeypatch.setattr(sparse_calls, "xxhash", _OtherHash)
+
+    with pytest.raises(SparsePrefixLost, match="altered"):
+        wire.prefix(0, 0, 256).gather(0, torch.arange(4))
+
+    assert wire.buffers.taken == 0
+
+
+class _OtherHash:
+    """A bit of what was read is not what arrives."""
+
+    @staticmethod
+    def xxh3_64_intdigest(data: memoryview) -> int:
+        return xxhash.xxh3_64_intdigest(data) ^ 1
+
+
+def test_a_worker_cut_off_from_the_bus_waits_for_nothing(wire: SparseWire) -> None:
+    """Nothing was sent, so no slot is lost."""
+    prefix = wire.prefix(0, 0, 256)
+    wire.worker.disconnect()
+
+    with pytest.raises(SparsePrefixLost, match="not connected"):
+        prefix.gather(0, torch.arange(4))
+
+    assert wire.buffers.taken == 0
+
+
+def test_many_threads_share_few_slots(make_wire: MakeWire) -> None:
+    """Reads of several calls from more threads than slots all end, and each has its own bytes."""
+    wire = make_wire(made_kv(GEOMETRY, 256), slot_bytes=4 * TOKEN_BYTES, slots=2)
+    prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
+
+    def read(number: int) -> bool:
+        tokens = torch.arange(number, 256, 7)
+        return torch.equal(prefix.gather(number % 3, tokens), stored.gather(number % 3, tokens))
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(read, range(24)))
+    assert wire.buffers.taken == 0
+
+
+def test_keys_read_ahead_are_used_once(wire: SparseWire) -> None:
+    """They are read beside the computation, and the layer that wants them reads none itself."""
+    prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
+    prefix.prefetch_keys(1, (0, 1), 64)
+
+    ahead = prefix.keys(1, (0, 1), 64, 256)
+    calls = len(wire.reader.asked)
+    again = prefix.keys(1, (0, 1), 64, 256)
+
+    assert torch.equal(ahead, stored.keys(1, (0, 1), 64, 256))
+    assert torch.equal(again, ahead)
+    assert len(wire.reader.asked) == 2 * calls
+
+
+@pytest.mark.parametrize("asked", [(2, (0, 1), 64), (1, (1,), 64), (1, (0, 1), 65)])
+def test_other_keys_than_those_read_ahead_are_read(wire: SparseWire, asked: tuple[int, tuple[int, ...], int]) -> None:
+    """What was guessed wrongly is never served."""
+    prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
+    layer, heads, start = asked
+    prefix.prefetch_keys(1, (0, 1), 64)
+
+    assert torch.equal(prefix.keys(layer, heads, start, 256), stored.keys(layer, heads, start, 256))
+
+
+def test_demand_does_not_wait_for_what_is_read_ahead(make_wire: MakeWire) -> None:
+    """One layer's keys are read ahead at a time, and KV is read beside them; keys that have not begun are read now."""
+    wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=128 * TOKEN_BYTES, slots=4)
+    reads = wire.reads()
+    prefix, other = (DiskPrefix(sparse_prefix(GEOMETRY, 0, 0, 64), reads) for _ in range(2))
+    stored = wire.stored(0, 64)
+    held = threading.Event()
+    blocked = reads.ahead(lambda: torch.tensor(held.wait(20)))
+    prefix.prefetch_keys(1, (0,), 0)
+    prefix.prefetch_keys(2, (0,), 0)
+
+    kv = other.gather(0, torch.arange(8))
+    keys = prefix.keys(1, (0,), 0, 64)
+    held.set()
+
+    assert blocked is not None
+    assert torch.equal(kv, stored.gather(0, torch.arange(8)))
+    assert torch.equal(keys, stored.keys(1, (0,), 0, 64))
+    assert [(call.part, call.layer) for call in wire.reader.asked] == [("kv", 0), ("keys", 1)]
+
+
+def test_an_error_of_keys_read_ahead_is_raised_where_they_are_wanted(wire: SparseWire) -> None:
+    """Not before, and not again by whoever reads later."""
+    prefix = wire.prefix(0, 0, 256)
+    wire.reader.error = IntegrityError("torn")
+    prefix.prefetch_keys(1, (0,), 0)
+
+    with pytest.raises(SparsePrefixLost, match="integrity_error"):
+        prefix.keys(1, (0,), 0, 256)
+    wire.reader.error = None
+
+    assert torch.equal(prefix.keys(1, (0,), 0, 256), wire.stored(0, 256).keys(1, (0,), 0, 256))
+
+
+def test_reading_ahead_is_bounded(wire: SparseWire) -> None:
+    """Beyond that nothing is begun, and keys are read when they are wanted."""
+    reads, held = wire.reads(), threading.Event()
+    begun = [reads.ahead(lambda: torch.tensor(held.wait(20))) for _ in range(9)]
+    held.set()
+
+    assert [one is None for one in begun] == [False] * 8 + [True]
+
+
+def test_stopping_fails_what_is_under_way(make_wire: MakeWire) -> None:
+    """The compute thread goes on at once, and nothing is left in /dev/shm."""
+    wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=8 * TOKEN_BYTES, slots=2)
+    wire.close_gate(0)
+    reads = wire.reads()
+    prefix = DiskPrefix(sparse_prefix(GEOMETRY, 0, 0, 64), reads)
+    with ThreadPoolExecutor(1) as compute:
+        reading = compute.submit(prefix.gather, 0, torch.arange(4))
+        assert wire.reader.began.wait(20)
+        wire.run(reads.close())
+
+        with pytest.raises(SparsePrefixLost, match="stopping"):
+            reading.result(20)
+    with pytest.raises(SparsePrefixLost):
+        prefix.gather(0, torch.arange(4))
+
+    assert [name for name in SHM_DIRECTORY.iterdir() if name.name.startswith(wire.prefix_of_names)] == []
+
+
+@pytest.mark.parametrize(
+    ("depth", "start", "end"),
+    [(0, 0, 65), (64, 0, 128), (0, 64, 64)],
+)
+def test_chunks_that_do_not_hold_the_prefix_are_refused(wire: SparseWire, depth: int, start: int, end: int) -> None:
+    """Before anything is read by them."""
+    with pytest.raises(InvalidRequest, match="do not hold"):
+        wire.prefix(depth, start, end)
+
+
+def test_a_slot_must_hold_a_token(make_wire: MakeWire) -> None:
+    """Said when the worker starts, with the figures; so are buffers without room for slots."""
+    wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=64, slots=2)
+
+    with pytest.raises(ConfigError, match="sparse-buffer-bytes"):
+        wire.reads()
+    with pytest.raises(ConfigError, match="slots"):
+        ReadBuffers("unused", 100)
