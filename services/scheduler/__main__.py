@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings is None:
         return EXIT_REFUSED
     logs.configure("scheduler", settings.id, level=settings.log_level)
-    metrics.serve(settings.metrics_port)
+    metrics.serve(settings.metrics_port, settings.metrics_host)
     return run_process("scheduler", lambda life: bootstrap.run(settings, life))
 
 

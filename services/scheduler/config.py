@@ -19,7 +19,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this process")] = "scheduler"
-    metrics_port: Annotated[int, Meta(description="serve /metrics on this loopback port; 0 is off", ge=0)] = 0
+    metrics_port: Annotated[int, Meta(description="serve /metrics on this port; 0 is off", ge=0)] = 0
+    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
@@ -130,6 +131,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["planned", "kv", "state", "recompute"],
         Meta(description="how a prefix comes back from below host memory: by cost, or always by one means"),
     ] = _CELL.restoring
+    importance_caching: Annotated[
+        bool, Meta(description="keep what is read in part by how important it proved, and bring it up when it is hot")
+    ] = _CELL.importance_caching
     pin_fraction: Annotated[float, Meta(description="host pages that pins may hold", ge=0, le=1)] = _CELL.pin_fraction
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
 

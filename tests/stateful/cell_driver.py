@@ -32,6 +32,9 @@ TROUBLES = (
 STATE_TROUBLES = ("state_page_rots", "every_state_page_rots", "state_chunk_rots", "state_is_gone")
 """What else can happen where state is kept."""
 
+SPARSE_TROUBLES = ("sparse_reads_fail", "sparse_chunk_is_gone")
+"""What else can happen where chunks are read in part."""
+
 NOISES = (
     "cancel",
     "timer",
@@ -104,10 +107,11 @@ class CellDriver:
         disk_chunks: int = 0,
         has_remote: bool = False,
         state_pages: int = 0,
+        keeps_sparse: bool = False,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
         self.cell.restoration = COSTS if state_pages else None
-        self.state_pages = state_pages
+        self.state_pages, self.keeps_sparse = state_pages, keeps_sparse
         self.pages, self.host_pages = pages, host_pages
         self.disk_chunks, self.has_remote = disk_chunks, has_remote
         if host_pages:
@@ -119,6 +123,9 @@ class CellDriver:
         """A prompt of whole pages of few kinds, so that prefixes are shared often, and a few tokens more."""
         size = self.cell.page_size
         tokens = [kind * 100 + place for kind in shape for place in range(size)] + [7] * min(tail, size)
+        ratio = options.pop("ratio", None)
+        if ratio is not None:
+            options["importance"] = requests.Importance(ratio=ratio, recent_tokens=len(shape))  # type: ignore[arg-type]
         options["key_id"] = "5a" * 16 if options.get("salt") else ""
         self.cell.submit(
             tokens,
@@ -200,6 +207,11 @@ class CellDriver:
             del storage.disk.chunks[list(storage.disk.chunks)[index % len(storage.disk.chunks)]]
         elif kind == "disk_is_gone" and storage is not None:
             storage.disk.chunks.clear()
+        elif kind == "sparse_reads_fail" and cell.workers:
+            worker = self._worker(index)
+            worker.fails_sparse_reads = not worker.fails_sparse_reads
+        elif kind == "sparse_chunk_is_gone" and storage is not None and storage.sparse_disk:
+            del storage.sparse_disk[list(storage.sparse_disk)[index % len(storage.sparse_disk)]]
         elif kind in STATE_TROUBLES and storage is not None:
             self._trouble_with_state(kind, index, storage)
         elif kind == "gateway_dies":
@@ -271,6 +283,7 @@ class CellDriver:
             disk_chunks=self.disk_chunks,
             has_remote=self.has_remote,
             state_pages=self.state_pages,
+            keeps_sparse=self.keeps_sparse,
         )
 
     def _worker(self, index: int) -> ModelWorker:

@@ -26,6 +26,7 @@ from shared.messages.pools import PoolHandle
 from tests.stateful.model_disk import ModelDisk
 from tests.stateful.model_gateway import ModelGateway
 from tests.stateful.model_pages import MODEL, HostPool, expected_output, geometry, namespace
+from tests.stateful.model_sparse import copy_in_parts
 from tests.stateful.model_storage import ModelStorage
 from tests.stateful.model_worker import ModelWorker
 
@@ -53,6 +54,7 @@ class CellModel:
         self.host_pools: dict[str, HostPool] = {}  # By name; a mapped pool outlives its storage.
         self.disks: dict[str, ModelDisk] = {}  # By storage id; a disk outlives its storage.
         self.state_disks: dict[str, ModelDisk] = {}  # What of them holds state.
+        self.sparse_disks: dict[str, dict[bytes, None]] = {}  # What of them can be read in part.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
         self.state_remote = ModelDisk(room=1_000)  # What of it holds state.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
@@ -150,6 +152,7 @@ class CellModel:
         disk_chunks: int = 0,
         has_remote: bool = False,
         state_pages: int = 0,
+        keeps_sparse: bool = False,
     ) -> ModelStorage:
         """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
         self.incarnations += 1
@@ -157,7 +160,8 @@ class CellModel:
         self.storages[storage_id] = storage
         self.disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
         self.state_disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
-        storage.has_remote, storage.state_pages = has_remote, state_pages
+        self.sparse_disks.setdefault(storage_id, {})
+        storage.has_remote, storage.state_pages, storage.keeps_sparse = has_remote, state_pages, keeps_sparse
         self.feed(
             storage_events.StorageJoined(
                 storage_id=storage_id,
@@ -167,6 +171,7 @@ class CellModel:
                 disk_bytes=disk_chunks * chunk_bytes(geometry(self.page_size)),
                 has_remote=has_remote,
                 state_bytes=state_pages,
+                keeps_sparse=keeps_sparse,
             )
         )
         return storage
@@ -199,6 +204,7 @@ class CellModel:
         prompt_logprobs: int | None = None,
         seed: int = 0,
         ignore_eos: bool = False,
+        importance: requests.Importance | None = None,
     ) -> str:
         """Submit a request; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
@@ -213,7 +219,7 @@ class CellModel:
             priority=priority,
             tenant=tenant,
             deadline_ms=deadline_ms,
-            cache=requests.CacheHints(read=read, write=write),
+            cache=requests.CacheHints(read=read, write=write, importance=importance),
             key_id=key_id,
         )
         gateway = self.gateway(gateway_id)
@@ -270,6 +276,7 @@ class CellModel:
         for storage in list(self.storages.values()):
             moved |= storage.step()
             moved |= storage.fetch()
+            moved |= storage.keeps_sparse and copy_in_parts(storage)
             moved |= self.deliver(storage)
         for worker in list(self.workers.values()):
             moved |= worker.step()

@@ -32,7 +32,7 @@ class ModelStorage:
         self.inbox: deque[storage_plans.StoragePlan] = deque()
         self.outbox: deque[codec.Input] = deque()
         self.last_plan = 0
-        self.has_remote = False
+        self.has_remote = self.keeps_sparse = False
         self.chunk_seconds = 1e-5  # What it says that reading a chunk takes.
         self.fetches: dict[int, ModelFetch] = {}
         self.pinned: dict[bytes, None] = {}
@@ -45,6 +45,11 @@ class ModelStorage:
     def state_disk(self) -> ModelDisk:
         """What of the disk holds state."""
         return self.cell.state_disks[self.storage_id]
+
+    @property
+    def sparse_disk(self) -> dict[bytes, None]:
+        """Chunks of KV that the disk holds a second time, so that they can be read in part."""
+        return self.cell.sparse_disks[self.storage_id]
 
     def receive(self, plan: storage_plans.StoragePlan) -> None:
         assert plan.number == self.last_plan + len(self.inbox) + 1, "a plan is missing"
@@ -189,6 +194,8 @@ class ModelStorage:
         )
         if self.disk.chunks:
             self._say(storage_events.ChunksListed, chunks=b"".join(self.disk.chunks))
+        if self.sparse_disk:
+            self._say(storage_events.ChunksListed, chunks=b"".join(self.sparse_disk), form="sparse")
 
     def _create_state_pool(self, wanted: KvGeometry) -> None:
         assert self.pool is not None, "a state pool is made before the host pool"

@@ -12,6 +12,7 @@ from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.model_pages import EOS, HostPool, Page, WrongKv, next_token
+from tests.stateful.model_sparse import check_chosen, check_order, lossy_root, read_in_part
 from tests.stateful.model_state import Saving, restored_tokens
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class RunningRequest:
     has_failed: bool = False
     asked_at: int = -1  # Pages held when it last asked for a lease.
     saving: Saving | None = None
+    has_read_sparse: bool = False
 
     @property
     def output(self) -> list[int]:
@@ -53,6 +55,8 @@ class ModelWorker:
         self.restored_tokens = 0
         self.neighbours: dict[str, ModelWorker] = {}
         self.fails_neighbour_loads = False
+        self.fails_sparse_reads = False
+        self.sparse_tokens = 0
         self.promotions: deque[tuple[plans.PromotePages, HostPool | None]] = deque()
         self.last_plan = 0
         self.is_dismissed = False
@@ -104,7 +108,8 @@ class ModelWorker:
                 request = self._known(order.request_id, order.attempt)
                 if request is not None:
                     request.pages += unpack_int32(order.pages)
-                    assert len(set(request.pages)) == len(request.pages), "a page is in one table twice"
+                    used = [page for page in request.pages if page >= 0]
+                    assert len(set(used)) == len(used), "a page is in one table twice"
                     assert not order.state_pages or request.saving is not None, "a lease that is not there is extended"
                     if request.saving is not None and order.state_pages:
                         request.saving.extend(order.state_pages)
@@ -151,19 +156,27 @@ class ModelWorker:
         assert tokens[: order.prompt_tokens] == unpack_int32(submit.prompt)
         assert len(pages) * size >= len(tokens), "the page table does not cover the tokens"
         assert len(pages) * size < order.prompt_tokens + submit.sampling.max_tokens + size, "pages beyond any answer"
-        assert len(set(pages)) == len(pages), "a page is in one table twice"
+        chosen = unpack_int32(order.sparse.pages) if order.sparse is not None else []
+        used = [page for page in pages + chosen if page >= 0]
+        assert len(set(used)) == len(used), "a page is in one table twice"
+        assert order.sparse is not None or len(used) == len(pages)
         assert order.cached_tokens % size == 0
         assert order.cached_tokens < len(tokens), "nothing is left to compute"
         found = (order.device_tokens, order.host_tokens, order.disk_tokens, order.remote_tokens, order.neighbour_tokens)
         assert min(found) >= 0
-        assert sum(found) == min(order.cached_tokens, order.prompt_tokens)
+        exact = order.cached_tokens if order.sparse is None else order.sparse.start
+        assert sum(found) == min(exact, order.prompt_tokens)
         if not submit.cache.read or submit.sampling.prompt_logprobs is not None:
             assert order.cached_tokens == 0
         request = RunningRequest(
             order, submit.namespace, tokens, order.prompt_tokens, pages, computed=order.cached_tokens
         )
+        if order.sparse is not None:
+            assert submit.cache.importance == order.sparse.importance, "lossy KV for who did not allow it"
+            assert order.state_lease is None, "lossy state is saved"
+            check_order(request, order.sparse, size)
         known = self.cell.ever_computed
-        for index in range(order.cached_tokens // size):
+        for index in range(exact // size):
             assert self._identity(request, index) in known, "a hit on what was never computed"
         if order.state_lease is not None:
             request.saving = self._saving(request, order.state_lease)
@@ -202,6 +215,7 @@ class ModelWorker:
             if failure is not None:
                 failures.append(failure)
         failed, refused, restored = [], [], 0
+        read, unread = [], []
         for restore in batch.restores:
             assert restore.request_id not in [chunk.request_id for chunk in batch.chunks]
             request = self._known(restore.request_id, restore.attempt)
@@ -221,6 +235,9 @@ class ModelWorker:
                 page in unloaded for page in request.pages[: -(-chunk.start // self.cell.page_size)]
             ):
                 request.has_failed = True
+            if request is not None and not request.has_failed and not self._read_sparse(request, read):
+                request.has_failed = True
+                unread.append(chunk.request_id)
             if request is None or request.has_failed:
                 failed.append(chunk.request_id)
                 continue
@@ -234,7 +251,19 @@ class ModelWorker:
             restored_tokens=restored,
             restore_us=restored // 10 + 1 if restored else 0,
             restores_refused=tuple(refused),
+            sparse_refused=tuple(unread),
+            sparse_loaded=tuple(read),
         )
+
+    def _read_sparse(self, request: RunningRequest, read: list[worker_events.SparseLoaded]) -> bool:
+        """Read what a request's first chunk stands on, if that is sparse; returns whether it could be read."""
+        if request.admit.sparse is None or request.has_read_sparse:
+            return True
+        loaded = read_in_part(self, request)
+        if loaded is not None:
+            read.append(loaded)
+        request.has_read_sparse = loaded is not None
+        return request.has_read_sparse
 
     def _read(self, request: RunningRequest, restore: plans.RestoreChunk) -> list[int]:
         """Device pages on which a restoration stands."""
@@ -439,7 +468,11 @@ class ModelWorker:
         """The identity that page ``index`` of the request must have; -1 is the root."""
         digest = chain_root(request.namespace)
         size = self.cell.page_size
-        for start in range(0, (index + 1) * size, size):
+        sparse = request.admit.sparse
+        first = 0
+        if sparse is not None and (index + 1) * size >= sparse.end:
+            digest, first = lossy_root(request), sparse.end
+        for start in range(first, (index + 1) * size, size):
             digest = chain_page(digest, pack_int32(request.tokens[start : start + size]))
         return digest
 
@@ -447,7 +480,12 @@ class ModelWorker:
         """Attention is about to read the KV of tokens [0, end): each page must hold exactly those."""
         size = self.cell.page_size
         before = chain_root(request.namespace)
+        sparse = request.admit.sparse
+        check_chosen(self, request)
         for index in range(-(-end // size)):
+            if sparse is not None and sparse.start <= index * size < sparse.end:
+                before = lossy_root(request)
+                continue
             tokens = request.tokens[index * size : min(end, (index + 1) * size)]
             page = self.memory.get(request.pages[index])
             if page is None or page.before != before or page.tokens[: len(tokens)] != tokens:
@@ -466,5 +504,5 @@ class ModelWorker:
                 self.memory[number] = Page(above, [])
             page = self.memory[number]
             page.tokens = [*page.tokens[:offset], request.tokens[position]]
-            if offset == size - 1:
+            if offset == size - 1 and request.admit.sparse is None:
                 self.cell.ever_computed.add(page.identity())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, NOISES, SPARSE_TROUBLES, TROUBLES, VARIANTS, CellDriver
 
 index = st.integers(min_value=0, max_value=1_000)
 
@@ -24,6 +24,7 @@ class Cell(RuleBasedStateMachine):
         host_pages=st.sampled_from([0, 3, 30]),
         disk_chunks=st.sampled_from([0, 2, 40]),
         has_remote=st.booleans(),
+        keeps_sparse=st.booleans(),
         config=st.builds(
             CellConfig,
             max_batch_tokens=st.sampled_from([3, 24, 200]),
@@ -52,6 +53,7 @@ class Cell(RuleBasedStateMachine):
         read=st.sampled_from([True, True, True, False]),
         write=st.sampled_from([True, True, True, False]),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
+        ratio=st.sampled_from([None, None, None, 0.1, 0.5]),
     )
     def submit(self, **request):
         self.driver.submit(**request)
@@ -82,7 +84,7 @@ class Cell(RuleBasedStateMachine):
     def storage_fetches(self, **choice):
         self.driver.storage_fetches(**choice)
 
-    @rule(kind=st.sampled_from(TROUBLES), index=index)
+    @rule(kind=st.sampled_from(TROUBLES + SPARSE_TROUBLES), index=index)
     def trouble(self, **choice):
         self.driver.trouble(**choice)
 

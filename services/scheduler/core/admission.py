@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.deferral import announce
+from services.scheduler.core.deferral import announce, withdraw
 from services.scheduler.core.draft import Candidate, Draft
+from services.scheduler.core.hit_sources import fetched_tokens, neighbour_tokens_of
 from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
-from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, page_count
+from services.scheduler.core.prefix_tree import PAGE_BYTES, page_count
 from services.scheduler.core.queueing import admitted_from_queue
 from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
 from services.scheduler.core.residency import (
@@ -21,6 +22,14 @@ from services.scheduler.core.residency import (
     visit,
 )
 from services.scheduler.core.restorations import keep_usable_run
+from services.scheduler.core.sparse_prefixes import (
+    begin_sparse,
+    pages_for_chosen,
+    pages_spared,
+    span_for,
+    sparse_order,
+)
+from services.scheduler.core.sparse_state import SparseSpan
 from services.scheduler.core.state import (
     CellState,
     Load,
@@ -43,8 +52,8 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
     if candidate.stage != draft.stage:  # Another admission may have evicted, cut or begun to load what it matched.
         path = matched_path(state, request)
         found = reach(state, path, worker, draft.loading)
-    total_pages = pages_for(state, request, request.token_count + lease_room(state, request))
-    fresh = total_pages - found.device_pages - found.joined_pages
+    span = span_for(state, request, worker, found.pages * state.tree.page_size)
+    fresh = _fresh_pages(state, request, found, span)
     locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
     if not can_make_room(worker, fresh + locked_anew):
         return False
@@ -56,7 +65,7 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
     if pages is None:
         _let_go(state, found, worker)
         return False
-    _take_over(turn, request, worker, found, pages)
+    _take_over(turn, request, worker, found, pages, span)
     if found.loaded:
         _begin_loads(turn, request, worker, found, pages, draft)
     _send(turn, request, worker, found)
@@ -68,6 +77,17 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
 def pages_for(state: CellState, request: Request, tokens: int) -> int:
     """Pages for so many tokens, never more than the longest possible answer needs."""
     return -(-min(tokens, request.max_tokens_total) // state.tree.page_size)
+
+
+def _fresh_pages(state: CellState, request: Request, found: Reach, span: SparseSpan | None) -> int:
+    """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
+    total = pages_for(state, request, request.token_count + lease_room(state, request))
+    fresh = total - found.device_pages - found.joined_pages
+    if span is None:
+        return fresh
+    page_size = state.tree.page_size
+    chosen = pages_for_chosen(span, request.submit.cache.importance, page_size)
+    return fresh - pages_spared(span, page_size) + chosen
 
 
 def lease_room(state: CellState, request: Request) -> int:
@@ -102,16 +122,20 @@ def _let_go(state: CellState, found: Reach, worker: Worker) -> None:
                 unlock_host(state, node, storage)
 
 
-def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes) -> None:
+def _take_over(
+    turn: Turn, request: Request, worker: Worker, found: Reach, fresh: bytes, span: SparseSpan | None
+) -> None:
     """Write down where the request runs and what it owns."""
     state = turn.state
-    cached = found.pages * state.tree.page_size
+    request.sparse_choice = None
+    own = fresh if span is None else begin_sparse(state, request, worker, span, fresh, found.loaded_pages)
+    cached = found.pages * state.tree.page_size if span is None else span.end
     admitted_from_queue(turn, request, worker, request.token_count - cached)
     request.state = next_state(request.state, RequestEvent.ADMIT)
     request.worker_id = worker.worker_id
     name = worker.worker_id
     shared = [node.device[name] for node in found.device] + [node.loading[name] for node in found.joined]
-    request.pages = b"".join(shared) + fresh
+    request.pages = b"".join(shared) + own
     request.shared = found.pages
     held = found.deepest_held
     request.node = held.id if held is not None else 0
@@ -121,7 +145,10 @@ def _take_over(turn: Turn, request: Request, worker: Worker, found: Reach, fresh
     request.lease_generated = -1
     worker.running.append(request.request_id)
     worker.unplanned += request.token_count - cached
-    announce(state, request, request.token_count - cached)
+    if span is None:
+        announce(state, request, request.token_count - cached)
+    else:
+        withdraw(state, request)
     reused = found.nodes
     for node in reused:
         node.hits += 1
@@ -184,7 +211,7 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
     page_size = state.tree.page_size
     device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
     neighbour_hit = found.neighbour_pages * page_size
-    disk_hit, remote_hit = _fetched(request, device_hit, device_hit + loaded_hit, neighbour_hit)
+    disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
     count(state, "hit_tokens_device", device_hit)
     count(state, "hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
     if neighbour_hit:
@@ -198,8 +225,8 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
     # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
     device_tokens = min(device_hit, submit.prompt_tokens)
     loaded_tokens = min(device_hit + loaded_hit, submit.prompt_tokens) - device_tokens
-    neighbour_tokens = _neighbour_tokens(found, submit.prompt_tokens)
-    disk_tokens, remote_tokens = _fetched(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
+    neighbour_tokens = neighbour_tokens_of(found, submit.prompt_tokens)
+    disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
     request.no_kv_from = request.no_state_from = -1
     turn.to_worker(
@@ -212,7 +239,7 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             prompt_tokens=submit.prompt_tokens,
             sampling=submit.sampling,
             pages=request.pages,
-            cached_tokens=device_hit + loaded_hit,
+            cached_tokens=device_hit + loaded_hit if request.sparse is None else request.sparse.end,
             device_tokens=device_tokens,
             host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
             disk_tokens=disk_tokens,
@@ -221,26 +248,6 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
             state_lease=open_lease(turn, request, worker),
+            sparse=sparse_order(request),
         ),
     )
-
-
-def _neighbour_tokens(found: Reach, prompt_tokens: int) -> int:
-    """How many tokens of the prompt are copied from neighbours."""
-    spans = [
-        (node.depth, node.depth + len(node.tokens) // TOKEN_BYTES)
-        for node, source in zip([*found.joined, *found.loaded], found.sources, strict=True)
-        if source
-    ]
-    return sum(max(0, min(end, prompt_tokens) - start) for start, end in spans)
-
-
-def _fetched(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int]:
-    """How many of the loaded tokens [start, end) were fetched for this request, from disk and from the object store.
-
-    ``elsewhere`` of them are copied from neighbours.
-    """
-    fetched = max(0, min(end, request.fetched_to) - max(start, request.fetched_from))
-    fetched = min(fetched, end - start - elsewhere)
-    remote = min(fetched, request.fetched_remote)
-    return fetched - remote, remote

@@ -1,4 +1,4 @@
-"""The catalogue of what each storage's disk holds: names of chunks in either form, kept by what the storage says.
+"""The catalogue of what each storage's disk holds: names of chunks in each form, kept by what the storage says.
 
 It is a belief, not the truth: a chunk that turns out to be gone or bad costs a fetch that ends early, and a chunk
 that is not known is recomputed. What is only on disk has no node in the tree, for its tokens are known to nobody
@@ -43,9 +43,12 @@ def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkFor
 def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> int:
     """Chunks of one form that the disk has room for at the most, without their headers.
 
-    KV is of the cell's geometry, state of the storage's state pool; where that does not exist nothing is of use.
+    KV is of the cell's geometry, whole or readable in part, and state of the storage's state pool; where that does not
+    exist nothing is of use.
     """
     geometry = state.geometry
+    if form == "sparse" and not storage.keeps_sparse:
+        return 0
     if form == "state":
         geometry = storage.state_handle.geometry if storage.state_handle is not None else None
     return storage.disk_bytes // chunk_bytes(geometry) if geometry is not None else 0
@@ -53,7 +56,8 @@ def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> i
 
 def has_lower_tiers(storage: Storage) -> bool:
     """Whether anything could be fetched from below this storage's host pool."""
-    return bool(storage.chunks) or bool(storage.state_chunks) or storage.has_remote
+    is_on_disk = bool(storage.chunks or storage.state_chunks or storage.sparse_chunks)
+    return is_on_disk or storage.has_remote
 
 
 def is_state_kept(storage: Storage, name: bytes) -> bool:
@@ -62,4 +66,6 @@ def is_state_kept(storage: Storage, name: bytes) -> bool:
 
 
 def _held(storage: Storage, form: ChunkForm) -> dict[bytes, None]:
+    if form == "sparse":
+        return storage.sparse_chunks
     return storage.state_chunks if form == "state" else storage.chunks

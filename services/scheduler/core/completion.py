@@ -13,6 +13,7 @@ from services.scheduler.core.queueing import enqueue, fail, forget
 from services.scheduler.core.rates import observe
 from services.scheduler.core.ready_order import charge_output
 from services.scheduler.core.restorations import note_loads, refused, run_went_on
+from services.scheduler.core.sparse_reports import sparse_loaded, sparse_refused
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
 from services.scheduler.core.state_leases import leave_lease
 from services.scheduler.core.state_runs import drop_run
@@ -44,6 +45,8 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
     worker.outstanding -= batch.tokens
     _measure(turn, worker, batch, message)
     note_loads(state, batch, message)
+    for report in message.sparse_loaded:
+        sparse_loaded(turn, worker, report)
     settle_loads(turn, worker, batch, message)
     if message.load_failures and state.pins:
         let_go_of_spoiled(turn)
@@ -52,7 +55,7 @@ def batch_done(turn: Turn, worker: Worker, batch: Batch, message: BatchDone) -> 
         if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
             continue
         if chunk.request_id in message.failed:
-            _chunk_failed(turn, worker, request, is_refused=chunk.request_id in message.restores_refused)
+            _chunk_failed(turn, worker, request, message)
         elif not request.is_poisoned:
             _chunk_computed(turn, worker, request, chunk)
             run_went_on(turn, request, chunk, message)
@@ -79,16 +82,18 @@ def _chunk_computed(turn: Turn, worker: Worker, request: Request, chunk: Chunk) 
         progressed(turn.state, request)
 
 
-def _chunk_failed(turn: Turn, worker: Worker, request: Request, *, is_refused: bool) -> None:
+def _chunk_failed(turn: Turn, worker: Worker, request: Request, message: BatchDone) -> None:
     """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them.
 
-    State that was refused does not count as a failure: without it the request would not have failed.
+    State or a sparse prefix that was refused does not count as a failure: without it the request would not have failed.
     """
     if request.is_poisoned:
         return
     request.is_poisoned = True
-    if is_refused:
+    if request.request_id in message.restores_refused:
         refused(turn.state, request)
+    elif request.request_id in message.sparse_refused and request.sparse is not None:
+        sparse_refused(turn.state, request)
     else:
         request.failures += 1
     withdraw(turn.state, request)
@@ -156,7 +161,7 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     drop_lease_wait(worker, request.request_id)
     drop_run(state, request)
-    request.fetched_kv = None
+    request.fetched_kv = request.sparse = None
     worker.running.remove(request.request_id)
     request.worker_id = ""
 

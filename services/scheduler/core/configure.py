@@ -10,6 +10,7 @@ from services.scheduler.core.hotness.expression import parse
 from services.scheduler.core.hotness.room import fit_widths
 from services.scheduler.core.neighbours import attach_neighbours
 from services.scheduler.core.residency import renew_orders
+from services.scheduler.core.shares import forget_importance
 from services.scheduler.core.state import CellState, count
 from services.scheduler.core.state_form import parse_form
 from services.scheduler.core.turn import Turn
@@ -60,6 +61,8 @@ def configure(turn: Turn, config: CellConfig) -> None:
         renew_orders(state)
     if has_new_widths or any(getattr(old, name) != getattr(state.config, name) for name in _RANKING):
         state.candidates.clear()
+    if old.importance_caching and not state.config.importance_caching:
+        forget_importance(state)
     request_missing_pools(turn)
     attach_neighbours(turn)
 

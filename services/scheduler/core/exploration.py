@@ -7,12 +7,16 @@ another way would have won. The last of every ``TRIED_EVERY`` takes the best oth
 
 A trial costs at most ``MOST_COST`` times the winner, as predicted. Where bringing the whole run would cost more, half
 of it is brought, or half of that, and the rest is computed. A request whose deadline a trial would break is spared.
+
+No answer is made lossy to learn something. What was seen of reading in part is forgotten instead, once as many
+decisions went against it for nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from services.scheduler.core.planner.rate import Rate
 from services.scheduler.core.rates import expected_disk_bytes_per_us
 from services.scheduler.core.restoration_choice import Choice, Form, Prices, Ways, choose, ways_back
 from services.scheduler.core.state import CellState, Request, Storage, count
@@ -73,8 +77,20 @@ def left_us(state: CellState, request: Request) -> float:
     return (timer.at_ns - state.now_ns) / 1000 if timer is not None else float("inf")
 
 
+def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
+    """Whether reading in part would have won if nothing slow had been seen of such reads. Pure, O(layers)."""
+    sparse = prices.sparse
+    if sparse is None or choice.form == "sparse" or sparse.pace >= 1.0:
+        return False
+    return choose(replace(prices, sparse=sparse.unobserved()), ways).form == "sparse"
+
+
 def note_decision(storage: Storage, choice: Choice) -> None:
     """A decision was taken that is no trial. Mutates."""
+    if choice.overrules_sparse:
+        storage.sparse_overruled += 1
+        if storage.sparse_overruled >= TRIED_EVERY:
+            storage.sparse_overruled, storage.sparse_pace = 0, Rate()
     if choice.is_overruling:
         storage.overruled = min(storage.overruled + 1, TRIED_EVERY - 1)
 

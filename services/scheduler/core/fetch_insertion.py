@@ -13,6 +13,7 @@ from services.scheduler.core.page_pool import release
 from services.scheduler.core.pins import take_hold
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, add_child, child_of, common_pages, page_count, root_of
 from services.scheduler.core.residency import give_host, host_pool, split_node
+from services.scheduler.core.shares import value_node
 from services.scheduler.core.state import CellState, Fetch, Storage
 from services.scheduler.core.turn import Turn
 from shared.chunks import chunk_pages
@@ -84,6 +85,7 @@ class _Insertion:
         child = add_child(tree, above, fetch.tokens[position * page : end * page])
         child.last_use = self._turn.seq
         node_inserted(self._turn, child)
+        value_node(state, self._storage, child)
         self._give(child, position, end)
         return child, end - position
 

@@ -47,7 +47,8 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
     else:
         timer = state.timers.get(fetch.timer_id)
         _require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")
-        _require(bool(fetch.waiters) or fetch.chunks == chunks, f"nobody waits for {name}")
+        is_for_somebody = bool(fetch.waiters) or fetch.is_warming
+        _require(is_for_somebody or fetch.chunks == chunks, f"nobody waits for {name}")
     _require(not fetch.is_cancelled or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
     for request_id in fetch.waiters:
         request = state.requests.get(request_id)

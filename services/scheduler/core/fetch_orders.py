@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.scheduler.core.chunk_run import ChunkNames
-from services.scheduler.core.host_admission import take_host_pages
+from services.scheduler.core.host_admission import displace_colder, take_host_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
 from services.scheduler.core.residency import host_pool, lock_host, unlock_host
 from services.scheduler.core.restoration_choice import queued_bytes
@@ -41,15 +41,11 @@ def begin_fetch(turn: Turn, request: Request, storage: Storage, path: Path, run:
     wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
     others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
     room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
-    end, needed = run.end, sum(wanted)
-    while end > run.first and needed > room:
-        end -= 1
-        needed -= sum(wanted[(end - run.first) * each :])
-        del wanted[(end - run.first) * each :]
+    end = run.first + _cut_to_room(wanted, each, room)
     if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
         count(state, "fetches_without_room")
         return False
-    leased = _take_pages(turn, storage, path, needed)
+    leased = _take_pages(turn, storage, path, sum(wanted))
     if leased is None:
         count(state, "fetches_without_room")
         return False
@@ -57,6 +53,39 @@ def begin_fetch(turn: Turn, request: Request, storage: Storage, path: Path, run:
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
     _order(turn, request, storage, pages, run, end)
     return True
+
+
+def begin_warming(turn: Turn, request: Request, storage: Storage, path: Path, run: KvRun, value: float) -> None:
+    """Order a run that nobody waits for, or as many chunks of it as fetches may bring, if its pages can be had.
+
+    What has to go for it is worth no more than ``value``. Its tokens are those of ``request``.
+    """
+    state = turn.state
+    each = run.names.pages_each
+    wanted = _pages_wanted(path, storage, run.first * each, run.end * each, run.covered_pages)
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages
+    end = run.first + _cut_to_room(wanted, each, room - sum(storage.ahead.values()))
+    if not sum(wanted):
+        return
+    way = dict.fromkeys(node.id for node, _ in path)
+    leased = displace_colder(turn, storage, sum(wanted), value, way)
+    if leased is None:
+        count(state, "warmings_refused")
+        return
+    count(state, "warmings_started")
+    taken = iter(unpack_int32(leased))
+    pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
+    _order(turn, request, storage, pages, run, end, is_warming=True)
+
+
+def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
+    """Cut a run's wanted pages, ``each`` a chunk, to as many chunks as bring ``room`` pages; returns how many."""
+    chunks, needed = len(wanted) // each, sum(wanted)
+    while chunks > 0 and needed > room:
+        chunks -= 1
+        needed -= sum(wanted[chunks * each :])
+        del wanted[chunks * each :]
+    return chunks
 
 
 def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
@@ -84,8 +113,17 @@ def _take_pages(turn: Turn, storage: Storage, path: Path, pages: int) -> bytes |
     return leased
 
 
-def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: KvRun, end: int) -> None:
-    """Write a fetch down and send it."""
+def _order(
+    turn: Turn,
+    request: Request,
+    storage: Storage,
+    pages: bytes,
+    run: KvRun,
+    end: int,
+    *,
+    is_warming: bool = False,
+) -> None:
+    """Write a fetch down and send it. ``request`` waits for it, unless it ``is_warming``."""
     state = turn.state
     each, page_size = run.names.pages_each, state.tree.page_size
     fetch_id = state.next_fetch
@@ -100,19 +138,20 @@ def _order(turn: Turn, request: Request, storage: Storage, pages: bytes, run: Kv
         depth=run.first * each * page_size,
         pages=pages,
         timer_id=turn.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
-        waiters={request.request_id: None},
+        waiters={} if is_warming else {request.request_id: None},
         names=b"".join(names),
         queued_bytes=queued_bytes(state, storage),
         predicted_us=run.predicted_us if end == run.end else 0.0,
+        is_warming=is_warming,
     )
     state.fetches[fetch_id] = fetch
     storage.fetching.update(dict.fromkeys(names, fetch_id))
     storage.fetch_pages += leased_pages(pages)
-    request.fetch, request.fetch_end = fetch_id, end * each * page_size
-    if not request.fetched_to:
-        request.fetched_from = run.covered_pages * page_size
+    if not is_warming:
+        request.fetch, request.fetch_end = fetch_id, end * each * page_size
+        request.fetched_from = request.fetched_from if request.fetched_to else run.covered_pages * page_size
+        count(state, "restorations_planned_kv")
     count(state, "fetches_started")
-    count(state, "restorations_planned_kv")
     order = FetchChunks(
         fetch_id=fetch_id,
         namespace=fetch.namespace,

@@ -17,6 +17,7 @@ from services.scheduler.core.prefix_tree import PAGE_BYTES
 from services.scheduler.core.restoration_ways import may_restore
 from services.scheduler.core.restorations import note_fetched_kv
 from services.scheduler.core.saves import remember_taken
+from services.scheduler.core.sparse_state import ChunkShares
 from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
 from services.scheduler.core.state_fetches import (
     abandon_state_fetches,
@@ -76,7 +77,8 @@ def cancel_unwanted(turn: Turn) -> None:
     state = turn.state
     for fetch_id in state.unwanted:
         fetch = state.fetches.get(fetch_id)
-        if fetch is not None and not fetch.waiters and not fetch.is_cancelled and fetch.chunks < _chunks_of(fetch):
+        is_idle = fetch is not None and not fetch.waiters and not fetch.is_cancelled and not fetch.is_warming
+        if fetch is not None and is_idle and fetch.chunks < _chunks_of(fetch):
             _cut_off(turn, fetch)
         state_fetch = state.state_fetches.get(fetch_id)
         if state_fetch is not None and not state_fetch.request_id and not state_fetch.is_cancelled:
@@ -104,6 +106,7 @@ def abandon_fetches(turn: Turn, storage: Storage, *, is_lost: bool) -> None:
         _release_waiters(turn, fetch)
     abandon_state_fetches(turn, storage, is_lost=is_lost)
     storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
+    storage.sparse_chunks, storage.shares = {}, ChunkShares()
     storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
 
 

@@ -19,9 +19,18 @@ def hotness(state: CellState, node: Node) -> float:
     return _hotness(state, node, *state.hotness.lookup(node.digest))
 
 
+def worth(state: CellState, node: Node) -> float:
+    """What a copy of the node is worth in host memory: its hotness, by how important it proved. Does not mutate."""
+    return hotness(state, node) * node.importance
+
+
 def _hotness(state: CellState, node: Node, frequency: int, clock: int) -> float:
-    expression = parse(state.config.hotness_expression)
-    return expression(clock=clock, frequency=frequency, length=len(node.tokens) // TOKEN_BYTES)
+    return value_of(state, frequency=frequency, clock=clock, length=len(node.tokens) // TOKEN_BYTES)
+
+
+def value_of(state: CellState, *, frequency: int, clock: int, length: int) -> float:
+    """The hotness of so many tokens that are remembered like this, cached or not. Does not mutate."""
+    return parse(state.config.hotness_expression)(clock=clock, frequency=frequency, length=length)
 
 
 def promotion_value(state: CellState, node: Node, record: tuple[int, int] | None = None) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from services.scheduler.core.candidates import Rank, coldest_of_host, index_of, refresh
-from services.scheduler.core.heat import coldest_together, hotness
+from services.scheduler.core.heat import coldest_together, worth
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.pins import is_wanted
 from services.scheduler.core.prefix_tree import Node, ancestors, page_count
@@ -31,7 +33,8 @@ def admit_to_host(turn: Turn, storage: Storage, node: Node) -> bytes | None:
         if frequency < config.admission_frequency:
             count(state, "host_refused_frequency_pages", size)
         else:
-            pages = _displace_colder(turn, storage, node, size)
+            way = dict.fromkeys(above.id for above in ancestors(state.tree, node))
+            pages = displace_colder(turn, storage, size, worth(state, node), way)
     if pages is not None:
         count(state, "host_admitted_pages", size)
     return pages
@@ -50,13 +53,15 @@ def take_host_pages(turn: Turn, storage: Storage, pages: int) -> bytes | None:
     return allocate(pool, pages)
 
 
-def _displace_colder(turn: Turn, storage: Storage, node: Node, pages: int) -> bytes | None:
-    """Host pages for a node, evicting the coldest copies, none of them hotter than it. The way to it is spared."""
+def displace_colder(turn: Turn, storage: Storage, pages: int, value: float, spared: Container[int]) -> bytes | None:
+    """Host pages for what is worth ``value``, evicting the coldest copies, none of them worth more; None if too few.
+
+    Nodes of ``spared`` ids stay.
+    """
     state, pool = turn.state, host_pool(storage)
     if pages > pool.free + pool.cached:
         return None
     if pool.free < pages:
-        mine = hotness(state, node)
         name = storage.storage_id
         index = index_of(state, coldest_of_host(name), lambda other: is_host_evictable(other, name))
 
@@ -70,8 +75,8 @@ def _displace_colder(turn: Turn, storage: Storage, node: Node, pages: int) -> by
             pages - pool.free,
             rank_of=rank_of,
             rank_when_bare=lambda parent, gone: _rank_when_bare(state, storage, parent, gone),
-            is_colder=lambda value: value <= mine,
-            spared=dict.fromkeys(above.id for above in ancestors(state.tree, node)),
+            is_colder=lambda other: other <= value,
+            spared=spared,
         )
         if victims is None:
             count(state, "host_refused_hotness_pages", pages)
@@ -98,7 +103,7 @@ def _rank(state: CellState, storage: Storage, node_id: int) -> Rank | None:
     node = state.tree.nodes.get(node_id)
     if node is None or not is_host_evictable(node, storage.storage_id):
         return None
-    return hotness(state, node), node.last_use
+    return worth(state, node), node.last_use
 
 
 def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> Rank | None:
@@ -106,4 +111,4 @@ def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int)
     name = storage.storage_id
     if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.children):
         return None
-    return hotness(state, parent), parent.last_use
+    return worth(state, parent), parent.last_use

@@ -40,6 +40,7 @@ def storage_joined(turn: Turn, message: StorageJoined) -> None:
         has_remote=message.has_remote,
         disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0,
         state_bytes=max(0, message.state_bytes),
+        keeps_sparse=message.keeps_sparse,
     )
     state.storages[storage.storage_id] = storage
     count(state, "storages_joined")

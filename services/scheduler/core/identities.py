@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, Node, PrefixTree
+from shared.chunks import chunk_pages
 from shared.ids import chain_pages, chain_root
 
 
@@ -21,3 +22,12 @@ def page_identities(tree: PrefixTree, node: Node) -> bytes:
         current.identities = chain_pages(digest, current.tokens, tree.page_token_bytes)
         digest = current.identities[-IDENTITY_BYTES:]
     return node.identities
+
+
+def chunks_ending_in(tree: PrefixTree, node: Node) -> list[bytes]:
+    """Names of the chunks that end in a node whose identities are known. Does not mutate."""
+    per_chunk = chunk_pages(tree.page_size)
+    first = node.depth // tree.page_size
+    pages = len(node.identities) // IDENTITY_BYTES
+    ends = range(-(first + 1) % per_chunk, pages, per_chunk)
+    return [node.identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] for at in ends]

@@ -15,7 +15,8 @@ from services.scheduler.core.prefix_tree import (
     root_of,
 )
 from services.scheduler.core.residency import give_device, lock_path, split_node, touch, unlock_path
-from services.scheduler.core.state import CellState, Request, Worker
+from services.scheduler.core.shares import value_node
+from services.scheduler.core.state import CellState, Request, Worker, storage_of
 from services.scheduler.core.turn import Turn
 
 
@@ -25,7 +26,7 @@ def publish_computed(turn: Turn, request: Request, worker: Worker) -> None:
     It stops where the tree already has (or is loading) the same tokens on this device: a page table cannot be
     exchanged under a running request, and holding both copies locked could keep a lone request from finishing.
     """
-    if not request.submit.cache.write or request.is_poisoned:
+    if not _may_share(request):
         return
     state = turn.state
     end = request.computed // state.tree.page_size
@@ -55,7 +56,7 @@ def publish_final(turn: Turn, request: Request, worker: Worker, tokens: bytes, v
     end = valid_tokens // state.tree.page_size
     duplicates: list[bytes] = []
     position = request.shared
-    if request.submit.cache.write and not request.is_poisoned and position < end:
+    if _may_share(request) and position < end:
         node = _parent_of_private(state, request)
         while position < end:
             child = _adopt(turn, request, worker, node, tokens, position, end)
@@ -71,7 +72,8 @@ def publish_final(turn: Turn, request: Request, worker: Worker, tokens: bytes, v
                 touch(state, child, turn.seq)
             node = child
             position += size
-    release(worker.pool, b"".join(duplicates) + request.pages[position * PAGE_BYTES :])
+    request.pages = request.pages[: request.shared * PAGE_BYTES] + request.pages[position * PAGE_BYTES :]
+    release(worker.pool, b"".join(duplicates) + request.own_pages)
     if request.node:
         deepest = state.tree.nodes[request.node]
         for used in ancestors(state.tree, deepest):
@@ -79,6 +81,11 @@ def publish_final(turn: Turn, request: Request, worker: Worker, tokens: bytes, v
         unlock_path(state, deepest, worker)
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
+
+
+def _may_share(request: Request) -> bool:
+    """Whether others may have what a request computes: not what may be wrong, nor what is lossy."""
+    return request.submit.cache.write and not request.is_poisoned and request.sparse is None
 
 
 def _parent_of_private(state: CellState, request: Request) -> Node:
@@ -103,6 +110,7 @@ def _adopt(
         child = add_child(state.tree, parent, tokens[position * page : end * page])
         size = end - position
         node_inserted(turn, child)
+        value_node(state, storage_of(state, worker), child)
     else:
         if worker.worker_id in child.device or worker.worker_id in child.loading:
             return None

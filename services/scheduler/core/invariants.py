@@ -21,6 +21,7 @@ from services.scheduler.core.queue_invariants import check_queues
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
 from services.scheduler.core.save_invariants import check_neighbours, check_saves, locks_beside_requests
+from services.scheduler.core.sparse_invariants import check_sparse
 from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
 from services.scheduler.core.state_invariants import check_state, state_pages
 from shared.errors import InvariantViolated
@@ -44,6 +45,7 @@ def check_invariants(state: CellState) -> None:
     check_fetches(state)
     check_saves(state)
     check_state(state)
+    check_sparse(state)
     check_neighbours(state)
     _check_requests(state)
     check_queues(state)
@@ -131,9 +133,7 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
         owned += [held, node.loading.get(worker.worker_id, b"")]
         cached += len(held) // 4
         locked += len(held) // 4 if node.locks.get(worker.worker_id) else 0
-    owned += [
-        state.requests[request_id].pages[state.requests[request_id].shared * 4 :] for request_id in worker.running
-    ]
+    owned += [state.requests[request_id].own_pages for request_id in worker.running]
     _check_pool(name, worker.pool, owned)
     _require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
     _require(worker.pool.locked == locked, f"{name} miscounts its locked pages")

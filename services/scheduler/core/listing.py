@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.prefix_tree import IDENTITY_BYTES, TOKEN_BYTES, Node, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.identities import chunks_ending_in
+from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.state import CellState, Pin
-from shared.chunks import chunk_pages
 from shared.messages.base import count_int32
 from shared.messages.status import CachedNode, CacheListing, ListCache, PinStatus
 
@@ -50,11 +50,7 @@ def _chunks_by_storage(tree: PrefixTree, node: Node, disks: dict[str, dict[bytes
     """By storage, the chunks that end in this node and that its disk has, where the identities are known already."""
     if not node.identities:
         return {}
-    per_chunk = chunk_pages(tree.page_size)
-    first = node.depth // tree.page_size
-    pages = len(node.identities) // IDENTITY_BYTES
-    ends = range(-(first + 1) % per_chunk, pages, per_chunk)
-    names = [node.identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] for at in ends]
+    names = chunks_ending_in(tree, node)
     found = {storage_id: sum(name in chunks for name in names) for storage_id, chunks in disks.items() if chunks}
     return {storage_id: held for storage_id, held in found.items() if held}
 

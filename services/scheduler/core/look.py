@@ -12,6 +12,7 @@ from services.scheduler.core.prefetch import prefetch_for_first
 from services.scheduler.core.reach import matched_path, reach
 from services.scheduler.core.ready_order import first_in_line
 from services.scheduler.core.restorations import loaded_share, restored_share, tokens_to_restore
+from services.scheduler.core.sparse_prefixes import current_span
 from services.scheduler.core.state import Request, Worker
 from services.scheduler.core.turn import Turn
 
@@ -78,8 +79,7 @@ class Look:
 
     def _look_at(self, name: str) -> Candidate | None:
         passed = self._passed
-        # One that is fetched for does not compute all of that, or it would have waited: nobody should rely on it.
-        if passed is not None and passed.request.state is RequestState.WAITING and not passed.request.fetch:
+        if passed is not None and passed.request.state is RequestState.WAITING and _computes_for_others(passed.request):
             uncached = passed.request.token_count - passed.found.pages * self._turn.state.tree.page_size
             announce(self._turn.state, passed.request, uncached)
         self._seen[name] = None
@@ -88,6 +88,14 @@ class Look:
         if self._passed is not None:
             self._ahead[name] = None
         return self._passed
+
+
+def _computes_for_others(request: Request) -> bool:
+    """Whether others may rely on what a request that could run would compute: it is exact and all its own work.
+
+    One that is fetched for does not compute all of that, or it would have waited.
+    """
+    return not request.fetch and request.sparse_choice is None
 
 
 def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: dict[str, None]) -> Candidate | None:
@@ -100,7 +108,8 @@ def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: 
         return None
     page_size = state.tree.page_size
     cached = found.pages * page_size
-    producer = find_producer(state, request, worker, cached, ahead)
+    span = current_span(state, request, worker, cached)
+    producer = find_producer(state, request, worker, cached if span is None else span.end, ahead)
     if producer is not None:
         name, needed = producer
         defer_for_producer(turn, request, worker, name, needed, needed - cached)
@@ -109,7 +118,8 @@ def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: 
         draft.stage += request.is_fetch_due  # To make room for a fetch may evict or cut what others matched.
         if waits_for_fetch(turn, request, worker, cached):
             return None
-    load, compute = found.loaded_pages * page_size, request.token_count - cached
+        span = current_span(state, request, worker, cached)
+    load, compute = found.loaded_pages * page_size, request.token_count - (cached if span is None else span.end)
     restored = tokens_to_restore(request, cached)
     if restored:
         load += round(restored * loaded_share(state, worker))

@@ -19,6 +19,7 @@ from services.scheduler.core.prefix_tree import Path
 from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.reach import matched_path, may_reuse, reach
 from services.scheduler.core.restoration_ways import choose_way, usable_state_end, usable_stretches
+from services.scheduler.core.sparse_prefixes import usable_sparse_end
 from services.scheduler.core.state import CellState, Request, Worker, storage_of
 
 _ALL_COMPARED = 8
@@ -101,8 +102,11 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
         end += 1
     end_of_state = usable_state_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end_of_state)
-    if max(end, end_of_state) > first or later:
-        choice = choose_way(state, request, worker, storage, names, cached, end, end_of_state, later)
+    end_of_sparse = usable_sparse_end(state, request, storage, names, first, cached)
+    if max(end, end_of_state, end_of_sparse) > first or later:
+        choice = choose_way(
+            state, request, worker, storage, names, cached, end, end_of_state, later, end_of_sparse=end_of_sparse
+        )
         if choice.total_us:
             return choice.total_us
     if end == first:

@@ -10,6 +10,9 @@ arrival as it comes free.
 Where the disk has state of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of them
 to fetch, or that computing is faster than either; ``restoring`` may settle that.
 
+A request that allows a lossy prefix may have what follows read in part by its worker instead
+(:mod:`sparse_prefixes`): then nothing is fetched for it.
+
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
 may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
 :mod:`store_questions` says.
@@ -34,6 +37,7 @@ from services.scheduler.core.restoration_ways import (
     usable_stretches,
     way_of_question,
 )
+from services.scheduler.core.sparse_prefixes import choose_sparse, usable_sparse_end
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.state_on_its_way import Further
 from services.scheduler.core.state_runs import begin_run, run_with
@@ -124,7 +128,7 @@ def _try(turn: Turn, request: Request, worker: Worker, storage: Storage, *, is_n
     page_size = tree.page_size
     if first >= names.count or covered * page_size < request.fetched_to:  # What came and went is not fetched again.
         return True
-    if request.run is not None:  # What follows its state is computed.
+    if request.run is not None or request.sparse_choice is not None:  # What follows those is computed.
         return True
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
         request.is_fetch_due = True  # What follows that has nothing to stand on yet.
@@ -136,11 +140,12 @@ def _try(turn: Turn, request: Request, worker: Worker, storage: Storage, *, is_n
         request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
         return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
+    end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
-    if asked == "state" and max(end, end_of_state) == first and not later:
+    if asked == "state" and max(end, end_of_state, end_of_sparse) == first and not later:
         is_settled = _ask_for_state(turn, request, worker, storage, run, is_next=is_next)
         return is_settled or _try(turn, request, worker, storage, is_next=is_next)
-    choice = _chosen(turn, request, worker, storage, run, end_of_state, later, is_next=is_next)
+    choice = _chosen(turn, request, worker, storage, run, end_of_state, later, end_of_sparse, is_next=is_next)
     run = replace(run, end=_end_of_choice(state, choice, end), predicted_us=choice.restoring_us)
     if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
@@ -277,6 +282,7 @@ def _chosen(
     run: KvRun,
     end_of_state: int,
     later: tuple[Stretch, ...],
+    end_of_sparse: int,
     *,
     is_next: bool,
 ) -> Choice:
@@ -289,7 +295,17 @@ def _chosen(
     covered = run.covered_pages * state.tree.page_size
     for state_to, behind in ((end_of_state, later), (run.first, ())):
         choice = choose_way(
-            state, request, worker, storage, run.names, covered, run.end, state_to, behind, is_next=is_next
+            state,
+            request,
+            worker,
+            storage,
+            run.names,
+            covered,
+            run.end,
+            state_to,
+            behind,
+            end_of_sparse=end_of_sparse,
+            is_next=is_next,
         )
         if choice.form != "state":
             break
@@ -302,7 +318,9 @@ def _chosen(
             note_trial(state, storage, choice)
             break
     has_no_room = state_to == run.first and not behind and (end_of_state > run.first or bool(later))
-    would_compute = choice.form == "recompute" or run.end == run.first
+    would_compute = choice.form == "recompute" or (choice.form != "sparse" and run.end == run.first)
+    if choice.form == "sparse":
+        choose_sparse(state, request, storage, run.names, run.first, end_of_sparse)
     if has_no_room and would_compute and not is_next:
         request.is_fetch_due = True
     elif choice.form != "kv":

@@ -42,6 +42,7 @@ _SHORT_NAMES = {
     "depth": "e",
     "digest": "s",
     "end_digest": "z",
+    "importance": "m",
 }
 
 
@@ -81,6 +82,7 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     depth: int = 0  # Tokens above this node's own span.
     digest: int = 0  # What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS).
     end_digest: int = 0  # The same from the root to the node's end; digests of children go on from it.
+    importance: float = 1.0  # What its tokens are worth beside those of others, as far as is known (see :mod:`shares`).
 
 
 class PrefixTree(msgspec.Struct):
@@ -324,6 +326,7 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         depth=node.depth,
         digest=_digest(tree, parent, head_of(tree, node.tokens[:cut])),
         end_digest=_digest(tree, parent, node.tokens[:cut]),
+        importance=node.importance,
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper

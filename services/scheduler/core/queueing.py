@@ -126,7 +126,7 @@ def step_away(state: CellState, request: Request) -> None:
         step_out(worker, request)
     let_go_of_fetch(state, request)
     drop_run(state, request)
-    request.fetched_kv = None
+    request.fetched_kv = request.sparse_choice = None
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
     request.fetched_from = request.fetched_to = request.fetched_remote = 0

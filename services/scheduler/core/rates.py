@@ -9,7 +9,7 @@ from services.scheduler.core import speed_fit
 from services.scheduler.core.planner.costs import LayerCosts
 from services.scheduler.core.planner.rate import note, per_us
 from services.scheduler.core.speed_fit import SpeedFit
-from services.scheduler.core.state import Batch, CellState, Storage, Worker
+from services.scheduler.core.state import Batch, CellState, Chunk, Storage, Worker
 from shared.messages.pools import DTYPE_BYTES
 from shared.messages.worker_events import BatchDone
 
@@ -35,9 +35,17 @@ def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) 
     planned = sum(chunk.end - chunk.start for chunk in computed)
     if message.failed or message.load_failures or message.computed_tokens != planned:
         return  # What was computed twice, or not at all, says nothing of speed.
+    if message.sparse_loaded or any(_is_lossy(state, chunk) for chunk in computed):
+        return  # The step waited for its reads, or attended to less than the depth of its tokens says.
     context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in computed)
     for fit in (worker.speed, state.speed):
         speed_fit.note_compute(fit, planned, context, message.compute_us - max(0, message.stall_us))
+
+
+def _is_lossy(state: CellState, chunk: Chunk) -> bool:
+    """Whether a chunk stands on a sparse prefix. Does not mutate."""
+    request = state.requests.get(chunk.request_id)
+    return request is not None and request.sparse is not None
 
 
 def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> float:
@@ -74,6 +82,15 @@ def load_us(state: CellState, worker: Worker, tokens: int) -> float:
         return tokens * fit.load_us / fit.loaded_tokens
     # Where only computation was measured, the paper's ratio says more than a guess in microseconds.
     return recompute_us(state, worker, 0, tokens) / PAPERS_RATIO
+
+
+def loaded_token_us(state: CellState, worker: Worker) -> float:
+    """Time to load a token from host memory: as observed or, before that, by a profile's link. Does not mutate."""
+    profile, geometry = worker.restoration, state.geometry
+    is_known = worker.speed.loads or state.speed.loads
+    if is_known or profile is None or geometry is None or profile.link_bytes_per_us <= 0:
+        return load_us(state, worker, 1)
+    return geometry.page_bytes / geometry.page_size / profile.link_bytes_per_us
 
 
 def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:

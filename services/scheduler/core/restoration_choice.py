@@ -1,6 +1,6 @@
-"""How a prompt's prefix comes back from below host memory: as KV, from state, or by computing where that is faster.
+"""How a prompt's prefix comes back from below host memory: as KV, from state, in part, or by computing it again.
 
-One cost model weighs all three (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
+One cost model weighs them all (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
 for there, the link to the device, computing and restoring. The time of each is what restoring the run takes, and
 computing the rest of the prompt after it.
 
@@ -8,6 +8,8 @@ computing the rest of the prompt after it.
 * State is restored as it arrives, part by part: the longer of disk and device, and a part of the shorter that nothing
   hides, the last one's restoring or the first one's reading.
 * KV that state goes on behind is followed by that, where this is the fastest way from there.
+* Of a prefix that may be lossy only the important tokens are read, by the step that computes the rest: nothing hides
+  that, and what is computed attends to so many tokens less. What is exact and as fast is preferred to it.
 
 The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
 
@@ -21,20 +23,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from services.scheduler.core.planner import LayerCosts, layer_times, per_us
 from services.scheduler.core.planner.partition import made
-from services.scheduler.core.rates import disk_bytes_per_us, layer_costs, load_us
+from services.scheduler.core.rates import disk_bytes_per_us, layer_costs, loaded_token_us
+from services.scheduler.core.sparse_costs import SparsePrices
 from services.scheduler.core.state import CellState, Storage, Worker
 from services.scheduler.core.state_form import can_restore
 from shared.chunks import chunk_bytes, chunk_tokens
 from shared.ids import DIGEST_BYTES
 from shared.messages.pools import KvGeometry
 
-Form = Literal["kv", "state", "recompute"]
+Form = Literal["kv", "state", "recompute", "sparse"]
 
 KV_FROM_DISK = "kv from disk"
+IMPORTANT_FROM_DISK = "important tokens from disk"
 
 _PARTS = 9
 """Parts of a fetch of which the storage speaks at the most: with each, restoring can go on."""
@@ -58,6 +63,7 @@ class Ways:
     following_end: int
     later: tuple[tuple[int, int], ...] = ()
     following_later: tuple[tuple[int, int], ...] = ()
+    sparse_end: int = 0  # Up to where the prefix may be read in part; 0 is nowhere.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Choice:
     is_trial: bool = False
     end: int = 0
     later: int = 0  # Of the later stretches of state, how many are to be brought as well.
+    overrules_sparse: bool = False  # Reading in part would have won, but for what was seen of such reads.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,7 @@ class Prices:
     restored_us: float
     layout: KvGeometry | None
     ahead_us: float = 0.0
+    sparse: SparsePrices | None = None  # Of a request that allows to read in part.
 
     def computing(self, start: int, end: int) -> float:
         """Computing tokens [start, end) in all layers."""
@@ -140,12 +148,12 @@ class Prices:
 
 
 def choose(prices: Prices, ways: Ways) -> Choice:
-    """The fastest way; of equals the first of KV, state, computing. Pure, O(stretches x layers)."""
+    """The fastest way; of equals the first of KV, state, computing, reading in part. Pure, O(stretches x layers)."""
     return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
 
 
 def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
-    """Every way that there is: KV, state, computing. Pure, O(stretches x layers)."""
+    """Every way that there is: KV, state, computing, reading in part. Pure, O(stretches x layers)."""
     found = []
     if ways.kv_end > ways.covered:
         waited_us, restoring_us = prices.kv(ways)
@@ -159,7 +167,19 @@ def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
         spans = ((ways.begin, ways.state_end), *ways.later)
         found.append(_from_state(prices, ways.tokens, ways.covered, spans))
     found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
+    if ways.sparse_end > ways.covered and prices.sparse is not None:
+        found.append(_in_part(prices, prices.sparse, ways))
     return found
+
+
+def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
+    """The step waits for the disk, for what others read there first, and then computes behind what was chosen."""
+    span = ways.sparse_end - ways.covered
+    queued_us = max(0.0, prices.fetching(0.0, 0) - prices.ahead_us)
+    reading_us = sparse.reading(span)
+    context = ways.covered + ceil(sparse.ratio * span)
+    computing_us = prices.computing(context, context + ways.tokens - ways.sparse_end)
+    return Choice("sparse", queued_us + reading_us + computing_us, reading_us, kind=IMPORTANT_FROM_DISK)
 
 
 def _from_state(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
@@ -219,15 +239,13 @@ def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: floa
     profile = worker.restoration
     if costs is None or profile is None or profile.link_bytes_per_us <= 0:
         return None
-    is_load_known = worker.speed.loads or state.speed.loads
-    kv_bytes = costs.layers * costs.kv_bytes
     observed = per_us(worker.restoring, 0.0)
     return Prices(
         costs=costs,
         disk_bytes_per_us=disk_bytes_per_us(storage),
         queued_bytes=queued_bytes(state, storage),
         link_bytes_per_us=profile.link_bytes_per_us,
-        loaded_us=load_us(state, worker, 1) if is_load_known else kv_bytes / profile.link_bytes_per_us,
+        loaded_us=loaded_token_us(state, worker),
         restored_us=1 / observed if observed > 0 else 0.0,
         layout=layout_for(storage, worker),
         ahead_us=ahead_us,

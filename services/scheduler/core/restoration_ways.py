@@ -1,8 +1,8 @@
 """What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
 
 ``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`). Where
-a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its stead. ``kv``
-and ``state`` take that form wherever it exists.
+a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its stead; a
+prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it exists.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler.core.chunk_run import ChunkNames
-from services.scheduler.core.exploration import find_trial, is_overruling, is_trial_due, left_us
+from services.scheduler.core.exploration import (
+    find_trial,
+    is_overruling,
+    is_sparse_overruled,
+    is_trial_due,
+    left_us,
+)
 from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.restoration_choice import (
+    IMPORTANT_FROM_DISK,
     KV_FROM_DISK,
     Choice,
     Prices,
@@ -23,6 +30,7 @@ from services.scheduler.core.restoration_choice import (
     prices_of,
     state_kind,
 )
+from services.scheduler.core.sparse_costs import sparse_prices
 from services.scheduler.core.state import CellState, Request, Storage, Worker
 from services.scheduler.core.state_runs import STATE_FETCH_CHUNKS, state_end
 from services.scheduler.core.stretches import Stretch, stretches_behind
@@ -69,6 +77,7 @@ def choose_way(
     end_of_state: int,
     later: Sequence[Stretch] = (),
     *,
+    end_of_sparse: int = 0,
     is_next: bool = False,
 ) -> Choice:
     """How the chunks of a prompt that follow ``covered`` tokens come back. Does not mutate; O(chunks).
@@ -76,11 +85,13 @@ def choose_way(
     There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
     and state up to the chunk ``end_of_state``, and in stretches of chunks ``later``. Where neither can be weighed,
     ``restoring_us`` of the choice is 0. Before state that begins with a hole goes KV that may be there.
+    Up to the chunk ``end_of_sparse`` it may be read in part, of which as much is weighed as of a fetch.
     ``is_next``: nothing that waits stands before the request.
     """
     size = names.pages_each * state.tree.page_size
     first = covered // size
     is_planned = state.config.restoring == "planned"
+    end_of_sparse = min(end_of_sparse, first + STATE_FETCH_CHUNKS)
     later = later if end_of_state > first or kv_end == first else ()
     prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
     if is_planned and prices is not None:
@@ -91,7 +102,7 @@ def choose_way(
         if known > first:
             following = usable_state_end(state, request, worker, storage, names, known)
             behind = usable_stretches(state, request, worker, storage, names, known, following)
-        if max(known, end_of_state) > first or later:
+        if max(known, end_of_state, end_of_sparse) > first or later:
             ways = Ways(
                 request.token_count,
                 covered,
@@ -101,10 +112,16 @@ def choose_way(
                 following * size,
                 _in_tokens(later, size),
                 _in_tokens(behind, size),
+                sparse_end=end_of_sparse * size,
             )
+            if request.submit.cache.importance is not None:
+                importance = request.submit.cache.importance
+                prices = replace(prices, sparse=sparse_prices(state, worker, storage, importance))
             choice = _fastest(state, request, storage, prices, ways)
             is_unknown = choice.form == "recompute" and known == first and kv_end > first
             return choice if not is_unknown else Choice("kv", 0.0, kind=KV_FROM_DISK)
+    if is_planned and end_of_sparse > first:
+        return Choice("sparse", 0.0, kind=IMPORTANT_FROM_DISK)
     takes_state = (end_of_state > first or later) and (state.config.restoring == "state" or kv_end == first)
     if not takes_state:
         return Choice("kv", 0.0, kind=KV_FROM_DISK)
@@ -130,6 +147,8 @@ def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: i
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
     """The fastest way, or a trial of another where one is due. Does not mutate."""
     choice = choose(prices, ways)
+    if is_sparse_overruled(prices, ways, choice):
+        choice = replace(choice, overrules_sparse=True)
     if not is_overruling(storage, prices, ways, choice):
         return choice
     trial = None

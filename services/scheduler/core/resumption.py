@@ -21,7 +21,7 @@ def worker_gone(turn: Turn, request: Request) -> None:
     """An admitted request lost its worker and all its pages there."""
     withdraw(turn.state, request)
     drop_run(turn.state, request)
-    request.fetched_kv = None
+    request.fetched_kv = request.sparse = None
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
     request.worker_id = ""

@@ -6,6 +6,7 @@ Dictionaries keep the order of insertion, which is part of the state: it breaks 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from services.scheduler.core.candidates import Candidates
 from services.scheduler.core.eviction import AnyPolicy
@@ -15,7 +16,8 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import PredictionErrors
 from services.scheduler.core.planner.rate import Rate
-from services.scheduler.core.prefix_tree import PrefixTree
+from services.scheduler.core.prefix_tree import PAGE_BYTES, PrefixTree
+from services.scheduler.core.sparse_state import ChunkShares, SparseChoice, SparseSpan
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
 from services.scheduler.core.transient import TransientTree
@@ -29,7 +31,8 @@ class Request(msgspec.Struct):
     """One request from acceptance to its end. Page fields mean something only while it is admitted.
 
     ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
-    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens.
+    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
+    as far as that can be said of what stands on a ``sparse`` prefix.
     """
 
     submit: SubmitRequest
@@ -79,6 +82,9 @@ class Request(msgspec.Struct):
     fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
     no_kv_from: int = -1  # Asked for its KV, the object store had none from this token on; -1 is not known.
     no_state_from: int = -1  # The same of its state.
+    sparse_choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
+    sparse: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
+    is_sparse_refused: bool = False  # Such a prefix could not be read: it does without from then on.
 
     @property
     def request_id(self) -> str:
@@ -97,6 +103,15 @@ class Request(msgspec.Struct):
     def max_tokens_total(self) -> int:
         """Tokens of prompt and answer at the most."""
         return self.submit.prompt_tokens + self.submit.sampling.max_tokens
+
+    @property
+    def own_pages(self) -> bytes:
+        """Pages of its worker that no tree node owns, packed. Copies."""
+        behind = self.pages[self.shared * PAGE_BYTES :]
+        if self.sparse is None:
+            return behind
+        table = np.frombuffer(behind, dtype="<i4")
+        return table[table >= 0].tobytes() + self.sparse.pages
 
 
 class Chunk(msgspec.Struct):
@@ -219,6 +234,11 @@ class Storage(msgspec.Struct):
     blank_kv: int = 0  # Requests in a row for which the object store was asked for KV, or not any more, for nothing.
     blank_state: int = 0  # The same of state.
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
+    keeps_sparse: bool = False  # Its disk keeps chunks of KV a second time, so that they can be read in part.
+    sparse_chunks: dict[bytes, None] = {}  # Those that it holds in that form, as far as it said.
+    sparse_pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
+    sparse_overruled: int = 0  # Decisions against such reads for which only that pace spoke.
+    shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.
 
 
 class Transfer(msgspec.Struct):
@@ -280,6 +300,7 @@ class Fetch(msgspec.Struct):
     is_late: bool = False  # Its deadline passed.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
+    is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
 
 
 class Pin(msgspec.Struct):

@@ -161,7 +161,7 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
-    storage = storage_of(state, worker) if is_wanted else None
+    storage = storage_of(state, worker) if is_wanted and request.sparse is None else None
     if storage is None or storage.state_handle is None or not storage.disk_bytes or not may_save(storage):
         return None
     if not can_restore(worker, storage.state_handle.geometry) or not is_worth_keeping(state, storage):

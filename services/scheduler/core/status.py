@@ -51,6 +51,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
         chunks=sum(len(storage.chunks) for storage in state.storages.values()),
         state_chunks=sum(len(storage.state_chunks) for storage in state.storages.values()),
+        sparse_chunks=sum(len(storage.sparse_chunks) for storage in state.storages.values()),
         fetches=len(state.fetches) + len(state.state_fetches),
         deferred=sum(len(worker.deferred) for worker in state.workers.values()),
         in_queue_nodes=in_queue,

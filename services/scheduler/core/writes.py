@@ -29,6 +29,8 @@ def sequence_computed(turn: Turn, worker: Worker, request: Request, tokens: byte
     """
     state = turn.state
     config = state.config
+    if request.sparse is not None:
+        return  # What it computed is lossy, and what it stood on is being kept already.
     if config.host_writes == "on_evict" and config.disk_writes in ("on_evict", "off"):
         return
     storage = storage_of(state, worker)

@@ -150,10 +150,14 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         return self.fit.make_ahead()
 
     def _cost(self, node: Node) -> float:
-        """Of having to restore a token of the node, relative to computing one at the top. No unit."""
+        """Of having to restore a token of the node, relative to computing one at the top. No unit.
+
+        Where requests read the node's tokens in part, it counts as much as they were important (IMPRESS 4.4.2).
+        """
         cost = 1.0
         if self.cost_depth_tokens > 0:
             cost += (node.depth + size_of(node) / 2) / self.cost_depth_tokens
+        cost *= node.importance
         return cost * self.host_cost if node.host else cost
 
     def _record(self, node_id: int) -> Record | None:

@@ -57,11 +57,20 @@ def node_split(state: CellState, upper: Node, lower: Node) -> None:
     _raise(state, lower, known + 1 + lower.hits, clock, level + 1)
 
 
+def prefix_read(state: CellState, digest: int, level: int) -> None:
+    """A prefix was used that no node stands for; the node that may come to do so is remembered by ``digest``."""
+    _touch_digest(state, digest, level)
+
+
 def _touch(state: CellState, node: Node, level: int) -> None:
+    _touch_digest(state, node.digest, level)
+
+
+def _touch_digest(state: CellState, digest: int, level: int) -> None:
     """One more use, which is remembered unless the filter can neither forget nor grow."""
-    if state.hotness.touch(node.digest, level):
+    if state.hotness.touch(digest, level):
         return
-    if not make_room(state) or not state.hotness.touch(node.digest, level):
+    if not make_room(state) or not state.hotness.touch(digest, level):
         count(state, "hotness_overflows")
 
 

@@ -25,6 +25,7 @@ def make_cell():
         has_remote=False,
         state_pages=0,
         costs=None,
+        keeps_sparse=False,
         **config,
     ):
         cell = CellModel(
@@ -38,6 +39,7 @@ def make_cell():
                 disk_chunks=disk_chunks,
                 has_remote=has_remote,
                 state_pages=state_pages,
+                keeps_sparse=keeps_sparse,
             )
         for number in range(workers):
             cell.add_worker(f"worker-{number}", pages=pages)

@@ -98,3 +98,23 @@ def test_state_is_kept_once_it_is_on_its_way(state, storage):
 
     assert [is_state_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]
     assert has_lower_tiers(storage)
+
+
+def test_copies_that_can_be_read_in_part_are_known_apart(state, storage):
+    """They stand beside the chunk of KV, under its name, and are as many at the most."""
+    storage.keeps_sparse = True
+    chunks_added(state, storage, names(1, 2))
+    chunks_added(state, storage, names(1, 3, 4, 5), "sparse")
+    chunks_gone(state, storage, names(4), "sparse")
+
+    assert (list(storage.chunks), list(storage.sparse_chunks)) == ([names(1), names(2)], [names(3), names(5)])
+    assert state.counters["catalogue_overflow_chunks"] == 1
+    assert has_lower_tiers(storage)
+
+
+def test_a_storage_that_keeps_no_such_copies_is_not_believed(state, storage):
+    """It did not say so when it joined."""
+    chunks_added(state, storage, names(1), "sparse")
+
+    assert storage.sparse_chunks == {}
+    assert not has_lower_tiers(storage)

@@ -8,7 +8,8 @@ from msgspec import structs
 
 from services.scheduler.core.planner import LayerCosts, layer_times
 from services.scheduler.core.planner.partition import made
-from services.scheduler.core.restoration_choice import Prices, Ways, choose, pipelined_us, state_kind
+from services.scheduler.core.restoration_choice import Prices, Ways, choose, pipelined_us, state_kind, ways_back
+from services.scheduler.core.sparse_costs import SparsePrices
 from shared.messages.pools import KvGeometry
 
 CHUNK = 64
@@ -170,6 +171,77 @@ def test_no_other_way_would_have_been_faster(seed):
     best = choose(held, way)
 
     assert best.total_us <= min(_every_way(held, way)) * (1 + 1e-9) + _parts_us(held, way)
+
+
+def in_part(ratio=0.25, *, token=1.0, calls=0.0, pace=1.0):
+    """What reading in part costs: so many microseconds a token of the prefix."""
+    return SparsePrices(ratio=ratio, calls_us=calls, token_us=token, pace=pace)
+
+
+def test_reading_in_part_is_on_the_critical_path():
+    """Its time is the queue at the disk, the calls, the bytes, and computing behind what was chosen."""
+    held = replace(prices(disk=100.0, queued=1e5, pair=0.01), sparse=in_part(0.25, token=2.0, calls=300.0, pace=0.5))
+    way = replace(ways(chunks=10, tail=7), sparse_end=10 * CHUNK)
+
+    choice = choose(held, way)
+
+    reading_us = (300.0 + 640 * 2.0) / 0.5
+    assert (choice.form, choice.kind) == ("sparse", "important tokens from disk")
+    assert choice.restoring_us == pytest.approx(reading_us)
+    assert choice.total_us == pytest.approx(1e5 / 100 + reading_us + held.computing(160, 167))
+
+
+def test_what_the_device_does_for_others_hides_the_queue_and_not_the_reads():
+    """The disk is done with others by then; the step waits for its own reads all the same."""
+    held = replace(prices(disk=100.0, queued=1e5), sparse=in_part(), ahead_us=1e9)
+    way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
+
+    assert choose(held, way).total_us == pytest.approx(640 + LAYERS * 50.0)
+
+
+def test_of_equals_what_is_exact_wins():
+    """A lossy answer that comes no sooner is worth nothing."""
+    held = replace(prices(), sparse=in_part(1.0, token=LAYERS * 50.0))
+    way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
+
+    assert choose(held, way).form == "recompute"
+    assert choose(replace(held, sparse=in_part(1.0, token=LAYERS * 49.9)), way).form == "sparse"
+
+
+def test_a_request_that_must_be_exact_has_no_such_way():
+    """Whatever the disk could do."""
+    way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
+
+    assert [choice.form for choice in ways_back(prices(), way)] == ["recompute"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_reading_in_part_wins_where_nothing_else_is_faster(seed):
+    """Against every other way, its own time added up anew."""
+    chance = random.Random(seed)
+    held = prices(
+        layout(chance.randint(0, 3), chance.randint(1, 5)),
+        disk=10 ** chance.uniform(0, 4),
+        queued=chance.choice([0.0, 1e5, 1e7]),
+        link=10 ** chance.uniform(1, 4),
+        token=10 ** chance.uniform(0.5, 3),
+        pair=chance.choice([0.0, 0.01]),
+        hidden=1.0,
+    )
+    ratio, token, pace = chance.choice([0.05, 0.25, 1.0]), 10 ** chance.uniform(0, 3), chance.choice([0.3, 1.0])
+    held = replace(held, sparse=in_part(ratio, token=token, calls=8e3, pace=pace), ahead_us=chance.choice([0.0, 1e5]))
+    covered, span = chance.choice([0, 32]), chance.randint(1, 8) * CHUNK
+    way = replace(ways(chunks=8, kv=chance.randint(0, 8), state=chance.randint(0, 8)), covered=covered)
+    others = [choice.total_us for choice in ways_back(held, way)]
+
+    best = choose(held, replace(way, sparse_end=span))
+
+    queue_us = max(0.0, held.queued_bytes / held.disk_bytes_per_us - held.ahead_us)
+    reading_us = (8e3 + (span - covered) * token) / pace
+    loaded = covered + -int(-ratio * (span - covered) // 1)
+    in_all_us = queue_us + reading_us + held.computing(loaded, loaded + way.tokens - span)
+    assert best.total_us == pytest.approx(min(*others, in_all_us))
+    assert (best.form == "sparse") == (in_all_us < min(others))
 
 
 def with_holes(state, later, *, chunks=12, covered=0, tail=1):

@@ -2,6 +2,7 @@
 
 from services.scheduler.core import new_state, status
 from tests.unit.scheduler.core.fetching import prompt
+from tests.unit.scheduler.core.reading_in_part import put_in_parts, sparse_cell
 from tests.unit.scheduler.core.saving_state import saving_cell, worker_runs
 
 
@@ -51,3 +52,13 @@ def test_state_is_counted_for_itself(make_cell):
     found = status(cell.state, "me")
 
     assert (found.chunks, found.state_chunks, found.chunks_in_all, found.saves) == (0, 2, 2, 0)
+
+
+def test_chunks_that_can_be_read_in_part_are_counted_twice(make_cell):
+    """They are chunks of KV, of which there is a second copy."""
+    cell = sparse_cell(make_cell)
+    put_in_parts(cell, prompt(3))
+
+    found = status(cell.state, "me")
+
+    assert (found.chunks, found.sparse_chunks, found.chunks_in_all) == (3, 3, 3)

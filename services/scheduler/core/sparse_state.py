@@ -1,0 +1,44 @@
+"""Sparse prefixes: which part of a request's prompt is to be read in part only, or was. Plain data of a snapshot."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SparseChoice(msgspec.Struct, frozen=True):
+    """A waiting request's tokens from ``depth`` on are to be read in part, as far as ``chunks`` go (16 bytes each)."""
+
+    storage_id: str
+    depth: int  # Where the first chunk begins.
+    chunks: bytes
+
+
+class SparseSpan(msgspec.Struct):
+    """Tokens [start, end) of an admitted request, of which each layer reads what is important (IMPRESS 4.1).
+
+    ``chunks`` (16 bytes each) hold them, the first of which begins ``depth`` tokens below the root. ``pages`` (packed)
+    are leased to the request beside its page table, for what is read.
+    """
+
+    storage_id: str
+    start: int
+    end: int
+    depth: int
+    chunks: bytes
+    pages: bytes = b""
+    expected_us: float = 0.0  # What reading should take at the disk's rate,
+    predicted_us: float = 0.0  # and by what was seen of such reads.
+
+
+class ChunkShare(msgspec.Struct, array_like=True, gc=False):
+    """Of one chunk: the share of its tokens that was chosen, as a moving average, and how often it was read."""
+
+    average: float
+    reads: int = 1
+
+
+class ChunkShares(msgspec.Struct):
+    """By name of the chunk, the one read longest ago first. ``total`` is the sum of all averages."""
+
+    by_name: dict[bytes, ChunkShare] = {}
+    total: float = 0.0

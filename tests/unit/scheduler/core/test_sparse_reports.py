@@ -1,0 +1,109 @@
+"""What workers say of sparse prefixes, sensible or not."""
+
+import pytest
+from msgspec import structs
+
+from services.scheduler.core import decode_state, encode_state
+from shared.messages.worker_events import BatchDone, SparseLoaded
+from tests.unit.scheduler.core.fetching import prompt
+from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell, storage_of
+
+
+@pytest.fixture
+def cell(make_cell):
+    """A cell with a lossy request whose first chunk is under way."""
+    found = sparse_cell(make_cell)
+    put_in_parts(found, prompt(4))
+    found.submit(prompt(4), importance=QUARTER, max_tokens=20, ignore_eos=True)
+    return found
+
+
+def answer(cell, **changes):
+    """The worker's answer to the batch, with other words about the sparse prefix."""
+    worker = cell.workers["worker-0"]
+    worker.step()
+    done = worker.outbox.popleft()
+    assert isinstance(done, BatchDone)
+    (loaded,) = done.sparse_loaded
+    cell.feed(structs.replace(done, sparse_loaded=(structs.replace(loaded, **changes),)))
+
+
+def test_what_was_read_is_counted(cell):
+    """Tokens of the prefix, and bytes of the disk."""
+    answer(cell, disk_bytes=777)
+
+    assert cell.state.counters["sparse_tokens_read"] == 256
+    assert cell.state.counters["sparse_disk_bytes"] == 777
+    assert len(storage_of(cell).shares.by_name) == 4
+
+
+def test_shares_of_other_chunks_are_not_believed(cell):
+    """A byte for each chunk, no more and no less."""
+    answer(cell, shares=b"\x01\x02")
+
+    assert cell.state.counters["malformed_inputs"] == 1
+    assert not storage_of(cell).shares.by_name
+
+
+@pytest.mark.parametrize("changes", [{"attempt": 7}, {"request_id": "stranger"}])
+def test_what_is_said_of_another_attempt_is_nothing_new(cell, changes):
+    """It left while the step was under way."""
+    answer(cell, **changes)
+
+    assert "malformed_inputs" not in cell.state.counters
+    assert not storage_of(cell).shares.by_name
+
+
+def test_times_that_cannot_be_teach_nothing(cell):
+    """Nor do bytes below zero."""
+    answer(cell, read_us=-5, disk_bytes=-5)
+
+    assert storage_of(cell).sparse_pace.observations == 0
+    assert cell.state.counters["sparse_disk_bytes"] == 0
+
+
+def test_an_exact_request_cannot_be_reported_sparse(cell):
+    """A worker that mixes requests up is not believed."""
+    exact = cell.submit(prompt(1, kind=9), max_tokens=20, ignore_eos=True)
+    said = SparseLoaded(request_id=exact, attempt=1, shares=b"\x01" * 4, disk_bytes=1, read_us=1)
+    worker = cell.workers["worker-0"]
+    worker.step()
+    done = worker.outbox.popleft()
+
+    cell.feed(structs.replace(done, sparse_loaded=(said,)))
+
+    assert cell.state.counters["malformed_inputs"] == 1
+    cell.drain()
+    cell.check_answers()
+
+
+@pytest.mark.parametrize("importance", [QUARTER, None])
+def test_steps_behind_a_sparse_prefix_say_nothing_of_computing(make_cell, importance):
+    """They wait for the disk and attend to less than the depth of their tokens says; so does each later chunk."""
+    cell = sparse_cell(
+        make_cell, max_batch_tokens=20, batches_ahead=1, restoring="planned" if importance else "recompute"
+    )
+    put_in_parts(cell, prompt(4))
+    cell.submit(prompt(4, tail=50), importance=importance, max_tokens=1)
+    worker = cell.workers["worker-0"]
+
+    for _ in range(2):
+        worker.step()
+        done = worker.outbox.popleft()
+        cell.feed(structs.replace(done, compute_us=5000, computed_tokens=20))
+
+    assert cell.state.workers["worker-0"].speed.reports == (0 if importance else 2)
+    cell.drain()
+
+
+def test_a_snapshot_carries_all_of_it(cell):
+    """The sparse prefix of a running request, its pages, and what was learned."""
+    answer(cell, disk_bytes=777)
+
+    data = encode_state(cell.state)
+    cell.state = decode_state(data)
+
+    assert encode_state(cell.state) == data
+    cell.drain()
+    cell.check_answers()
+    assert cell.state.workers["worker-0"].pool.leased == 0
