@@ -12,9 +12,10 @@ from typing import TypeVar
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
-from services.gateway.openai_schema.sampling import REFUSED_FIELDS, CacheOptions, SamplingFields
+from services.gateway.openai_schema.sampling import IMPORTANCE_FIELDS, REFUSED_FIELDS, CacheOptions, SamplingFields
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
-from shared.messages.requests import CacheHints, SamplingParams
+from shared.importance import METRICS
+from shared.messages.requests import CacheHints, Importance, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions.
 
@@ -40,6 +41,25 @@ def check_common(fields: SamplingFields) -> None:
             raise unsupported(name)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    if fields.cache is not None:
+        check_cache(fields.cache)
+
+
+def check_cache(cache: CacheOptions) -> None:
+    """Fields of ``cache`` that contradict one another are refused: which of them was meant is the caller's to say."""
+    if cache.fidelity != "importance":
+        for name in IMPORTANCE_FIELDS:
+            if getattr(cache, name) is not None:
+                raise InvalidRequest(f"cache.{name} needs cache.fidelity to be 'importance'", param=f"cache.{name}")
+        return
+    if not cache.read:
+        raise InvalidRequest(
+            "fidelity importance loads cached prefixes, so cache.read must be true", param="cache.read"
+        )
+    if cache.metric is not None and cache.metric not in METRICS:
+        raise InvalidRequest(
+            f"there is no metric {cache.metric[:32]!r}; known are {', '.join(METRICS)}", param="cache.metric"
+        )
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -185,10 +205,13 @@ def sampling_params(
     )
 
 
-def cache_hints(fields: SamplingFields, params: SamplingParams) -> CacheHints:
-    """The ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed."""
+def cache_hints(fields: SamplingFields, params: SamplingParams, importance: Importance | None = None) -> CacheHints:
+    """The ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed.
+
+    ``importance`` is what ``fidelity`` made of the rest of it.
+    """
     given = fields.cache or CacheOptions()
-    return CacheHints(read=given.read and params.prompt_logprobs is None, write=given.write)
+    return CacheHints(read=given.read and params.prompt_logprobs is None, write=given.write, importance=importance)
 
 
 def check_logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:

@@ -55,6 +55,7 @@ class Assembly:
         self.finish: FinishReason | None = None
         self.error = ""
         self.usage: Usage | None = None  # Of the first item: where the caller's prompt was found.
+        self.lossy: dict[int, Usage] = {}  # By attempt, of those that loaded a part of their prefix only.
         self.timing: Timing | None = None
         self._texts: list[str] = []
         self._taken_tokens = 0
@@ -138,6 +139,7 @@ class Assembly:
             return Placement.GAP
         if end == self.next_index and item.finish is not None:
             # A resumed attempt samples at least one token. That one is known already, but the end is news.
+            self._note_usage(item)
             self._end(item)
             return Placement.ACCEPTED
         return Placement.REPEATED
@@ -157,11 +159,17 @@ class Assembly:
         self._logprobs.extend(item.logprobs)
         if item.prompt_logprobs is not None and item.index == 0:
             self._prompt_logprobs = item.prompt_logprobs
-        # A resumed attempt reports its own reuse; the caller's prompt was found where the first attempt says.
-        self.usage = self.usage or item.usage
+        self._note_usage(item)
         self.timing = self.timing or item.timing
         if item.finish is not None:
             self._end(item)
+
+    def _note_usage(self, item: TokenItem) -> None:
+        # A resumed attempt reports its own reuse; the caller's prompt was found where the first attempt says.
+        self.usage = self.usage or item.usage
+        # Whether tokens are lossy is each attempt's own, though, and the caller is told if any attempt's are.
+        if item.usage is not None and item.usage.importance is not None:
+            self.lossy[item.attempt] = item.usage
 
     def _end(self, item: TokenItem) -> None:
         self.finish, self._stop_match, self.error = item.finish, item.stop_match, item.error

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from pathlib import Path
 
 from services.gateway import metrics
 from services.gateway.app import build_app
+from services.gateway.boundary import tenant_id
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
+from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server, raise_file_limit
+from services.gateway.importance_gate import check_default, read_importance_gate
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.shell import GatewayShell
@@ -25,7 +29,40 @@ from shared.metrics import serve as serve_metrics
 _log = logs.get_logger("gateway")
 
 
-def compose(config: GatewayConfig, bus: Bus, facts: ModelFacts, tokenizer: Tokenizer, incarnation: str) -> Gateway:
+def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
+    """What this deployment of the model with this fingerprint allows.
+
+    Raises ConfigError for a gate that cannot be read, is of another model, or does not allow a default.
+    """
+    gate = None
+    if config.importance == "gated":
+        gate = read_importance_gate(
+            Path(config.importance_gate).expanduser(),
+            model=model,
+            probe_heads=config.importance_probe_heads,
+            alpha=config.importance_alpha,
+        )
+        if config.importance_ratio:
+            check_default(gate, config.importance_ratio, setting="--importance-ratio")
+        for place, ratio in enumerate(config.ratio_by_key.values(), 1):
+            if ratio:
+                check_default(gate, ratio, setting=f"--importance-key-ratios: entry {place}")
+    return FidelityRules(
+        mode=config.importance,
+        gate=gate,
+        default_ratio=config.importance_ratio,
+        ratio_by_tenant={tenant_id(key.encode()): ratio for key, ratio in config.ratio_by_key.items()},
+    )
+
+
+def compose(
+    config: GatewayConfig,
+    bus: Bus,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    incarnation: str,
+    fidelity: FidelityRules,
+) -> Gateway:
     """The parts of one gateway.
 
     Its id on the bus carries the incarnation: notices are numbered per id, and requests of an earlier life must be
@@ -42,6 +79,7 @@ def compose(config: GatewayConfig, bus: Bus, facts: ModelFacts, tokenizer: Token
         dispatcher=dispatcher,
         slots=Slots(config.max_inflight, metrics.IN_FLIGHT.set),
         cell=CellView(facts.fingerprint),
+        fidelity=fidelity,
     )
 
 
@@ -58,12 +96,13 @@ async def run(config: GatewayConfig, life: Lifecycle) -> None:
             max_context_tokens=config.max_context_tokens,
             cache_dir=config.cache_dir,
         )
+        fidelity = await asyncio.to_thread(fidelity_rules, config, facts.fingerprint)
         tokenizer = await asyncio.to_thread(Tokenizer, config.model_dir, threads=config.threads)
         bus = await connect(config.nats, f"gateway {config.id}")
         try:
-            gateway = compose(config, bus, facts, tokenizer, incarnation)
-            serve_metrics(config.metrics_port)
-            _log.info("gateway_composed", model=facts.name, fingerprint=facts.fingerprint)
+            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity)
+            serve_metrics(config.metrics_port, config.metrics_host)
+            _log.info("gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance)
             await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway)), sock, life)
         finally:
             await bus.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shared.config import NATS_URL
 from shared.ids import is_valid_name
+from shared.importance import LEAST_RATIO, PROBE_HEADS
 
 MIN_ADMIN_KEY = 16
+
+ImportanceMode = Literal["off", "gated", "on"]
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,25 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: Annotated[
         str, Meta(description="key that opens /v1/cache, the cache's administration; empty leaves it closed")
     ] = ""
+    importance: Annotated[
+        ImportanceMode,
+        Meta(description="whether requests may load prefixes in part, which is lossy; gated: as far as a gate says"),
+    ] = "off"
+    importance_gate: Annotated[
+        str, Meta(description="quality gate of this model, made by thermocline eval; required by gated")
+    ] = ""
+    importance_ratio: Annotated[
+        float, Meta(description="share of a prefix that is loaded where a request says nothing; 0 is exact", ge=0, le=1)
+    ] = 0.0
+    importance_key_ratios: Annotated[
+        tuple[str, ...], Meta(description="KEY=RATIO: the same for single API keys, separated by commas")
+    ] = ()
+    importance_probe_heads: Annotated[
+        int, Meta(description="as the workers have it: a gate must have been measured with so many", ge=1)
+    ] = PROBE_HEADS
+    importance_alpha: Annotated[
+        float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
+    ] = 0.6
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
@@ -44,6 +66,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(description="threads that tokenise long prompts", ge=1, le=64)] = 2
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
+    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
@@ -55,6 +78,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.admin_key and is_weak:
             # The message must not hold the key: it goes to a terminal or a log.
             raise ValueError(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
+        faults = self._importance_faults()
+        if faults:
+            raise ValueError("; ".join(faults))
 
     @property
     def model_dir(self) -> Path:
@@ -64,3 +90,42 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def cache_dir(self) -> Path | None:
         """Where digests of weight files are kept."""
         return Path(self.data_dir) if self.data_dir else None
+
+    @property
+    def ratio_by_key(self) -> dict[str, float]:
+        """Default ratios of single API keys, checked at construction."""
+        pairs = (entry.rpartition("=") for entry in self.importance_key_ratios)
+        return {key: float(ratio) for key, _, ratio in pairs}
+
+    def _importance_faults(self) -> list[str]:
+        faults = []
+        if (self.importance == "gated") != bool(self.importance_gate):
+            faults.append("--importance gated and --importance-gate FILE need each other")
+        if self.importance == "off" and (self.importance_ratio or self.importance_key_ratios):
+            faults.append("--importance-ratio and --importance-key-ratios need --importance gated (or on)")
+        if not _is_ratio(self.importance_ratio):
+            faults.append(f"--importance-ratio must be 0 or at least {LEAST_RATIO}")
+        keys = []
+        for place, entry in enumerate(self.importance_key_ratios, 1):
+            # Messages say which entry, since they must not hold a key: they go to a terminal or a log.
+            key, _, ratio = entry.rpartition("=")
+            keys.append(key)
+            if key not in self.api_keys:
+                faults.append(f"--importance-key-ratios: entry {place} is no KEY=RATIO of one of --api-keys")
+            elif not _is_ratio(_number(ratio)):
+                faults.append(f"--importance-key-ratios: the ratio of entry {place} must be 0, or {LEAST_RATIO} to 1")
+        if len(set(keys)) < len(keys):
+            faults.append("--importance-key-ratios names a key twice")
+        return faults
+
+
+def _is_ratio(ratio: float) -> bool:
+    return ratio == 0 or LEAST_RATIO <= ratio <= 1
+
+
+def _number(text: str) -> float:
+    """``text`` as a number; one that is no ratio where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

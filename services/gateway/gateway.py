@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
+from services.gateway.fidelity import FidelityRules
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ class Gateway:
     dispatcher: Dispatcher
     slots: Slots
     cell: CellView
+    fidelity: FidelityRules
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.assembly import Placement
+from services.gateway.assembly import Assembly, Placement
 from services.gateway.pending import Generation
 from shared.messages.tokens import Usage
 from shared.metrics import counter, gauge, histogram
@@ -19,6 +19,13 @@ INTER_TOKEN_LATENCY = histogram("inter_token_latency_seconds", "Between two mess
 E2E_LATENCY = histogram("e2e_request_latency_seconds", "From submission to the end of a choice")
 PROMPT_TOKENS = counter("prompt_tokens", "Prompt tokens of choices that got an answer")
 CACHED_TOKENS = counter("prompt_tokens_cached", "Prompt tokens found in a cache", ("tier",))
+IMPORTANCE_CHOICES = counter(
+    "importance_choices", "Choices that allowed loading by importance, by whether it was done", ("outcome",)
+)
+IMPORTANCE_PREFIX_TOKENS = counter("importance_prefix_tokens", "Tokens of prefixes of which a part was loaded")
+IMPORTANCE_LOADED_TOKENS = counter("importance_loaded_tokens", "Those of them that were loaded in each layer")
+IMPORTANCE_LAYERS = counter("importance_layers", "Layers loaded by importance, by what probe heads did", ("probes",))
+IMPORTANCE_DISK_BYTES = counter("importance_disk_bytes", "Bytes read from disks to load by importance")
 GENERATION_TOKENS = counter("generation_tokens", "Output tokens")
 REQUEST_PROMPT_TOKENS = histogram("request_prompt_tokens", "Prompt tokens of a choice", buckets=_TOKEN_COUNTS)
 REQUEST_GENERATION_TOKENS = histogram("request_generation_tokens", "Output tokens of a choice", buckets=_TOKEN_COUNTS)
@@ -47,7 +54,22 @@ def observe_end(generation: Generation, now_s: float) -> None:
             CACHED_TOKENS.labels("remote").inc(usage.remote_tokens)
             CACHED_TOKENS.labels("neighbour").inc(usage.neighbour_tokens)
             CACHED_TOKENS.labels("hidden").inc(usage.hidden_tokens)
+            CACHED_TOKENS.labels("sparse").inc(usage.sparse_tokens)
+            if choice.request.cache.importance is not None:
+                IMPORTANCE_CHOICES.labels("lossy" if assembly.lossy else "exact").inc()
+        _observe_importance(assembly)
         if choice.failure is not None:
             REQUEST_FAILURE.labels(choice.failure.code).inc()
         else:
             REQUEST_SUCCESS.labels(assembly.finish or "unknown").inc()
+
+
+def _observe_importance(assembly: Assembly) -> None:
+    for usage in assembly.lossy.values():
+        loaded = usage.importance
+        if loaded is not None:
+            IMPORTANCE_PREFIX_TOKENS.inc(usage.sparse_tokens)
+            IMPORTANCE_LOADED_TOKENS.inc(loaded.loaded_tokens)
+            IMPORTANCE_LAYERS.labels("agreed").inc(loaded.layers - loaded.layers_fallen_back)
+            IMPORTANCE_LAYERS.labels("disagreed").inc(loaded.layers_fallen_back)
+            IMPORTANCE_DISK_BYTES.inc(loaded.disk_bytes)

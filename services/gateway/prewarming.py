@@ -14,7 +14,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.cache import PrewarmedPrompt
 from services.gateway.openai_schema.completions import CompletionRequest
 from services.gateway.openai_schema.errors import error_detail
-from services.gateway.openai_schema.sampling import MAX_PRIORITY
+from services.gateway.openai_schema.sampling import MAX_PRIORITY, CacheOptions
 from services.gateway.pending import Generation
 from services.gateway.serving import make_generation
 from services.gateway.ticket import Ticket
@@ -70,7 +70,13 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
 
 def _generation(gateway: Gateway, prompt: Warming) -> Generation:
     fields = CompletionRequest(
-        prompt=list(prompt.tokens), max_tokens=1, temperature=0.0, priority=-MAX_PRIORITY, cache_salt=prompt.cache_salt
+        prompt=list(prompt.tokens),
+        max_tokens=1,
+        temperature=0.0,
+        priority=-MAX_PRIORITY,
+        cache_salt=prompt.cache_salt,
+        # Nothing lossy is ever cached, so a deployment whose default is lossy would warm nothing.
+        cache=CacheOptions(fidelity="exact"),
     )
     params = sampling_params(fields, gateway.facts, max_tokens=1, logprobs=None, prompt_logprobs=None)
     return make_generation(

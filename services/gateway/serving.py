@@ -12,7 +12,7 @@ from services.gateway.admission import cache_hints, derive_seed
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway
-from services.gateway.openai_schema.sampling import SamplingFields
+from services.gateway.openai_schema.sampling import CacheOptions, SamplingFields
 from services.gateway.pending import Choice, Generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import AnswerView
@@ -32,12 +32,17 @@ def make_generation(
     seed: int,
     prompts: Sequence[tuple[Sequence[int], SamplingParams]],
 ) -> Generation:
-    """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first."""
+    """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
+
+    Raises InvalidRequest for a fidelity that this deployment does not allow.
+    """
     count = fields.n or 1
     namespace = namespace_digest(gateway.facts.fingerprint, salt=fields.cache_salt or "")
     choices = []
     for prompt, (tokens, params) in enumerate(prompts):
         packed = pack_int32(tokens)
+        is_scored = params.prompt_logprobs is not None
+        importance = gateway.fidelity.importance(fields.cache or CacheOptions(), is_scored=is_scored, tenant=tenant)
         for number in range(count):
             position = prompt * count + number
             request = SubmitRequest(
@@ -49,7 +54,7 @@ def make_generation(
                 tenant=tenant,
                 priority=fields.priority or 0,
                 deadline_ms=fields.deadline_ms or 0,
-                cache=cache_hints(fields, params),
+                cache=cache_hints(fields, params, importance),
                 key_id=key_digest(fields.cache_salt or ""),
                 received_ns=received_ns,
             )

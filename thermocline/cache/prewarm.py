@@ -25,6 +25,8 @@ BASE_URL = "http://127.0.0.1:8000"
 AT_ONCE, MOST_AT_ONCE = 4, 64
 TRIES = 5
 LONGEST_PAUSE_S = 30.0
+TIERS = tuple(source for source in SOURCES if source != "sparse")
+"""Where a prompt can have been: prewarming is exact, so none of it was loaded in part."""
 REQUEST_S = 600.0
 
 
@@ -84,7 +86,7 @@ async def warm_all(http: httpx.AsyncClient, prompts: Sequence[Prompt], at_once: 
 def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
     """A row a prompt, then the sums, then what failed."""
     good = [prompt for prompt in warmed if not prompt.error]
-    heads = ("line", "tokens", *SOURCES, "computed")
+    heads = ("line", "tokens", *TIERS, "computed")
     rows = [(str(prompt.line), *_figures([prompt])) for prompt in good]
     lines = table(heads, [*rows, ("all", *_figures(good))])
     failures = [prompt for prompt in warmed if prompt.error]
@@ -94,17 +96,19 @@ def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
 
 def _figures(warmed: Sequence[Warmed]) -> list[str]:
     tokens = sum(prompt.prompt_tokens for prompt in warmed)
-    tiers = [sum(prompt.tiers.get(source, 0) for prompt in warmed) for source in SOURCES]
+    tiers = [sum(prompt.tiers.get(tier, 0) for prompt in warmed) for tier in TIERS]
     return [f"{count:,}" for count in (tokens, *tiers, tokens - sum(tiers))]
 
 
 async def _warm(http: httpx.AsyncClient, prompt: Prompt) -> Warmed:
-    body: dict[str, Any] = {**prompt.body, "max_tokens": 1, "temperature": 0, "priority": -MAX_PRIORITY}
+    # Nothing lossy is cached, so a deployment whose default is lossy would warm nothing.
+    exact = {"fidelity": "exact"}
+    body: dict[str, Any] = {**prompt.body, "max_tokens": 1, "temperature": 0, "priority": -MAX_PRIORITY, "cache": exact}
     for attempt in range(TRIES):
         try:
             usage = (await gateway_client.post(http, prompt.path, body))["usage"]
             details = usage["prompt_tokens_details"]
-            tiers = {source: details.get(f"{source}_tokens", 0) for source in SOURCES}
+            tiers = {tier: details.get(f"{tier}_tokens", 0) for tier in TIERS}
             return Warmed(
                 line=prompt.line,
                 prompt_tokens=usage["prompt_tokens"],

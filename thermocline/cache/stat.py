@@ -16,7 +16,7 @@ from thermocline.cache.tables import size, table
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour", "state_", "restor",
+    "deferred", "neighbour", "state_", "restor", "sparse", "warming",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 
@@ -50,6 +50,8 @@ def stat_lines(stats: CacheStats) -> list[str]:
         f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks of KV and "
         f"{stats.state_chunks:,} of state on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"
     )
+    if stats.sparse_chunks:
+        lines.append(f"{stats.sparse_chunks:,} of these chunks of KV can be read in part")
     lines += ["", *lower_tier_lines(stats), "", "hits, tokens"]
     lines += [f"  {tier:<12} {tokens:>16,}" for tier, tokens in stats.hit_tokens.items()]
     shown = {name: value for name, value in stats.counters.items() if any(part in name for part in SHOWN)}

@@ -18,8 +18,11 @@ class RequestError(Exception):
         self.code = code
 
 
-SOURCES = ("device", "neighbour", "host", "hidden", "disk", "remote")
-"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from state below host memory."""
+SOURCES = ("device", "neighbour", "host", "hidden", "sparse", "disk", "remote")
+"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from state below host memory.
+
+Of what was ``sparse`` on the disk only a part was loaded, and the answer is lossy.
+"""
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Answer:
     remote_tokens: int = 0
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
+    sparse_tokens: int = 0
+    importance: dict[str, Any] | None = None  # The API's ``usage.importance``; None for an exact answer.
     timing_ms: dict[str, float | None] = field(default_factory=dict)
 
     @property
@@ -69,6 +74,7 @@ def _apply(answer: Answer, event: dict[str, Any]) -> bool:
         answer.cached_tokens = details.get("cached_tokens", 0)
         for source in SOURCES:
             setattr(answer, f"{source}_tokens", details.get(f"{source}_tokens", 0))
+        answer.importance = usage.get("importance")
     if timing := event.get("timing"):
         answer.timing_ms = timing
     return has_tokens

@@ -63,6 +63,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "disk_kv_bytes": config.disk_kv_bytes,
         "disk_read_bytes_per_s": config.disk_read_bytes_per_s,
         "remote": config.remote,
+        "sparse": config.sparse,
     }
     worker: Settings = {
         **common,
@@ -74,7 +75,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "threads": cell.threads,
         "dtype": cell.dtype,
         "device": config.device,
-        "profile": str(Path(config.profile).expanduser().resolve()) if config.profile else "",
+        "profile": _absolute(config.profile),
         "stop_timeout_ms": grace_ms,
     }
     gateway: Settings = {
@@ -84,6 +85,9 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "model": cell.model,
         "host": cell.host,
         "port": cell.port,
+        "importance": config.importance,
+        "importance_gate": _absolute(config.importance_gate),
+        "importance_ratio": config.importance_ratio,
         "grace_ms": grace_ms,
     }
     worker_ids = [f"worker-{number}" for number in range(config.workers)]
@@ -93,6 +97,11 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         *(_service(cell, environment, "worker", {**worker, "id": worker_id}) for worker_id in worker_ids),
         _service(cell, environment, "gateway", gateway),
     )
+
+
+def _absolute(path: str) -> str:
+    """A path that means the same file wherever it is read; "" for none."""
+    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Settings) -> ChildSpec:

@@ -41,6 +41,16 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     restoring: Annotated[
         str | None, Meta(description="how prefixes come back from disk: planned, or always by kv, state or recompute")
     ] = None
+    importance: Annotated[
+        str | None, Meta(description="whether requests may load prefixes in part, which is lossy: off, gated or on")
+    ] = None
+    importance_gate: Annotated[str, Meta(description="quality gate made by thermocline eval, for gated")] = ""
+    importance_ratio: Annotated[
+        float | None, Meta(description="share of a prefix that is loaded where a request says nothing; 0 is exact")
+    ] = None
+    sparse: Annotated[
+        bool | None, Meta(description="keep KV on disk a second time in a form that can be read in part")
+    ] = None
     profile: Annotated[
         str, Meta(description="measurements by thermocline doctor --profile; empty is where it puts them")
     ] = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -17,6 +18,7 @@ from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from thermocline.supervisor import nats_server, readiness
 from thermocline.supervisor.cell import Cell
 from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
 from thermocline.supervisor.log_tail import readable, refusal_reason, tail
 from thermocline.supervisor.nats_config import nats_config_text
@@ -142,6 +144,9 @@ class Up:
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
         print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
         print(f"Broker: {','.join(cell.nats_urls)}")
+        notice = importance_notice(service_children(cell), os.environ)
+        if notice:
+            print(notice)
         print(f"Try: curl {cell.base_url}/v1/chat/completions {headers} -d '{body}'")
         sys.stdout.flush()
         self._is_ready = True

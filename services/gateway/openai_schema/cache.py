@@ -118,6 +118,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned_pages: int
     chunks: int  # Of KV on the disks, as far as the scheduler knows.
     state_chunks: int  # The same of state from which KV is restored.
+    sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
     pools: list[PoolReport]
     hit_tokens: dict[str, int]  # By tier.
     counters: dict[str, int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from shared.importance import LEAST_RATIO
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -30,6 +32,8 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+Ratio = Annotated[float, Meta(ge=LEAST_RATIO, le=1)]
+KeptTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +44,23 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension ``cache``: whether this request may use cached prefixes and leave its own."""
+    """Extension ``cache``: whether this request may use cached prefixes and leave its own, and how exactly.
+
+    Without ``fidelity`` the deployment's default holds. Fields after it belong to fidelity ``importance``
+    (``shared.messages.requests.Importance``).
+    """
 
     read: bool = True
     write: bool = True
+    fidelity: Literal["exact", "importance"] | None = None
+    ratio: Ratio | None = None
+    metric: str | None = None  # Checked in ``admission``, whose refusal names those that exist.
+    first_tokens: KeptTokens | None = None
+    recent_tokens: KeptTokens | None = None
+
+
+IMPORTANCE_FIELDS = ("ratio", "metric", "first_tokens", "recent_tokens")
+"""Fields of ``cache`` that mean something under fidelity ``importance`` alone."""
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):

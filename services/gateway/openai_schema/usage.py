@@ -10,7 +10,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
     ``neighbour_tokens`` were copied from another device of the node, ``hidden_tokens`` restored from hidden states or a
-    mix of them, KV and recomputation.
+    mix of them, KV and recomputation. Of ``sparse_tokens`` only the important ones were loaded.
     """
 
     cached_tokens: int
@@ -20,15 +20,36 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     remote_tokens: int = 0
     neighbour_tokens: int = 0
     hidden_tokens: int = 0
+    sparse_tokens: int = 0
+
+
+class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded of sparse prefixes: sums over all choices, since each of them chose and read by itself.
+
+    ``loaded_tokens`` of ``prefix_tokens`` were loaded in each layer. In ``layers_fallen_back`` of ``layers`` the probe
+    heads disagreed and all keys were read.
+    """
+
+    ratio: float
+    metric: str
+    loaded_tokens: int
+    prefix_tokens: int
+    layers: int
+    layers_fallen_back: int
+    disk_bytes: int
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the request; a prompt counts once, however many choices it has."""
+    """Tokens of the request; a prompt counts once, however many choices it has.
+
+    ``importance`` is null where every token of every choice is exact.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    importance: ImportanceReport | None = None
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):

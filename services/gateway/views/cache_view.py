@@ -52,6 +52,7 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
         pinned_pages=status.pinned_pages,
         chunks=status.chunks,
         state_chunks=status.state_chunks,
+        sparse_chunks=status.sparse_chunks,
         pools=[
             PoolReport(
                 owner=pool.owner,

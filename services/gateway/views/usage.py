@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from services.gateway.openai_schema.usage import PromptTokensDetails, TimingReport, UsageReport
+from services.gateway.openai_schema.usage import ImportanceReport, PromptTokensDetails, TimingReport, UsageReport
 from services.gateway.pending import Generation
 from services.gateway.views.answer import first_choices
 from shared.messages.tokens import Timing, Usage
 
-_TIERS = ("device_tokens", "host_tokens", "disk_tokens", "remote_tokens", "neighbour_tokens", "hidden_tokens")
+_TIERS = (
+    "device_tokens",
+    "host_tokens",
+    "disk_tokens",
+    "remote_tokens",
+    "neighbour_tokens",
+    "hidden_tokens",
+    "sparse_tokens",
+)
 
 
 def usage_report(generation: Generation, *, count_output: bool = True) -> UsageReport:
@@ -22,6 +30,30 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
         completion_tokens=output,
         total_tokens=prompt_tokens + output,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(found.values()), **found),
+        importance=importance_report(generation),
+    )
+
+
+def importance_report(generation: Generation) -> ImportanceReport | None:
+    """What was loaded lossily so far, by any attempt of any choice; None where everything is exact."""
+    lossy = [
+        (usage, usage.importance)
+        for choice in generation.choices
+        for usage in choice.assembly.lossy.values()
+        if usage.importance is not None
+    ]
+    if not lossy:
+        return None
+    # All choices of a request allow the same.
+    _, first = lossy[0]
+    return ImportanceReport(
+        ratio=first.ratio,
+        metric=first.metric,
+        loaded_tokens=sum(loaded.loaded_tokens for _, loaded in lossy),
+        prefix_tokens=sum(usage.sparse_tokens for usage, _ in lossy),
+        layers=sum(loaded.layers for _, loaded in lossy),
+        layers_fallen_back=sum(loaded.layers_fallen_back for _, loaded in lossy),
+        disk_bytes=sum(loaded.disk_bytes for _, loaded in lossy),
     )
 
 

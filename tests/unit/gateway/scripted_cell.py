@@ -48,6 +48,7 @@ class ScriptedCell:
         self.resumed: list[ResumeRequest] = []
         self.steps: dict[str, list[Step]] = {}
         self.finishes: dict[str, tuple[FinishReason, str | int | None]] = {}
+        self.usage: Usage | None = None  # What every worker reports instead of ``usage_and_timing``.
         self.pace_s = 0.0
         self.notice_number = 0
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +98,7 @@ class ScriptedCell:
         """Send one item with these tokens."""
         k = request.sampling.logprobs
         usage, timing = usage_and_timing(request) if index == 0 else (None, None)
+        usage = self.usage if usage is not None and self.usage is not None else usage
         prompt_logprobs = None
         if index == 0 and request.sampling.prompt_logprobs is not None:
             prompt_logprobs = (

@@ -12,7 +12,8 @@ from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
 from shared.errors import ContextTooLong, InvalidRequest, NotFound, ThermoclineError
-from shared.messages.requests import CacheHints
+from shared.importance import METRICS
+from shared.messages.requests import CacheHints, Importance
 
 FACTS = ModelFacts(name="m", fingerprint="00", vocab_size=100, max_context=64)
 
@@ -55,6 +56,14 @@ def test_logprobs_of_the_prompt_read_no_cache() -> None:
     assert admission.cache_hints(request, scored) == CacheHints(read=False, write=False)
     assert admission.cache_hints(request, params(request)) == CacheHints(read=True, write=False)
     assert admission.cache_hints(completion(), params(completion())) == CacheHints()
+
+
+def test_importance_is_passed_on() -> None:
+    """Beside what the caller says of reading and writing."""
+    request = completion(cache={"write": False})
+    hints = admission.cache_hints(request, params(request), Importance(ratio=0.5))
+
+    assert hints == CacheHints(write=False, importance=Importance(ratio=0.5))
 
 
 def test_top_k_of_the_whole_vocabulary_is_off() -> None:
@@ -101,6 +110,13 @@ def test_parameters_outside_the_model_are_refused(request_: CompletionRequest, p
         (completion(stream_options={"include_usage": True}), "stream_options"),
         (completion(use_beam_search=True), "use_beam_search"),
         (completion(guided_json={}), "guided_json"),
+        (completion(cache={"ratio": 0.5}), "cache.ratio"),
+        (completion(cache={"fidelity": "exact", "ratio": 0.5}), "cache.ratio"),
+        (completion(cache={"metric": "h2o"}), "cache.metric"),
+        (completion(cache={"first_tokens": 0}), "cache.first_tokens"),
+        (completion(cache={"recent_tokens": 4}), "cache.recent_tokens"),
+        (completion(cache={"fidelity": "importance", "read": False}), "cache.read"),
+        (completion(cache={"fidelity": "importance", "metric": "l2"}), "cache.metric"),
         (completion(response_format={"type": "json_object"}), "response_format"),
     ],
 )
@@ -129,6 +145,24 @@ def test_chat_refuses_what_is_not_served(request_: ChatRequest, param: str) -> N
         admission.check_chat(request_)
 
     assert refusal.value.param == param
+
+
+def test_an_unknown_metric_is_answered_with_the_known_ones() -> None:
+    """So that a caller need not look for them; what was sent comes back cut short."""
+    with pytest.raises(InvalidRequest) as refusal:
+        admission.check_chat(chat(cache={"fidelity": "importance", "metric": "x" * 10_000}))
+
+    assert all(name in refusal.value.message for name in METRICS)
+    assert len(refusal.value.message) < 200
+
+
+def test_consistent_cache_options_pass() -> None:
+    """All of them, for both endpoints."""
+    for name in METRICS:
+        whole = {"fidelity": "importance", "ratio": 0.25, "metric": name, "first_tokens": 4, "recent_tokens": 8}
+        admission.check_chat(chat(cache=whole))
+        admission.check_completion(completion(cache={**whole, "write": False}))
+    admission.check_completion(completion(cache={"fidelity": "exact", "read": False}))
 
 
 def test_harmless_values_of_unserved_parameters_pass() -> None:

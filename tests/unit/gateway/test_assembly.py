@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.assembly import MAX_HELD_ITEMS, Assembly, Placement
-from shared.messages.tokens import TokenItem, TokenLogprob, Usage
+from shared.messages.tokens import ImportanceUsage, TokenItem, TokenLogprob, Usage
 
 ANSWER = 12
 """Output tokens of the true answer: token 100 + i with text <i>, and the end with the last."""
@@ -24,6 +25,11 @@ def item(start: int, end: int, attempt: int = 1) -> TokenItem:
         finish="length" if end == ANSWER else None,
         usage=Usage(device_tokens=attempt) if start == 0 else None,
     )
+
+
+LOADED = ImportanceUsage(
+    ratio=0.25, metric="last_pooled", loaded_tokens=4, layers=6, layers_fallen_back=1, disk_bytes=100
+)
 
 
 WHOLE = "".join(f"<{i}>" for i in range(ANSWER))
@@ -191,3 +197,33 @@ def test_any_order_of_single_tokens_gives_the_true_answer(order: list[int]) -> N
 
     assert assembly.take().text == WHOLE
     assert assembly.is_finished
+
+
+def test_an_attempt_that_goes_on_behind_a_sparse_prefix_is_told() -> None:
+    """Its tokens are lossy, although the first attempt's were not and usage stays that of the first."""
+    assembly = Assembly()
+    lossy = Usage(sparse_tokens=16, importance=LOADED)
+    assembly.accept(item(0, 3))
+    assembly.accept(msgspec.structs.replace(item(3, 5, attempt=2), usage=lossy))
+
+    assert assembly.usage == Usage(device_tokens=1)
+    assert assembly.lossy == {2: lossy}
+
+
+def test_the_last_word_of_a_lossy_attempt_counts_once() -> None:
+    """Usage comes with the first and the last item; they are not two loads."""
+    assembly = Assembly()
+    first, last = (Usage(sparse_tokens=16, importance=msgspec.structs.replace(LOADED, layers=n)) for n in (5, 6))
+    assembly.accept(msgspec.structs.replace(item(0, 3), usage=first))
+    assembly.accept(msgspec.structs.replace(item(3, ANSWER), usage=last))
+
+    assert assembly.lossy == {1: last}
+
+
+def test_what_is_dropped_makes_no_answer_lossy() -> None:
+    """A fenced attempt adds no token, so what it loaded does not matter."""
+    assembly = Assembly()
+    assembly.fence(2)
+    assembly.accept(msgspec.structs.replace(item(0, 3), usage=Usage(sparse_tokens=16, importance=LOADED)))
+
+    assert assembly.lossy == {}

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.gateway.__main__ import main
+from services.gateway.bootstrap import fidelity_rules, run
+from services.gateway.boundary import tenant_id
 from services.gateway.config import GatewayConfig
+from services.gateway.fidelity import FidelityRules
 from services.gateway.model_facts import SamplingDefaults, read_model_facts, sampling_defaults
-from shared.config import from_command_line
+from shared.config import from_command_line, load
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
-from shared.lifecycle import EXIT_REFUSED
+from shared.lifecycle import EXIT_REFUSED, Lifecycle
 from shared.model_files import fingerprint, load_config
-from tests.unit.gateway.running_gateway import MODEL_DIR
+from tests.unit.gateway.quality_gates import gate_file, gate_of
+from tests.unit.gateway.running_gateway import FACTS, MODEL_DIR
 
 
 def test_flags_of_the_house_are_understood() -> None:
@@ -76,3 +81,74 @@ def test_sampling_defaults_come_from_the_generation_config() -> None:
     given = {"temperature": 0.6, "top_k": 20.0, "top_p": None, "do_sample": True, "min_p": "x"}
 
     assert sampling_defaults(given) == SamplingDefaults(temperature=0.6, top_k=20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"importance": "sometimes"}, "Invalid enum value 'sometimes'"),
+        ({"importance": "gated"}, "--importance gated and --importance-gate FILE need each other"),
+        ({"importance": "on", "importance_gate": "g.json"}, "need each other"),
+        ({"importance_gate": "g.json"}, "need each other"),
+        ({"importance_ratio": 0.5}, "need --importance gated"),
+        ({"importance": "on", "importance_ratio": 0.001}, "--importance-ratio must be 0 or at least 0.01"),
+        ({"importance": "on", "importance_ratio": 1.5}, "<= 1.0"),
+        ({"importance_key_ratios": "secret-a=0.5"}, "need --importance gated"),
+        ({"importance": "on", "importance_key_ratios": "secret-a"}, "entry 1 is no KEY=RATIO"),
+        ({"importance": "on", "importance_key_ratios": "secret-a=0.5,secret-z=0.5"}, "entry 2 is no KEY=RATIO"),
+        ({"importance": "on", "importance_key_ratios": "secret-a=2"}, "the ratio of entry 1 must be 0, or 0.01 to 1"),
+        ({"importance": "on", "importance_key_ratios": "secret-a=much"}, "the ratio of entry 1"),
+        ({"importance": "on", "importance_key_ratios": "secret-a=nan"}, "the ratio of entry 1"),
+        ({"importance": "on", "importance_key_ratios": "secret-a=0.5,secret-a=0.1"}, "names a key twice"),
+    ],
+)
+def test_faults_of_importance_are_told_without_telling_a_key(settings: dict[str, object], fault: str) -> None:
+    """Each at the start, by the setting's name; keys would end up in logs."""
+    with pytest.raises(ConfigError) as refusal:
+        load(GatewayConfig, "gateway", flags={"model": "m", "api_keys": "secret-a,secret-b", **settings})
+
+    assert fault in refusal.value.message
+    assert "secret" not in refusal.value.message
+
+
+def test_ratios_of_keys_may_have_the_sign_of_equality_in_the_key() -> None:
+    """Keys are often base64."""
+    flags = {"model": "m", "importance": "on", "api_keys": "a==,b", "importance_key_ratios": "a===0.5,b=0"}
+
+    assert load(GatewayConfig, "gateway", flags=flags).ratio_by_key == {"a==": 0.5, "b": 0.0}
+
+
+def gated(gate: str, **settings: object) -> GatewayConfig:
+    return msgspec.convert({"model": "m", "importance": "gated", "importance_gate": gate, **settings}, GatewayConfig)
+
+
+def test_rules_follow_the_settings(tmp_path: Path) -> None:
+    """Keys as tenants, since the key itself is known at the boundary alone."""
+    rules = fidelity_rules(
+        gated(gate_file(tmp_path), importance_ratio=0.5, api_keys=["k"], importance_key_ratios=["k=0.25"]),
+        FACTS.fingerprint,
+    )
+
+    assert (rules.mode, rules.default_ratio, rules.ratio_by_tenant) == ("gated", 0.5, {tenant_id(b"k"): 0.25})
+    assert rules.gate is not None
+    assert rules.gate.measured == gate_of()
+    assert fidelity_rules(msgspec.convert({"model": "m"}, GatewayConfig), FACTS.fingerprint) == FidelityRules()
+
+
+def test_a_default_beyond_the_gate_is_refused_at_the_start(tmp_path: Path) -> None:
+    """The deployment's or a key's: it would refuse callers who asked for nothing. 0 is exact and always passes."""
+    gate = gate_file(tmp_path)
+    with pytest.raises(ConfigError, match=r"--importance-ratio: .* no ratio below 0\.25"):
+        fidelity_rules(gated(gate, importance_ratio=0.1), FACTS.fingerprint)
+    with pytest.raises(ConfigError, match=r"--importance-key-ratios: entry 2: .* no ratio below 0\.25"):
+        fidelity_rules(
+            gated(gate, api_keys=["secret", "b"], importance_key_ratios=["secret=0", "b=0.2"]), FACTS.fingerprint
+        )
+
+
+async def test_a_gate_of_another_model_stops_the_gateway(tmp_path: Path) -> None:
+    """At its start, before it looks for a broker: there is none."""
+    gate = gate_file(tmp_path, model="another")
+
+    with pytest.raises(ConfigError, match="the quality gate is of model another, not of"):
+        await run(gated(gate, model=str(MODEL_DIR), port=0, nats=["nats://127.0.0.1:1"]), Lifecycle())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from services.gateway.assembly import Delta
+from services.gateway.openai_schema.usage import ImportanceReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.views.answer import Head, Wanted
 from services.gateway.views.chat_view import ChatView
@@ -13,7 +15,7 @@ from services.gateway.views.logprobs import LEAST_LOGPROB, chat_logprobs, comple
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
-from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
+from shared.messages.tokens import ImportanceUsage, Timing, TokenItem, TokenLogprob, Usage
 from tests.unit.gateway.running_gateway import tokenizer
 
 TEXTS = tokenizer().texts
@@ -63,17 +65,82 @@ def test_a_prompt_counts_once_however_many_choices() -> None:
 
 
 def test_every_tier_counts_as_cached() -> None:
-    """Tokens from disk, object store, a neighbour's device and state are told apart and are all cached ones."""
+    """Those from disk, object store, a neighbour's device, state and in part are told apart and are all cached ones."""
     made = generation(prompts=1, n=1)
-    usage = Usage(device_tokens=1, host_tokens=2, disk_tokens=3, remote_tokens=4, neighbour_tokens=5, hidden_tokens=6)
+    usage = Usage(
+        device_tokens=1, host_tokens=2, disk_tokens=3, remote_tokens=4, neighbour_tokens=5, hidden_tokens=6,
+        sparse_tokens=7,
+    )  # fmt: skip
     item = TokenItem(request_id=made.choices[0].request_id, attempt=1, index=0, tokens=(HELLO,), usage=usage)
     made.choices[0].accept("w", item, 1.0)
 
     details = usage_report(made).prompt_tokens_details
 
     assert (details.disk_tokens, details.remote_tokens, details.neighbour_tokens) == (3, 4, 5)
-    assert details.hidden_tokens == 6
-    assert details.cached_tokens == 21
+    assert (details.hidden_tokens, details.sparse_tokens) == (6, 7)
+    assert details.cached_tokens == 28
+
+
+def feed_lossy(choice: Choice, loaded: int) -> None:
+    importance = ImportanceUsage(
+        ratio=0.25, metric="last_pooled", loaded_tokens=loaded, layers=6, layers_fallen_back=1, disk_bytes=1000
+    )
+    usage = Usage(device_tokens=1, sparse_tokens=4 * loaded, importance=importance)
+    item = TokenItem(
+        request_id=choice.request_id, attempt=1, index=0, tokens=(HELLO,), text=" the", finish="length", usage=usage
+    )
+    choice.accept("w", item, 1.0)
+
+
+def test_an_exact_answer_has_no_importance() -> None:
+    """Null, not zeros: nothing was lossy."""
+    made = generation()
+    feed(made.choices[0], tokens=1, device=4, host=0)
+
+    assert usage_report(made).importance is None
+
+
+def test_what_was_loaded_is_summed_over_choices() -> None:
+    """Each choice chose and read by itself, the exact ones nothing; cached tokens stay those of the first choice."""
+    made = generation(n=3)
+    feed_lossy(made.choices[0], loaded=1)
+    feed(made.choices[1], tokens=1, device=5, host=0)
+    feed_lossy(made.choices[2], loaded=2)
+    report = usage_report(made)
+
+    assert report.importance == ImportanceReport(
+        ratio=0.25,
+        metric="last_pooled",
+        loaded_tokens=3,
+        prefix_tokens=12,
+        layers=12,
+        layers_fallen_back=2,
+        disk_bytes=2000,
+    )
+    assert (report.prompt_tokens_details.sparse_tokens, report.prompt_tokens_details.cached_tokens) == (4, 5)
+
+
+def test_a_lossy_choice_behind_an_exact_one_is_told() -> None:
+    """Its prompt was found elsewhere in the meantime, or not any more; the answer as a whole is not exact."""
+    made = generation(n=2)
+    feed(made.choices[0], tokens=1, device=5, host=0)
+    feed_lossy(made.choices[1], loaded=2)
+    report = usage_report(made)
+
+    assert report.prompt_tokens_details.sparse_tokens == 0
+    assert report.importance is not None
+    assert report.importance.prefix_tokens == 8
+
+
+@pytest.mark.parametrize("view_of", [ChatView, CompletionView])
+def test_importance_is_in_whole_answers_and_in_the_usage_chunk(view_of: type[ChatView] | type[CompletionView]) -> None:
+    """Both endpoints, streaming or not."""
+    made = generation()
+    feed_lossy(made.choices[0], loaded=2)
+    view = view_of(made, HEAD, Wanted(usage_chunk=True), TEXTS, lambda: 0)
+    usages = [msgspec.json.decode(body)["usage"] for body in (*view.closing(), view.whole())]
+
+    assert [usage["importance"]["loaded_tokens"] for usage in usages] == [2, 2]
 
 
 def test_usage_is_zero_before_the_first_token() -> None:

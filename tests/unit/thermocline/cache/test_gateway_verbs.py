@@ -44,6 +44,8 @@ async def test_every_prompt_is_sent_once_behind_all_others() -> None:
     assert warmed[0].tiers == {"device": 4, "neighbour": 0, "host": 2, "hidden": 0, "disk": 0, "remote": 0}
     assert sorted(str(body["prompt"]) for body in bodies) == [str([n] * 8) for n in (1, 3, 4)]
     assert {(body["max_tokens"], body["priority"], body["temperature"]) for body in bodies} == {(1, -1000, 0)}
+    # What a lossy default loads in part is not cached.
+    assert all(body["cache"] == {"fidelity": "exact"} for body in bodies)
 
 
 async def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

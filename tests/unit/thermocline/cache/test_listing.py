@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from services.gateway.cache_calls import Flushed
 from services.gateway.openai_schema.cache import CacheNode, Pin
 from services.gateway.views.cache_view import node_view, stats_view
@@ -84,6 +86,14 @@ def test_statistics_fit_the_terminal_and_name_every_tier() -> None:
     assert "12,345" in text
     assert "saves_done" in text
     assert "batches" not in text
+
+
+def test_chunks_that_can_be_read_in_part_are_told_where_there_are_any() -> None:
+    """They are chunks of KV, kept a second time."""
+    status = msgspec.structs.replace(STATUS, sparse_chunks=4)
+
+    assert "4 of these chunks of KV can be read in part" in stat_lines(stats_view(status, {}))
+    assert not any("in part" in line for line in stat_lines(stats_view(STATUS, {})))
 
 
 def test_a_cell_without_lower_tiers_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from thermocline.doctor.__main__ import main
 from thermocline.doctor.disk_speed import measure_disk
+from thermocline.doctor.measuring import run_measurement
 from thermocline.doctor.profile import geometry_of
 
 QUICK = ["--profile-tokens", "64", "--page-sizes", "16", "--rounds", "1"]
@@ -34,8 +36,19 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert profile.disk is None
 
 
-def test_a_model_is_measured_beside_the_movers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_measured_beside_the_movers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its figures are shown, with what a planner makes of them, and a second model's do not take their place."""
+    movers: list[str] = []
+
+    def measure_movers_once(module: str, flags: Sequence[str], said: Callable[[str], None]) -> str:
+        """Of interest here are the models, and a process that measures takes seconds only to start."""
+        if not movers:
+            movers.append(run_measurement(module, flags, said))
+        return movers[0]
+
+    monkeypatch.setattr("thermocline.doctor.profile.run_measurement", measure_movers_once)
     path = tmp_path / "profile.json"
     codes, shown = [], []
     for family in ("opt", "llama"):

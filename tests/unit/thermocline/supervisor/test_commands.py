@@ -96,6 +96,22 @@ def test_restoration_is_told_to_whoever_it_concerns(tmp_path: Path) -> None:
     assert names.isdisjoint({"state-form", "restoring", "state-bytes", "disk-read-bytes-per-s", "profile"})
 
 
+def test_importance_is_told_to_whoever_it_concerns(tmp_path: Path) -> None:
+    """The gateway decides who may have it, the storage keeps what it reads; a gate is found from anywhere."""
+    config = SupervisorConfig(
+        importance="gated", importance_gate=f"{tmp_path}/here/../gate.json", importance_ratio=0.0, sparse=True
+    )
+
+    _, storage, _, gateway = map(flags_of, service_children(make_cell(config), {}))
+    unset = service_children(make_cell(SupervisorConfig()), {})
+
+    assert storage["sparse"] == "true"
+    assert (gateway["importance"], gateway["importance-ratio"]) == ("gated", "0.0")
+    assert gateway["importance-gate"] == str(tmp_path / "gate.json")
+    names = {name for child in unset for name in flags_of(child)}
+    assert names.isdisjoint({"importance", "importance-gate", "importance-ratio", "sparse"})
+
+
 def test_a_settings_file_reaches_every_service() -> None:
     """Each service reads its own section."""
     cell = make_cell(SupervisorConfig(), config_file=Path("/etc/cell.toml"))
@@ -128,6 +144,10 @@ def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
         state_bytes=2**20,
         restoring="kv",
         profile="/p.json",
+        importance="gated",
+        importance_gate="/g.json",
+        importance_ratio=0.5,
+        sparse=True,
     )
     child = next(
         child for child in service_children(make_cell(config, dtype="float32"), {}) if child.name.startswith(service)

@@ -1,0 +1,49 @@
+"""When an operator hears that loading by importance comes to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.thermocline.supervisor.test_commands import make_cell
+from thermocline.supervisor.commands import service_children
+from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.importance import importance_notice
+
+
+def notice(config: SupervisorConfig, file: Path | None = None, **environ: str) -> str:
+    return importance_notice(service_children(make_cell(config, config_file=file), {}), environ)
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        (SupervisorConfig(importance="on", disk_dir=("/d",)), "add --sparse true"),
+        (SupervisorConfig(importance="on", disk_dir=("/d",), sparse=False), "add --sparse true"),
+        (SupervisorConfig(importance="on", sparse=True), "add --disk-dir DIR and --sparse true"),
+        (SupervisorConfig(importance="gated", importance_gate="/g.json"), "importance is gated"),
+    ],
+)
+def test_importance_without_anything_to_read_is_told(config: SupervisorConfig, missing: str) -> None:
+    """In one line that names what is missing."""
+    line = notice(config)
+
+    assert missing in line
+    assert "\n" not in line
+
+
+def test_there_is_nothing_to_tell_otherwise() -> None:
+    """Importance is off, or the form is kept."""
+    assert notice(SupervisorConfig()) == ""
+    assert notice(SupervisorConfig(sparse=True, disk_dir=("/d",))) == ""
+    assert notice(SupervisorConfig(importance="on", sparse=True, disk_dir=("/d",))) == ""
+
+
+def test_what_services_are_told_elsewhere_counts(tmp_path: Path) -> None:
+    """Sections of a settings file and the environment, as the processes read them."""
+    file = tmp_path / "cell.toml"
+    file.write_text('[gateway]\nimportance = "on"\n[storage]\ndisk_dir = ["/d"]\n')
+
+    assert "add --sparse true" in notice(SupervisorConfig(), file)
+    assert notice(SupervisorConfig(), file, THERMOCLINE_SPARSE="true") == ""
