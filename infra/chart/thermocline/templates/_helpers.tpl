@@ -1,0 +1,177 @@
+{{- define "thermocline.fullname" -}}
+{{- default .Release.Name .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "thermocline.selector" -}}
+app.kubernetes.io/name: thermocline
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+thermocline/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "thermocline.labels" -}}
+{{ include "thermocline.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{- define "thermocline.image" -}}
+{{ .root.Values.image.registry }}/thermocline-{{ .process }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}{{ .suffix }}
+{{- end -}}
+
+{{/* What every pod says: no token of the API server, no root, no privilege. */}}
+{{- define "thermocline.pod" -}}
+serviceAccountName: {{ include "thermocline.fullname" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "thermocline.container" -}}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{/* The password comes first, because a variable may only refer to earlier ones. */}}
+{{- define "thermocline.brokerEnv" -}}
+- name: NATS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.broker.secretName }}
+      key: {{ .Values.broker.secretKey }}
+- name: THERMOCLINE_NATS
+  value: {{ include "thermocline.brokerUrls" . | quote }}
+{{- end -}}
+
+{{- define "thermocline.brokerUrls" -}}
+{{- $urls := list -}}
+{{- range .Values.broker.servers -}}
+{{- $urls = append $urls (printf "%s://%s:$(NATS_PASSWORD)@%s" $.Values.broker.scheme $.Values.broker.user .) -}}
+{{- end -}}
+{{- join "," $urls -}}
+{{- end -}}
+
+{{- define "thermocline.modelMount" -}}
+{{- if .Values.model.volume }}
+- name: models
+  mountPath: {{ .Values.model.mountPath }}
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "thermocline.modelVolume" -}}
+{{- with .Values.model.volume }}
+- name: models
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What a process may write to, and its settings. */}}
+{{- define "thermocline.commonMounts" -}}
+- name: settings
+  mountPath: /etc/thermocline
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- end -}}
+
+{{- define "thermocline.commonVolumes" -}}
+- name: settings
+  configMap:
+    name: {{ include "thermocline.fullname" . }}
+- name: tmp
+  emptyDir: {}
+- name: cache
+  emptyDir: {}
+{{- end -}}
+
+{{/* A process without an API serves /metrics and nothing else. */}}
+{{- define "thermocline.metricsProbes" -}}
+startupProbe:
+  httpGet: {path: /metrics, port: {{ int . }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {path: /metrics, port: {{ int . }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{/* Memory is limited to what is requested: a cache that is killed for its neighbours' sake serves nobody. */}}
+{{- define "thermocline.resources" -}}
+requests:
+  cpu: {{ .cpuRequest | quote }}
+  memory: {{ int .memoryMib }}Mi
+limits:
+  memory: {{ int .memoryMib }}Mi
+  {{- with .cpuLimit }}
+  cpu: {{ . | quote }}
+  {{- end }}
+{{- end -}}
+
+{{/* Spread over machines, then over zones, as far as there are any. */}}
+{{- define "thermocline.spread" -}}
+topologySpreadConstraints:
+  {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ $key }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "thermocline.selector" $ | nindent 8 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "thermocline.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A pool with its defaults filled in, as JSON. */}}
+{{- define "thermocline.pool" -}}
+{{- $pool := mergeOverwrite (deepCopy .root.Values.poolDefaults) .pool -}}
+{{- if and (eq $pool.device "cuda") (ne (int $pool.workers) 1) -}}
+{{- fail (printf "pool %s: a pod with CUDA has one worker, because the handles of its memory name a GPU by number" $pool.name) -}}
+{{- end -}}
+{{- if and (eq $pool.device "cuda") (eq $pool.gpu.sharing "claim") (semverCompare "<1.34.0-0" (default .root.Capabilities.KubeVersion.Version .root.Values.kubeVersion)) -}}
+{{- fail (printf "pool %s: claiming a GPU for a pod needs Kubernetes 1.34; set gpu.sharing to visible on machines with one GPU" $pool.name) -}}
+{{- end -}}
+{{- if and $pool.disk.enabled (gt (int $pool.disk.kvGib) (int $pool.disk.claimGib)) -}}
+{{- fail (printf "pool %s: disk.kvGib is more than disk.claimGib holds" $pool.name) -}}
+{{- end -}}
+{{- toJson $pool -}}
+{{- end -}}
+
+{{/* Pods of the servers that this chart installs. */}}
+{{- define "thermocline.natsSelector" -}}
+app.kubernetes.io/name: nats
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}

@@ -1,0 +1,69 @@
+"""Values under which the chart is looked at: what it is by default, and what it can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVERYTHING: dict[str, Any] = {
+    "image": {"tag": "1.2.3", "pullSecrets": ["registry"]},
+    "model": {
+        "path": "/models/qwen",
+        "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+        "servedName": "qwen",
+    },
+    "broker": {"servers": ["nats-0.nats:4222", "nats-1.nats:4222"], "scheme": "tls"},
+    "nats": {"enabled": False},
+    "settings": {
+        "common": {"log_level": "warning"},
+        "gateway": {"max_inflight": 2048},
+        "scheduler": {"reserve_fraction": 0.1, "host_writes": "selective", "stream_replicas": 3},
+        "storage": {"disk_direct": False},
+        "worker": {"verify_host": "sampled", "verify_host_share": 0.5},
+    },
+    "gateway": {
+        "apiKeys": {"secretName": "api"},
+        "adminKey": {"secretName": "api"},
+        "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+        "resources": {"cpuLimit": "4"},
+        "autoscaling": {"enabled": True},
+        "nodeSelector": {"example.com/kind": "front"},
+        "tolerations": [{"key": "front", "operator": "Exists"}],
+    },
+    "scheduler": {
+        "tolerations": [{"key": "front", "operator": "Exists"}],
+        "nodeSelector": {"example.com/kind": "front"},
+    },
+    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/kv"}},
+    "networkPolicy": {
+        "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "poolEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}],
+    },
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "pools": [
+        {"name": "cpu", "workers": 3, "disk": {"enabled": False}, "autoscaling": {"kind": "hpa"}},
+        {
+            "name": "h100",
+            "device": "cuda",
+            "deviceKvMib": 40960,
+            "hostKvMib": 65536,
+            "storageMemoryMib": 3072,
+            "remote": "s3://bucket/kv",
+            "remoteSecretName": "s3",
+            "encryption": {"secretName": "kv-keys"},
+            "disk": {"storageClassName": "local-nvme", "kvGib": 500, "claimGib": 600},
+            "gpu": {"runtimeClassName": "nvidia"},
+            "autoscaling": {"kind": "keda"},
+            "nodeSelector": {"nvidia.com/gpu.product": "H100"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        },
+        {"name": "single", "device": "cuda", "gpu": {"sharing": "visible"}},
+    ],
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "closed-to-nobody": {"networkPolicy": {"enabled": False}},
+    "no-pools": {"pools": []},
+}

