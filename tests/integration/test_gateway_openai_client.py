@@ -8,6 +8,8 @@ import openai
 import pytest
 
 from shared.messages.base import unpack_int32
+from shared.messages.requests import Importance
+from shared.messages.tokens import ImportanceUsage, Usage
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says, tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -187,6 +189,40 @@ async def test_sampling_parameters_reach_the_worker() -> None:
     assert (request.cache.read, request.cache.write, request.priority, request.deadline_ms) == (False, True, -3, 60_000)
     assert request.namespace != plain.namespace
     assert plain.sampling.max_tokens == 512 - plain.prompt_tokens
+
+
+async def test_importance_is_asked_for_and_reported_through_the_client() -> None:
+    """A field of extra_body, and what was loaded as a further field of usage, streaming or not; a refusal is typed."""
+    loaded = ImportanceUsage(
+        ratio=0.25, metric="last_pooled", loaded_tokens=2, layers=6, layers_fallen_back=0, disk_bytes=300
+    )
+    body = {"cache": {"fidelity": "importance", "ratio": 0.25}}
+    async with running_gateway(says(TEXT), over_http=True, importance="on") as harness, client_of(harness) as client:
+        harness.cell.usage = Usage(sparse_tokens=8, importance=loaded)
+        whole = await client.chat.completions.create(
+            model="test-model", messages=[{"role": "user", "content": "hi"}], extra_body=body
+        )
+        stream = await client.completions.create(
+            model="test-model",
+            prompt="hi",
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=body,
+        )
+        chunks = [chunk async for chunk in stream]
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.completions.create(model="test-model", prompt="hi", extra_body={"cache": {"ratio": 0.25}})
+        submitted = [request.cache.importance for request in harness.cell.submitted]
+
+    assert submitted == [Importance(ratio=0.25)] * 2
+    assert refusal.value.param == "cache.ratio"
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.model_extra is not None
+        assert usage.model_extra["importance"]["loaded_tokens"] == 2
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.model_extra is not None
+        assert usage.prompt_tokens_details.model_extra["sparse_tokens"] == 8
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def run_up(*flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def cell() -> Iterator[RunningCell]:
-    """A running cell that the tests share; each leaves it able to serve."""
+    """A running cell that the tests share; each but the last, which stops it, leaves it able to serve."""
     with running(SMALL) as running_cell:
         yield running_cell
 
@@ -136,23 +136,6 @@ def test_a_stream_survives_the_death_of_its_worker(cell: RunningCell) -> None:
     assert cell.wait_restarted("worker-0", killed) != killed
 
 
-def test_a_stopped_cell_leaves_nothing() -> None:
-    """No process, no shared memory, no folder and no port is left, and the exit code is 0."""
-    with running(SMALL) as cell:
-        children = cell.children()
-        record = cell.record
-        assert ask(cell)
-        code = cell.stop()
-
-    assert code == 0
-    assert not [child for child in children.values() if is_same_process(child.pid, child.started)]
-    assert segments(record.shm_prefix) == []
-    assert not cell.data_dir.exists()
-    assert not (runs_dir() / f"{record.shm_prefix}.json").exists()
-    with socket.create_server(("127.0.0.1", int(record.base_url.rpartition(":")[2]))):
-        pass
-
-
 def test_a_killed_supervisor_leaves_no_orphans_and_its_streams_can_be_used_again(tmp_path: Path) -> None:
     """After SIGKILL nothing runs on; the next start with the same folder clears up and serves."""
     config = msgspec.structs.replace(SMALL, data_dir=str(tmp_path))
@@ -196,3 +179,23 @@ def test_a_service_that_refuses_stops_everything(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "worker-0 refused to start" in done.stderr
     assert "float7" in done.stderr
+
+
+def test_a_stopped_cell_leaves_nothing(cell: RunningCell) -> None:
+    """No process, no shared memory, no folder and no port is left, and the exit code is 0.
+
+    This is the last test: it stops the cell that all of them share, whose processes have died and come back by now.
+    """
+    children = cell.children()
+    record = cell.record
+    assert ask(cell)
+
+    code = cell.stop()
+
+    assert code == 0
+    assert not [child for child in children.values() if is_same_process(child.pid, child.started)]
+    assert segments(record.shm_prefix) == []
+    assert not cell.data_dir.exists()
+    assert not (runs_dir() / f"{record.shm_prefix}.json").exists()
+    with socket.create_server(("127.0.0.1", int(record.base_url.rpartition(":")[2]))):
+        pass
