@@ -8,11 +8,11 @@ asked about as often as a normal distribution has it, as in the paper, and the p
 hold the shares of all KV that the paper's 10 and 32 GB were of its 60 or so. Every document is computed and saved once,
 and questions are asked before anything is measured, so that caches are warm and rows on the disk have settled.
 
-The systems are those of the paper. ``recompute`` keeps nothing; ``everything`` loads all KV (AS-like); ``h2o_lru`` and
-``h2o_lfu`` read the keys of all heads to choose, by a threshold that no layer passes, and keep blocks of 64 tokens in
-their order; ``identification`` asks the probe heads; ``reordering`` also repacks rows by importance; ``score`` has the
-policy that unites importance with hotness, and fetches what is worth it; ``fine`` is all of that with blocks of 4 KiB,
-which is what Thermocline does by default.
+The systems build on each other as in the paper. ``recompute`` keeps nothing; ``everything`` loads all KV (AS-like);
+``h2o_lru`` and ``h2o_lfu`` read the keys of all heads to choose, by a threshold that no layer passes, and read blocks
+of 64 tokens, the paper's chunks; ``identification`` asks the probe heads; ``blocks`` reads blocks as small as the disk
+allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``score`` has
+the policy that unites importance with hotness, and fetches what is worth it: Thermocline as it comes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ from thermocline.supervisor.config import SupervisorConfig
 DEVICE_SHARE, HOST_SHARE = 0.17, 0.53
 ANSWER_TOKENS = 12
 PAPER_CHUNK = "64"
-REORDERING = "64MB"
+BYTES_READ = ("bytes_fetched", "sparse_bytes_read", "disk_bytes_read")
+"""Counters of the storage: whole chunks, in part, and all, which is these and what repacking reads."""
+
+REORDERING_SHARE = 0.1
+"""Of the disk's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +64,19 @@ class System:
     settings: dict[str, str] = field(default_factory=dict)
 
 
-_CHUNKS = {"SPARSE_BLOCK_TOKENS": PAPER_CHUNK, "SPARSE_REORDER_BYTES_PER_S": "0", "IMPORTANCE_CACHING": "false"}
-_ALL_KEYS = {"IMPORTANCE_ALPHA": "0"}
-_ORDERED = _CHUNKS | {"SPARSE_REORDER_BYTES_PER_S": REORDERING}
+_ORDERED = {"IMPORTANCE_CACHING": "false"}
+_BLOCKS = _ORDERED | {"SPARSE_REORDER_BYTES_PER_S": "0"}
+_CHUNKS = _BLOCKS | {"SPARSE_BLOCK_TOKENS": PAPER_CHUNK}
+_ALL_KEYS = {"IMPORTANCE_ALPHA": "0", "IMPORTANCE_PROBE_HEADS": "3"}
 SYSTEMS = {
     "recompute": System(False, {"RESTORING": "recompute", "POLICY": "lru"}),
     "everything": System(False, {"RESTORING": "kv", "POLICY": "lru"}),
     "h2o_lru": System(True, {"POLICY": "lru"} | _CHUNKS | _ALL_KEYS),
     "h2o_lfu": System(True, {"POLICY": "lfu"} | _CHUNKS | _ALL_KEYS),
     "identification": System(True, {"POLICY": "lfu"} | _CHUNKS),
+    "blocks": System(True, {"POLICY": "lfu"} | _BLOCKS),
     "reordering": System(True, {"POLICY": "lfu"} | _ORDERED),
-    "score": System(True, _ORDERED | {"IMPORTANCE_CACHING": "true"}),
-    "fine": System(True, {"SPARSE_REORDER_BYTES_PER_S": REORDERING}),
+    "score": System(True),
 }
 
 
@@ -111,7 +116,7 @@ async def measure(
     """One round in a cell: warm, then ask one after the other."""
     cache = {"fidelity": "importance", "ratio": options.ratio} if system.is_lossy else {}
     bus = await connect((nats,), "bench")
-    times, right, lossy, fallen, layers, sources = [], 0, 0, 0, 0, dict[str, int]()
+    times, lossy_ms, right, lossy, fallen, layers, sources = [], [], 0, 0, 0, 0, dict[str, int]()
     async with httpx.AsyncClient(base_url=base_url, timeout=600) as client:
         model = (await served_model(client))["id"]
         await rest(bus)
@@ -131,6 +136,7 @@ async def measure(
                 sources[source] = sources.get(source, 0) + getattr(answer, f"{source}_tokens")
             if answer.importance:
                 lossy += 1
+                lossy_ms.append(answer.ttft_s * 1e3)
                 fallen += answer.importance["layers_fallen_back"]
                 layers += answer.importance["layers"]
             await rest(bus)
@@ -143,7 +149,8 @@ async def measure(
         "layers": layers,
         "layers_fallen_back": fallen,
         "found_tokens": sources,
-        "disk_bytes": after["disk_bytes_read"] - before["disk_bytes_read"],
+        "disk_bytes": {name: after[name] - before[name] for name in BYTES_READ},
+        "lossy_ms": lossy_ms,
     }
 
 
@@ -168,6 +175,7 @@ def bench_system(
         "IMPORTANCE_PROBE_HEADS": str(options.probe_heads),
         "STATE_FORM": "off",
         "DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
+        "SPARSE_REORDER_BYTES_PER_S": str(int(mb_per_s * 1e6 * REORDERING_SHARE)),
         # A whole wait, so that a slow way shows as slow and not as recomputed.
         "PREFETCH_WAIT": "full",
         "FETCH_DEADLINE_MS": "600000",
@@ -181,6 +189,7 @@ def bench_system(
 def joined(rounds: list[dict[str, Any]], questions: int) -> dict[str, Any]:
     """Figures of one system at one bandwidth, over all its rounds."""
     times = sorted(time for each in rounds for time in each["ttft_ms"])
+    lossy_ms = [time for each in rounds for time in each["lossy_ms"]]
     layers = sum(each["layers"] for each in rounds)
     asked = questions * len(rounds)
     return {
@@ -190,7 +199,10 @@ def joined(rounds: list[dict[str, Any]], questions: int) -> dict[str, Any]:
         "right": round(sum(each["right"] for each in rounds) / asked, 4),
         "lossy": round(sum(each["lossy"] for each in rounds) / asked, 4),
         "fallen_back": round(sum(each["layers_fallen_back"] for each in rounds) / layers, 4) if layers else 0.0,
-        "disk_bytes_per_question": round(sum(each["disk_bytes"] for each in rounds) / asked),
+        "bytes_per_question": {
+            name: round(sum(each["disk_bytes"][name] for each in rounds) / asked) for name in BYTES_READ
+        },
+        "ttft_lossy_ms": round(statistics.mean(lossy_ms), 1) if lossy_ms else None,
         "found_tokens": {
             source: sum(each["found_tokens"][source] for each in rounds) for source in rounds[0]["found_tokens"]
         },

@@ -1,11 +1,13 @@
 """Where a chunk is read from: the disk first, then the object store. Nothing unverified comes out of it.
 
 A chunk that only the store had is written to the disk afterwards, as far as that is no trouble: the next one who asks
-finds it nearer, and the scheduler is told by ``ChunksListed``.
+finds it nearer, and the scheduler is told by ``ChunksListed``. A chunk of the disk that lacks the sparse copy that it
+should have, because it is older than the setting or there was no memory at the time, gets it when it is read.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,8 +21,12 @@ from services.storage.core.fetch_progress import Source
 from services.storage.disk_tier import DiskTier
 from services.storage.promotions import Promotion, Promotions
 from services.storage.remote_tier import RemoteTier
+from services.storage.sparse.copies import SparseCopies
+from shared import logs
 from shared.errors import IntegrityError, ThermoclineError
 from shared.messages.pools import KvGeometry
+
+_log = logs.get_logger("storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,17 @@ class ChunkSource:
         buffers: Buffers,
         keys: ChunkKeys,
         promotions: Promotions | None,
+        copies: SparseCopies | None = None,
     ) -> None:
+        """What the disk has is given to ``copies``, if there are any, where it lacks one."""
         self._geometry = geometry
         self._disk = disk
         self._remote = remote
         self._buffers = buffers
         self._keys = keys
         self._promotions = promotions
+        self._copies = copies
+        self._copying: set[asyncio.Task[None]] = set()  # No more than there are buffers.
 
     def touch(self, chunks: list[FetchChunk]) -> None:
         """Somebody asks for this run: a use of what the disk has of it."""
@@ -113,4 +123,26 @@ class ChunkSource:
             promotion = Promotion(brought.key, brought.place, brought.header, brought.buffer, brought.key_id)
             if self._promotions.begin(promotion):
                 return  # It gives the buffer back.
+        if brought.source == "disk" and self._copies is not None and self._copies.is_lacking(brought.header):
+            task = asyncio.create_task(self._copy(brought, self._copies), name="sparse copy")
+            self._copying.add(task)
+            task.add_done_callback(self._copying.discard)
+            return
         self._buffers.give_back(brought.buffer, is_urgent=True)
+
+    async def stop(self) -> None:
+        """Return when every buffer was given back. Nothing is read any more."""
+        if self._copying:
+            await asyncio.wait(self._copying)
+
+    async def _copy(self, brought: Brought, copies: SparseCopies) -> None:
+        """Nobody waits for it, so that what goes wrong is only told."""
+        try:
+            copy = await copies.make(brought.header, brought.blob, brought.key_id)
+        except Exception as error:
+            _log.warning("sparse_copy_not_made", chunk=brought.key.path, reason=str(error))
+            return
+        finally:
+            self._buffers.give_back(brought.buffer, is_urgent=True)
+        if copy is not None:
+            await copies.finish(copy, is_kept=True)

@@ -49,6 +49,7 @@ class Pipelines:
     """Of chunks of one geometry. ``saver.run`` is for the owner to start."""
 
     buffers: Buffers
+    source: ChunkSource
     saver: Saver
     fetcher: Fetcher
     promotions: Promotions | None
@@ -58,6 +59,7 @@ class Pipelines:
     async def stop(self, reason: str) -> None:
         """Begin nothing more; fetches are answered when this returns, saves when ``saver.run`` does."""
         await self.fetcher.stop(reason)
+        await self.source.stop()
         await self.saver.stop(reason)
         if self.sparse is not None:
             await self.sparse.reader.stop()
@@ -82,7 +84,9 @@ def make_pipelines(
     sparse = make_sparse(geometry, disk, threads, keys, events, config)
     copies = sparse.copies if sparse else None
     promotions = Promotions(disk, buffers, threads, keys, events, copies) if disk and remote else None
-    source = ChunkSource(geometry, disk=disk, remote=remote, buffers=buffers, keys=keys, promotions=promotions)
+    source = ChunkSource(
+        geometry, disk=disk, remote=remote, buffers=buffers, keys=keys, promotions=promotions, copies=copies
+    )
     saver = Saver(
         form=form,
         pools=pools,
@@ -98,4 +102,4 @@ def make_pipelines(
         max_saves=config.max_saves,
     )
     fetcher = Fetcher(form=form, pools=pools, gate=gate, source=source, threads=threads, events=events)
-    return Pipelines(buffers, saver, fetcher, promotions, sparse)
+    return Pipelines(buffers, source, saver, fetcher, promotions, sparse)

@@ -89,15 +89,21 @@ class SparseCopies:
         """Copies under way."""
         return len(self._under_way)
 
+    def is_lacking(self, header: ChunkHeader) -> bool:
+        """Whether a chunk of KV has no copy, nor one under way, and may get one."""
+        key = self._layout.key(header.namespace, header.identity)
+        is_there = key in self._under_way or key in self._disk or self._disk.index.is_arriving(key)
+        return not (is_there or self._is_stopping)
+
     async def make(self, header: ChunkHeader, blob: memoryview, key_id: str, value: float = 0.0) -> SparseCopy | None:
         """A copy of a chunk of KV whose ``blob`` is not sealed (yet), to be ended by :meth:`finish`; None if there is
         one already, or memory for it is not to be had at once.
 
         ``key_id`` is whose key it is sealed with, ``value`` as in the save. Never raises for want of anything.
         """
-        key = self._layout.key(header.namespace, header.identity)
-        if self._is_stopping or key in self._under_way or key in self._disk or self._disk.index.is_arriving(key):
+        if not self.is_lacking(header):
             return None
+        key = self._layout.key(header.namespace, header.identity)
         check_key_id(key_id)
         try:
             buffer = self._staging.take(timeout_s=0.0)

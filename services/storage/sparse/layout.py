@@ -7,8 +7,8 @@ A copy has, in this order, each beginning on a block of the disk::
     kv_at          rows [layers, 2, tokens, kv_heads, head_dim]: K, then V; in the order that the ``mapping`` says
 
 A **row** is K or V of one token in one layer. Rows that lie behind one another make a **block** of ``block_tokens``
-rows. A **unit** is what has a checksum of its own: one block, or the probe keys of one layer. In each layer unit 0 is
-the probe keys, then come the blocks of K, then those of V.
+rows. A **unit** is what has a checksum of its own: one block, or one probe head's keys in one layer. In each layer the
+first units are the probe heads', then come the blocks of K, then those of V.
 
 IMPRESS reads K or V of 64 tokens at a time (6.1). Here a block is as small as the disk can read it alone, because what
 is chosen lies scattered: the least power of two of rows that have :data:`BLOCK_BYTES` together.
@@ -117,12 +117,17 @@ class SparseLayout:
     @cached_property
     def units(self) -> int:
         """Of one layer."""
-        return 1 + 2 * self.blocks
+        return self.probe_heads + 2 * self.blocks
 
     @cached_property
     def probe_bytes(self) -> int:
         """Of the probe keys of one layer."""
-        return self.probe_heads * self.tokens * self.head_bytes
+        return self.probe_heads * self.probe_unit_bytes
+
+    @cached_property
+    def probe_unit_bytes(self) -> int:
+        """Of one probe head's keys in one layer."""
+        return self.tokens * self.head_bytes
 
     @cached_property
     def layer_bytes(self) -> int:
@@ -162,6 +167,6 @@ class SparseLayout:
     def unit_at(self, layer: int, unit: int, *, is_sealed: bool) -> tuple[int, int]:
         """(where a unit begins, its bytes)."""
         probe_at, kv_at = self._starts[is_sealed]
-        if not unit:
-            return probe_at + layer * self.probe_bytes, self.probe_bytes
-        return kv_at + layer * self.layer_bytes + (unit - 1) * self.block_bytes, self.block_bytes
+        if unit < self.probe_heads:
+            return probe_at + layer * self.probe_bytes + unit * self.probe_unit_bytes, self.probe_unit_bytes
+        return kv_at + layer * self.layer_bytes + (unit - self.probe_heads) * self.block_bytes, self.block_bytes

@@ -64,7 +64,7 @@ def plan_reads(asked: Asked, inverses: Sequence[Rows], layout: SparseLayout, *, 
             rows = inverses[place][tokens] if asked.halves else tokens.astype(np.intp)
             pieces.append(Piece(int(bound[place]), rows))
         if any(len(piece.rows) for piece in pieces):
-            units = _units(pieces, asked.halves, layout)
+            units = _units(pieces, asked, layout)
             ranges = tuple(_ranges(units, asked.layer, layout, is_sealed=is_sealed))
             reads.append(ChunkRead(key, place, units, ranges, tuple(pieces)))
     return reads
@@ -77,11 +77,12 @@ def _blocks_of(rows: Rows, layout: SparseLayout) -> npt.NDArray[np.intp]:
     return np.flatnonzero(wanted)
 
 
-def _units(pieces: Sequence[Piece], halves: tuple[int, ...], layout: SparseLayout) -> tuple[int, ...]:
-    if not halves:
-        return (0,)
+def _units(pieces: Sequence[Piece], asked: Asked, layout: SparseLayout) -> tuple[int, ...]:
+    if not asked.halves:
+        return tuple(sorted(asked.heads))
     blocks = _blocks_of(np.concatenate([piece.rows for piece in pieces]), layout)
-    return tuple(np.concatenate([1 + half * layout.blocks + blocks for half in halves]).tolist())
+    starts = (layout.probe_heads + half * layout.blocks for half in asked.halves)
+    return tuple(np.concatenate([start + blocks for start in starts]).tolist())
 
 
 def _ranges(units: tuple[int, ...], layer: int, layout: SparseLayout, *, is_sealed: bool) -> list[tuple[int, int]]:
@@ -101,7 +102,7 @@ def _ranges(units: tuple[int, ...], layer: int, layout: SparseLayout, *, is_seal
 
 def region(layer: int, halves: tuple[int, ...], layout: SparseLayout, *, is_sealed: bool) -> tuple[int, int]:
     """(where the part of the file begins that a region mirrors, its bytes): the layer's probe keys, or its rows."""
-    start, _ = layout.unit_at(layer, 1 if halves else 0, is_sealed=is_sealed)
+    start, _ = layout.unit_at(layer, layout.probe_heads if halves else 0, is_sealed=is_sealed)
     return start, layout.layer_bytes if halves else layout.probe_bytes
 
 

@@ -94,7 +94,7 @@ def swap_units(blob: bytearray, chance: random.Random, other: bytes) -> bytearra
     """Two blocks changed places."""
     (one, nbytes), (two, _) = (
         LAYOUT.unit_at(chance.randrange(2), unit, is_sealed=_is_sealed(blob))
-        for unit in chance.sample(range(1, LAYOUT.units), 2)
+        for unit in chance.sample(range(LAYOUT.probe_heads, LAYOUT.units), 2)
     )
     blob[one : one + nbytes], blob[two : two + nbytes] = blob[two : two + nbytes], blob[one : one + nbytes]
     return blob

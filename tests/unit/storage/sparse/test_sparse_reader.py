@@ -104,14 +104,14 @@ async def test_only_what_is_needed_is_read() -> None:
         head = layout.header_bytes(is_sealed=False)
         assert first == 3 * head + 2 * 4096
         assert both == 2 * (2 * 4096 + 4096)
-        rows_at, _ = layout.unit_at(1, 1, is_sealed=False)
+        rows_at, _ = layout.unit_at(1, layout.probe_heads, is_sealed=False)
         values_at = rows_at + layout.blocks * 4096
         assert sorted(backend.ranges) == sorted(
             [(rows_at, 8192), (values_at, 8192), (rows_at + 4096, 4096), (values_at + 4096, 4096)]
         )
-        assert (await found.keys_of(1, [0, 2], 0, 64))[1] == layout.probe_bytes
+        assert (await found.keys_of(1, [0, 2], 0, 64))[1] == 2 * layout.probe_unit_bytes
         assert (await found.keys_of(1, [0, 7], 0, 2))[1] == 4096
-        assert (found.reader.reads, found.reader.disk_bytes) == (4, first + both + layout.probe_bytes + 4096)
+        assert (found.reader.reads, found.reader.disk_bytes) == (4, first + both + 2 * layout.probe_unit_bytes + 4096)
 
 
 async def test_a_limited_disk_is_waited_for_with_exactly_what_is_read() -> None:
@@ -214,7 +214,7 @@ async def test_a_bad_copy_is_quarantined_and_told_of() -> None:
     async with reading(backend=backend) as found:
         assert (await found.kv_of(2, [3]))[0]
         blob = bytearray(copy_of(found.chunks[1]))
-        blob[LAYOUT.unit_at(0, 1, is_sealed=False)[0]] ^= 1
+        blob[LAYOUT.unit_at(0, LAYOUT.probe_heads, is_sealed=False)[0]] ^= 1
         backend.replace(found.keys[1], memoryview(blob), timeout_s=1.0)
         assert (await found.kv_of(0, [3, 127, 130]))[0]
 

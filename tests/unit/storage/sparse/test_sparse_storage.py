@@ -137,6 +137,29 @@ async def test_without_the_setting_there_are_no_copies(prefix: str, tmp_path: Pa
         assert not cell.joined.keeps_sparse
 
 
+async def test_an_older_chunk_gets_its_copy_when_it_is_read(
+    prefix: str, tmp_path: Path, shells: list[StorageShell]
+) -> None:
+    """What was saved before the setting was on; once, however often it is read."""
+    sequence, pages = Sequence.make(1, 2), list(range(8))
+    media = Media(DiskBackend([str(tmp_path)]))
+    async with running_storage(prefix, media) as cell:
+        await cell.save(sequence, device=pages)
+        expected = [of_device(cell, pages, layer) for layer in range(GEOMETRY.layers)]
+    media.close()
+    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
+        await told(cell, ChunksListed, 2)
+        await cell.fetch(sequence, host=pages)
+        listed = await told(cell, ChunksListed, 2)
+        found = [await read(shells[1], read_all(sequence, 2, layer)) for layer in range(GEOMETRY.layers)]
+        await cell.fetch(sequence, host=pages)
+        counters = (await cell.inventory()).counters
+
+    assert listed == {"kv": [], "state": [], "sparse": sorted(sequence.names)}
+    assert found == expected
+    assert counters["sparse_copies_written"] == 2
+
+
 async def test_a_restarted_storage_lists_copies_and_drops_them_with_their_chunks(
     prefix: str, tmp_path: Path, shells: list[StorageShell]
 ) -> None:
@@ -226,7 +249,7 @@ async def test_the_scrubber_looks_at_copies_too(prefix: str, tmp_path: Path) -> 
         await told(cell, ChunksListed, 1)
         sound = await cell.verify(VerifyChunks())
         (file,) = (tmp_path / "chunks" / NAMESPACE / LAYOUT.shape.hex()).rglob("*.chunk")
-        storage_cell.flip_byte(file, LAYOUT.unit_at(1, 1, is_sealed=False)[0] + 5)
+        storage_cell.flip_byte(file, LAYOUT.unit_at(1, LAYOUT.probe_heads, is_sealed=False)[0] + 5)
         bad = await cell.verify(VerifyChunks())
         dropped = await told(cell, ChunksDropped, 1)
         fetched = await cell.fetch(sequence, [0, 1, 2, 3])
