@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.chunks import chunk_names, chunk_pages
+from shared.chunks import chunk_bytes, chunk_names, chunk_pages
 from shared.ids import chain_pages, chain_root
 from shared.messages import storage_events, worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
-from tests.stateful.model_pages import Page, WrongKv
+from tests.stateful.model_pages import Page, WrongKv, geometry
 
 if TYPE_CHECKING:
     from tests.stateful.model_storage import ModelStorage
     from tests.stateful.model_worker import ModelWorker, RunningRequest
+
+READS_FOR_ALL = 2
+"""Reads in part that take from the disk what all of it has."""
 
 
 def copy_in_parts(storage: ModelStorage) -> bool:
@@ -78,7 +81,7 @@ def read_in_part(worker: ModelWorker, request: RunningRequest) -> worker_events.
         request_id=request.admit.request_id,
         attempt=request.admit.attempt,
         shares=bytes(64 + name[0] % 64 for name in names),
-        disk_bytes=100 * len(names),
+        disk_bytes=len(names) * chunk_bytes(geometry(worker.cell.page_size)) // READS_FOR_ALL,
         read_us=10 * len(names),
     )
 

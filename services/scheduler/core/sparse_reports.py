@@ -33,17 +33,17 @@ def sparse_loaded(turn: Turn, worker: Worker, report: SparseLoaded) -> None:
         return
     note(storage.sparse_pace, span.expected_us, report.read_us)
     if state.config.importance_caching:
-        _learn(turn, storage, request, span, report.shares)
+        _learn(turn, storage, request, span, report)
 
 
-def _learn(turn: Turn, storage: Storage, request: Request, span: SparseSpan, chosen: bytes) -> None:
+def _learn(turn: Turn, storage: Storage, request: Request, span: SparseSpan, report: SparseLoaded) -> None:
     """What was chosen of each chunk says what caching it would be worth; what is hot comes up."""
     state = turn.state
-    note_shares(storage.shares, split_digests(span.chunks), chosen)
+    note_shares(storage.shares, split_digests(span.chunks), report.shares)
     pages = span.end // state.tree.page_size
     path = match_prefix(state.tree, request.submit.namespace, request.tokens, pages)
     value_path(state, storage, path, span.start)
-    warm(turn, storage, request, span, path)
+    warm(turn, storage, request, span, path, report.disk_bytes)
 
 
 def sparse_refused(state: CellState, request: Request) -> None:

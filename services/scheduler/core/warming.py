@@ -2,9 +2,10 @@
 
 IMPRESS moves a chunk up when its score is above the lowest of the tier above (4.4.2). Here, when a sparse prefix was
 read, its first chunks are fetched as KV if they have been read as often as selective admission asks for, and none of
-the coldest host copies that would have to go is worth more. The fetch is for nobody who waits, so it has the lowest
-priority: it is of a few chunks, one at a time, and begins only while the storage has nothing else to fetch. Where that
-is not so it is left until the prefix is read the next time.
+the coldest host copies that would have to go is worth more. Reading in part goes on until it has cost the disk as much
+as fetching would have: whoever rents for no longer than the price of buying pays at most twice what was best. The
+fetch is for nobody who waits, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
+while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ WARMED_CHUNKS = 16
 """Of one fetch at the most: so long may a fetch that somebody waits for stand behind it."""
 
 
-def warm(turn: Turn, storage: Storage, request: Request, span: SparseSpan, path: Path) -> None:
-    """A sparse prefix was read once more: fetch what is hot of it, if that is nobody's loss.
+def warm(turn: Turn, storage: Storage, request: Request, span: SparseSpan, path: Path, disk_bytes: int) -> None:
+    """A sparse prefix was read once more, by ``disk_bytes``: fetch what is hot of it, if that is nobody's loss.
 
     ``path`` is what the tree knows of the request's tokens up to the end of the span.
     """
@@ -35,13 +36,14 @@ def warm(turn: Turn, storage: Storage, request: Request, span: SparseSpan, path:
     prefix_read(state, digest, len(path) + 1)
     frequency, clock = state.hotness.lookup(digest)
     has_pool = storage.pool is not None and state.config.host_tier
-    if frequency < state.config.admission_frequency or not has_pool or _is_busy(state, storage):
+    least = max(state.config.admission_frequency, _reads_for_a_fetch(state, span, disk_bytes))
+    if frequency < least or not has_pool or _is_busy(state, storage):
         return
     tree, tokens = state.tree, request.tokens
     names = ChunkNames(tree, request.submit.namespace, tokens, path, usable_pages(tree, tokens))
     covered = _in_host_memory(storage, path, span.start // tree.page_size)
     first = covered // names.pages_each
-    end = _end_of_hot(state, storage, names, first, span.end // chunk_tokens(tree.page_size))
+    end = _end_of_hot(storage, names, first, span.end // chunk_tokens(tree.page_size), least)
     if end == first:
         return
     length = (end - first) * chunk_tokens(tree.page_size)
@@ -54,6 +56,16 @@ def _digest(state: CellState, request: Request, span: SparseSpan) -> int:
     """What a node that began where the span does would be remembered by. Does not mutate."""
     above = extend(root_digest(request.submit.namespace), request.tokens[: span.start * TOKEN_BYTES])
     return extend(above, head_of(state.tree, request.tokens[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]))
+
+
+def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> int:
+    """Reads in part, like this one, that take from the disk what fetching all of it takes; no more than can be counted.
+    Does not mutate.
+    """
+    if state.geometry is None or disk_bytes <= 0:
+        return 0
+    whole = (span.end - span.start) * state.geometry.page_bytes // state.geometry.page_size
+    return min(-(-whole // disk_bytes), (1 << state.config.frequency_bits) - 1)
 
 
 def _is_busy(state: CellState, storage: Storage) -> bool:
@@ -74,12 +86,12 @@ def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
     return max(position, start)
 
 
-def _end_of_hot(state: CellState, storage: Storage, names: ChunkNames, first: int, most: int) -> int:
-    """Behind the last chunk from ``first`` on that was read often enough and is on the disk as KV. Does not mutate."""
+def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, least: int) -> int:
+    """Behind the last chunk from ``first`` on that is on the disk as KV and was read ``least`` times. Does not mutate."""
     end, most = first, min(most, names.count, first + WARMED_CHUNKS)
     shares = storage.shares.by_name
     while end < most and names[end] in storage.chunks and names[end] in shares:
-        if shares[names[end]].reads < state.config.admission_frequency:
+        if shares[names[end]].reads < least:
             break
         end += 1
     return end

@@ -6,6 +6,7 @@ from msgspec import structs
 from services.scheduler.core import warming
 from shared.messages.cell_events import CellConfigured, FlushCache
 from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.stateful import model_sparse
 from tests.unit.scheduler.core.fetching import CHUNK, host_tokens, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
 from tests.unit.scheduler.core.restoring import storage_obeys, worker_goes_on
@@ -54,6 +55,19 @@ def test_the_frequency_is_what_selective_admission_asks_for(cell_that):
     """Set to three, two reads are not enough."""
     cell = cell_that(admission_frequency=3)
     for _ in range(2):
+        answered(cell, prompt(4), importance=QUARTER)
+    assert "warmings_started" not in cell.state.counters
+
+    answered(cell, prompt(4), importance=QUARTER)
+
+    assert cell.state.counters["warmings_started"] == 1
+
+
+def test_reading_goes_on_until_it_cost_as_much_as_fetching(cell_that, monkeypatch):
+    """Where a read takes a quarter of the bytes, the fourth one brings the prefix up."""
+    monkeypatch.setattr(model_sparse, "READS_FOR_ALL", 4)
+    cell = cell_that()
+    for _ in range(3):
         answered(cell, prompt(4), importance=QUARTER)
     assert "warmings_started" not in cell.state.counters
 
