@@ -1,0 +1,152 @@
+"""Defects that the simulation must find: each breaks one rule of the core, as a slip of the pen would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from services.scheduler.core import completion, insertion, machine, membership, saves, timers
+from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.state import Request, Save, Worker
+from services.scheduler.core.turn import Turn
+from shared.messages import worker_events
+from shared.messages.requests import SubmitRequest
+from tests.simulation import properties, scheduler_process
+
+Patch = pytest.MonkeyPatch
+
+
+def unlocking_is_skipped(patch: Patch) -> None:
+    """What a save has read stays locked for ever."""
+    patch.setattr(saves, "unlock_path", lambda state, node, worker: None)
+
+
+def lock_ends_with_the_deadline(patch: Patch) -> None:
+    """A save that is late is thought to read nothing any more."""
+
+    def expire(turn: Turn, save: Save) -> None:
+        saves.expire_save(turn, save)
+        worker = turn.state.workers.get(save.worker_id)
+        if worker is not None and save.node:
+            saves.unlock_path(turn.state, turn.state.tree.nodes[save.node], worker)
+        save.worker_id, save.node = "", 0
+
+    patch.setattr(timers, "expire_save", expire)
+
+
+def leases_of_the_lost_are_kept(patch: Patch) -> None:
+    """Pages that a worker was writing state to stay leased when it is gone."""
+    patch.setattr(membership, "drop_leases_of_worker", lambda turn, worker: None)
+
+
+def pages_are_released_twice(patch: Patch) -> None:
+    """A request that ends gives back its pages, and then once more."""
+    release = insertion.release
+
+    def twice(pool: Any, pages: bytes) -> None:
+        release(pool, pages)
+        release(pool, pages)
+
+    patch.setattr(insertion, "release", twice)
+
+
+def attempt_is_ignored(patch: Patch) -> None:
+    """What a worker says of an earlier attempt is taken for news of this one."""
+
+    def running(turn: Turn, message: Any) -> tuple[Worker, Request] | None:
+        worker = turn.state.workers.get(message.worker_id)
+        request = turn.state.requests.get(message.request_id)
+        if worker is None or request is None or request.state not in ADMITTED or request.worker_id != worker.worker_id:
+            return None
+        turn.touch(worker.worker_id)
+        return worker, request
+
+    patch.setattr(machine, "_running", running)
+
+
+def repeated_request_is_accepted(patch: Patch) -> None:
+    """A request that is known already is taken for another one."""
+    submit = machine._HANDLERS[SubmitRequest]
+
+    def accept(turn: Turn, message: SubmitRequest) -> None:
+        turn.state.requests.pop(message.request_id, None)
+        submit(turn, message)
+
+    patch.setitem(machine._HANDLERS, SubmitRequest, accept)
+
+
+def failed_loads_are_believed(patch: Patch) -> None:
+    """A batch is taken to have loaded everything."""
+    settle = completion.settle_loads
+
+    def believe(turn: Turn, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
+        settle(turn, worker, batch, structs.replace(message, failed=(), load_failures=()))
+
+    patch.setattr(completion, "settle_loads", believe)
+
+
+def lossy_pages_are_shared(patch: Patch) -> None:
+    """What stands on a sparse prefix is saved for others."""
+    wanted = completion.sequence_computed
+
+    def forget(turn: Turn, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
+        sparse, request.sparse = request.sparse, None
+        wanted(turn, worker, request, tokens, known)
+        request.sparse = sparse
+
+    patch.setattr(completion, "sequence_computed", forget)
+    patch.setattr(insertion, "_may_share", lambda request: request.submit.cache.write and not request.is_poisoned)
+
+
+def snapshot_forgets_timers(patch: Patch) -> None:
+    """A scheduler that was restored from a snapshot waits for nothing."""
+    decode = scheduler_process.decode_state
+
+    def forget(data: bytes) -> Any:
+        state = decode(data)
+        state.timers = {}
+        return state
+
+    patch.setattr(scheduler_process, "decode_state", forget)
+    patch.setattr(properties, "decode_state", forget)
+
+
+def chance_decides(patch: Patch) -> None:
+    """A deadline depends on something that is no input."""
+    set_timer, calls = Turn.set_timer, [0]
+
+    def jitter(turn: Turn, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+        calls[0] += 1
+        return set_timer(turn, timer_id, kind, subject, delay_ms + calls[0] % 3)
+
+    patch.setattr(Turn, "set_timer", jitter)
+
+
+def ends_are_forgotten(patch: Patch) -> None:
+    """That a request is refused is never told to its gateway."""
+    to_gateway = Turn.to_gateway
+
+    def swallow(turn: Turn, gateway_id: str, word: Any) -> None:
+        if getattr(word, "code", "") not in ("queue_full", "context_length_exceeded"):
+            to_gateway(turn, gateway_id, word)
+
+    patch.setattr(Turn, "to_gateway", swallow)
+
+
+DEFECTS: dict[Callable[[Patch], None], int] = {
+    unlocking_is_skipped: 4,
+    lock_ends_with_the_deadline: 182,
+    leases_of_the_lost_are_kept: 133,
+    pages_are_released_twice: 0,
+    attempt_is_ignored: 102,
+    repeated_request_is_accepted: 3,
+    failed_loads_are_believed: 32,
+    lossy_pages_are_shared: 77,
+    snapshot_forgets_timers: 2,
+    chance_decides: 0,
+    ends_are_forgotten: 1,
+}
+"""Each with the first seed that finds it, so that a test need not begin from 0; all are below 200."""

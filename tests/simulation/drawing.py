@@ -1,0 +1,216 @@
+"""A scenario from a seed: one number decides what the cell is made of, who asks, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from shared.chunks import chunk_pages
+from shared.messages.cell_events import CellConfig
+from shared.messages.requests import Importance
+from tests.simulation.faults import KINDS
+from tests.simulation.scenario import Arrival, Fault, Rates, Scenario, Shape
+from tests.simulation.submission import submission
+from tests.stateful.cell_driver import VARIANTS
+from tests.stateful.model_pages import expected_output
+
+STYLES = ("shallow", "deep", "below", "below")
+"""Small pages and no disk worth the name; prompts of whole chunks; and such as come back from the disk."""
+
+FLUSH_ABOVE_DISK = 2
+"""The target of a flush of device and host memory."""
+
+UNIT = 64
+"""Tokens of the pieces that deep prompts are made of: a chunk's."""
+
+LASTS_US = {
+    "worker_crashes": (50_000, 7_000_000),
+    "worker_freezes": (10_000, 9_000_000),
+    "worker_is_cut_off": (10_000, 9_000_000),
+    "worker_is_replaced": (10_000, 9_000_000),
+    "worker_drains": (50_000, 2_000_000),
+    "storage_crashes": (50_000, 7_000_000),
+    "storage_freezes": (10_000, 9_000_000),
+    "storage_is_cut_off": (10_000, 9_000_000),
+    "storage_is_replaced": (10_000, 9_000_000),
+    "storage_drains": (50_000, 2_000_000),
+    "storage_stalls": (100_000, 40_000_000),
+    "gateway_crashes": (50_000, 3_000_000),
+    "gateway_freezes": (10_000, 9_000_000),
+    "gateway_is_cut_off": (10_000, 9_000_000),
+    "scheduler_crashes": (1_000, 6_000_000),
+    "disk_fails": (100_000, 20_000_000),
+    "remote_is_away": (100_000, 10_000_000),
+    "pin": (1_000_000, 20_000_000),
+    "configured": (10_000, 5_000_000),
+}
+"""For how long a kind of fault lasts; the others happen at once."""
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    chance = random.Random(seed)
+    style = chance.choice(STYLES)
+    page_size = chance.choice([1, 4, 8] if style == "shallow" else [16, 32, 64])
+    keeps_sparse = style != "shallow" and chance.random() < 0.6
+    arrivals = _arrivals(chance, style, page_size, keeps_sparse)
+    longest = -(-max(len(arrival.prompt) + arrival.max_tokens for arrival in arrivals) // page_size)
+    span_us = arrivals[-1].at_us + chance.choice([20_000, 500_000, 8_000_000])
+    faults = _faults(chance, span_us)
+    return Scenario(
+        seed=seed,
+        config=_config(chance, style),
+        shape=_shape(chance, style, page_size, longest, keeps_sparse),
+        rates=_rates(chance),
+        arrivals=arrivals,
+        faults=faults + _forgetting(chance, style, arrivals),
+        check_every=chance.choice([1, 5, 10, 20]),
+        snapshot_every=chance.choice([7, 40, 200]),
+    )
+
+
+def _shape(chance: random.Random, style: str, page_size: int, longest: int, keeps_sparse: bool) -> Shape:
+    """Pools are as large as so many of the longest sequences, of ``longest`` pages."""
+    is_below = style == "below"
+    chunk = chunk_pages(page_size)
+    host = chance.choice([1.0, 2.0, 4.0] if is_below else [0.0, 0.5, 1.0, 3.0])
+    state = chance.choice([0.0, 0.5, 2.0, 6.0]) if style != "shallow" else 0.0
+    return Shape(
+        page_size=page_size,
+        workers=chance.choice([1, 1, 2, 2, 3]),
+        nodes=chance.choice([1, 1, 1, 2]),
+        device_pages=max(1, int(longest * chance.choice([0.8, 1.0, 1.5, 2.0, 5.0]))),
+        host_pages=int(longest * host),
+        disk_chunks=chance.choice([100, 100, 6] if is_below else [0, 4, 100]),
+        state_pages=max(chunk, int(longest * state)) if state else 0,
+        has_remote=chance.random() < 0.3,
+        keeps_sparse=keeps_sparse,
+        knows_costs=chance.random() < 0.7,
+        reads_late=chance.random() < 0.7,
+        token_us=chance.choice([40, 400] if is_below else [4, 40]),
+    )
+
+
+def _config(chance: random.Random, style: str) -> CellConfig:
+    varied: dict[str, Any] = {name: chance.choice(values) for name, values in VARIANTS.items()}
+    if style == "below":
+        varied |= {"disk_writes": chance.choice(["through", "through", "through", "on_evict", "selective"])}
+        varied |= {"min_prefetch_tokens": 1}
+    return CellConfig(
+        max_batch_tokens=chance.choice([3, 24, 200] if style == "shallow" else [100, 300]),
+        max_running=chance.randint(1, 6),
+        max_queued=chance.choice([3, 100, 100, 100]),
+        batches_ahead=chance.randint(1, 3),
+        lease_tokens=chance.choice([1, 8, 64]),
+        reserve_fraction=chance.choice([0.0, 0.05, 0.3]),
+        min_host_load_tokens=chance.choice([1, 20]),
+        max_attempts=chance.choice([2, 4, 8]),
+        backup_deadline_ms=chance.choice([20, 500, 10_000]),
+        save_deadline_ms=chance.choice([20, 500, 30_000]),
+        fetch_deadline_ms=chance.choice([5, 500, 30_000]),
+        defer_deadline_ms=chance.choice([5, 1_000, 30_000]),
+        state_form=chance.choice(["off", "auto", "0/1/0", "0/1/0"]),
+        restoring=chance.choice(["planned", "planned", "planned", "state", "kv", "recompute"]),
+        importance_caching=chance.random() < 0.7,
+        pin_fraction=chance.choice([0.1, 0.5]),
+        **varied,
+    )
+
+
+def _rates(chance: random.Random) -> Rates:
+    def some(*values: float) -> float:
+        return chance.choice([0.0, 0.0, *values])
+
+    return Rates(
+        loss=some(0.01, 0.1, 0.3),
+        duplicate=some(0.02, 0.2),
+        most_delay_us=chance.choice([50, 500, 5_000, 100_000]),
+        bad_backups=some(0.1, 0.5),
+        bad_saves=some(0.1, 0.5),
+        bad_fetches=some(0.05, 0.3),
+        bad_chunks=some(0.0, 0.02, 0.1),
+        bad_loads=some(0.0, 0.05, 0.2),
+        bad_restores=some(0.0, 0.1, 0.4),
+        bad_sparse=some(0.0, 0.1, 0.4),
+    )
+
+
+def _arrivals(chance: random.Random, style: str, page_size: int, keeps_sparse: bool) -> tuple[Arrival, ...]:
+    gap_us = chance.choice([20_000, 100_000, 400_000] if style == "below" else [300, 5_000, 50_000, 400_000])
+    kinds = 2 if style == "below" else chance.choice([2, 2, 3])
+    lossy_share = chance.choice([0.3, 0.9]) if keeps_sparse else 0.0
+    piece = page_size if style == "shallow" else UNIT
+    max_tokens = [1, 2, 6, 20] if style == "shallow" else [1, 2, 6, 20, 70]
+    found: list[Arrival] = []
+    at_us = 0
+    for number in range(chance.randint(4, 30)):
+        at_us += int(chance.expovariate(1 / gap_us))
+        earlier = chance.choice(found) if found and chance.random() < 0.3 else None
+        prompt = _prompt(chance, piece, kinds) if earlier is None else _next_turn(chance, earlier, 8 * piece)
+        importance = None
+        if chance.random() < lossy_share:
+            importance = Importance(ratio=chance.choice([0.1, 0.25, 0.5, 1.0]), first_tokens=chance.choice([0, 4]))
+        found.append(
+            Arrival(
+                at_us=at_us,
+                request_id=f"request-{number}",
+                gateway=chance.randrange(2),
+                prompt=prompt,
+                max_tokens=chance.choice(max_tokens),
+                seed=chance.randrange(3),
+                salt=chance.choice(["", "", "", "", "other"]) if earlier is None else earlier.salt,
+                tenant=chance.choice(["", "", "a", "b"]),
+                priority=chance.choice([0, 0, 0, 1]),
+                deadline_ms=chance.choice([0, 0, 0, 0, 0, 5, 200]),
+                cancel_after_us=chance.choice([0] * 9 + [100, 5_000, 200_000]),
+                read=chance.random() < 0.93,
+                write=chance.random() < 0.93,
+                is_logged=chance.random() < 0.04,
+                ignore_eos=chance.random() < 0.5,
+                importance=importance,
+            )
+        )
+    return tuple(found)
+
+
+def _prompt(chance: random.Random, piece: int, kinds: int) -> tuple[int, ...]:
+    """Whole pieces of few kinds, so that prefixes are shared often, and a few tokens more."""
+    chosen = [chance.randrange(kinds) for _ in range(chance.randint(1, 5))]
+    tokens = [kind * 100 + place for kind in chosen for place in range(piece)]
+    return tuple(tokens + [7] * chance.randint(0, 3))
+
+
+def _next_turn(chance: random.Random, earlier: Arrival, most: int) -> tuple[int, ...]:
+    """The earlier prompt, its answer, and something new; or the same prompt again where that gets too long."""
+    if len(earlier.prompt) > most:
+        return earlier.prompt
+    answer = expected_output(submission(earlier, ""))
+    return earlier.prompt + tuple(answer) + tuple(range(30, 30 + chance.randint(1, 12)))
+
+
+def _forgetting(chance: random.Random, style: str, arrivals: tuple[Arrival, ...]) -> tuple[Fault, ...]:
+    """Flushes of what is above the disk: only then does much come back from below."""
+    share = {"shallow": 0.0, "deep": chance.choice([0.0, 0.1]), "below": chance.choice([0.2, 0.5])}[style]
+    return tuple(
+        Fault(max(0, arrival.at_us - 1_000), "flush", FLUSH_ABOVE_DISK)
+        for arrival in arrivals
+        if chance.random() < share
+    )
+
+
+def _faults(chance: random.Random, span_us: int) -> tuple[Fault, ...]:
+    wanted: Sequence[str] = KINDS
+    if chance.random() < 0.5:  # A few kinds meet more often where there are not all of them.
+        wanted = chance.sample(KINDS, 3)
+    number = chance.choice([0, 2, 5, 12])
+    if chance.random() < 0.2:
+        wanted, number = ("old_message", *wanted), 25
+    faults = []
+    for _ in range(number):
+        kind = chance.choice(wanted)
+        shortest, longest = LASTS_US.get(kind, (0, 0))
+        # Most last shorter than it takes to give anybody up; some do not.
+        lasts_us = chance.randint(shortest, longest if chance.random() < 0.5 else shortest + (longest - shortest) // 8)
+        faults.append(Fault(chance.randint(0, span_us), kind, chance.randrange(1_000), lasts_us))
+    return tuple(sorted(faults, key=lambda fault: fault.at_us))

@@ -1,0 +1,253 @@
+"""What can happen to a cell from outside, one function a kind. Each happens to whoever there is, or to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shared.codec import decode_input
+from shared.messages import cell_events, requests, storage_events, worker_events
+from shared.messages.base import pack_int32
+from tests.simulation.process import Process
+from tests.simulation.scenario import Fault
+from tests.stateful.model_pages import namespace
+
+if TYPE_CHECKING:
+    from tests.simulation.cell import Cell
+    from tests.simulation.contents import Copy
+    from tests.simulation.storage_process import StorageProcess
+    from tests.simulation.worker_process import WorkerProcess
+
+
+def happen(cell: Cell, fault: Fault) -> None:
+    """Let a fault happen now."""
+    _KINDS[fault.kind](cell, fault)
+
+
+def _crash(cell: Cell, process: Process | None, fault: Fault) -> None:
+    if process is not None:
+        process.end()
+        cell.restart(process, fault.lasts_us)
+
+
+def _freeze(cell: Cell, process: Process | None, fault: Fault) -> None:
+    if process is not None:
+        process.freeze()
+        cell.clock.after(fault.lasts_us, process.thaw)
+
+
+def _cut_off(cell: Cell, process: Process | None, fault: Fault) -> None:
+    """A partition, and not a freeze: the process works on, and nobody hears of it."""
+    if process is not None and not process.is_cut_off:
+        process.cut_off()
+        cell.clock.after(fault.lasts_us, process.reconnect)
+
+
+def _replace(cell: Cell, process: Process | None, fault: Fault) -> None:
+    """It stands still, and before it goes on another has its name."""
+    if process is not None:
+        process.freeze()
+        cell.clock.after(fault.lasts_us // 2, lambda: cell.replace(process))
+        cell.clock.after(fault.lasts_us, process.thaw)
+
+
+def _drain(cell: Cell, process: WorkerProcess | StorageProcess | None, fault: Fault) -> None:
+    if process is None:
+        return
+    process.drain()
+    _restart_when_ended(cell, process, fault.lasts_us)
+
+
+def _restart_when_ended(cell: Cell, process: Process, after_us: int) -> None:
+    """A worker that drains ends after its step."""
+    if process.is_running:
+        cell.clock.after(1_000, lambda: _restart_when_ended(cell, process, after_us))
+    else:
+        cell.restart(process, after_us)
+
+
+def _worker(cell: Cell, fault: Fault) -> WorkerProcess | None:
+    alive = [worker for worker in cell.workers.values() if worker.is_running and not worker.is_frozen]
+    return alive[fault.target % len(alive)] if alive else None
+
+
+def _storage(cell: Cell, fault: Fault) -> StorageProcess | None:
+    alive = [storage for storage in cell.storages.values() if storage.is_running and not storage.is_frozen]
+    return alive[fault.target % len(alive)] if alive else None
+
+
+def _gateway(cell: Cell, fault: Fault) -> Process | None:
+    gateway = cell.gateways[fault.target % len(cell.gateways)]
+    return gateway if gateway.is_running and not gateway.is_frozen else None
+
+
+def _scheduler_crash(cell: Cell, fault: Fault) -> None:
+    """Which snapshot its successor finds is the target: the last, the ones before it, or none."""
+    if cell.scheduler.is_running:
+        cell.scheduler.crash()
+        cell.clock.after(fault.lasts_us, lambda: cell.scheduler.start(snapshots_back=fault.target % 4))
+
+
+def _rot(cell: Cell, fault: Fault, held: list[Copy]) -> None:
+    """One copy rots, or all do."""
+    if held and fault.target % 3:
+        held[fault.target % len(held)].is_corrupt = True
+    else:
+        for copy in held:
+            copy.is_corrupt = True
+
+
+def _host_rots(cell: Cell, fault: Fault) -> None:
+    storage = _storage(cell, fault)
+    if storage is not None and storage.pool is not None:
+        _rot(cell, fault, list(storage.pool.memory.values()))
+
+
+def _state_rots(cell: Cell, fault: Fault) -> None:
+    storage = _storage(cell, fault)
+    if storage is not None and storage.state_pool is not None:
+        _rot(cell, fault, list(storage.state_pool.memory.values()))
+
+
+def _disk_rots(cell: Cell, fault: Fault) -> None:
+    for disk in cell.disks.values():
+        for chunks in (disk.kv, disk.state):
+            _rot(cell, fault, [copies[0] for copies in chunks.held.values()])
+
+
+def _chunks_vanish(cell: Cell, fault: Fault) -> None:
+    """Somebody deletes files under a storage's hands."""
+    for disk in cell.disks.values():
+        for chunks in (disk.kv, disk.state):
+            for name in list(chunks.held)[fault.target % 3 :: 2]:
+                del chunks.held[name]
+
+
+def _disk_fails(cell: Cell, fault: Fault) -> None:
+    for disk in cell.disks.values():
+        disk.is_failing = True
+        cell.clock.after(fault.lasts_us, lambda disk=disk: setattr(disk, "is_failing", False))
+
+
+def _storage_stalls(cell: Cell, fault: Fault) -> None:
+    storage = _storage(cell, fault)
+    if storage is not None:
+        storage.stalled_to_ns = cell.clock.now_ns + fault.lasts_us * 1_000
+
+
+def _remote_is_away(cell: Cell, fault: Fault) -> None:
+    cell.is_remote_away = True
+    cell.clock.after(fault.lasts_us, lambda: setattr(cell, "is_remote_away", False))
+
+
+def _chunk_raises(cell: Cell, fault: Fault) -> None:
+    worker = _worker(cell, fault)
+    if worker is not None:
+        worker.fails_next_chunk = True
+
+
+def _flush(cell: Cell, fault: Fault) -> None:
+    tiers = (("device",), ("host",), ("device", "host"), ("disk",), ("remote", "disk"), ("device", "host", "disk"))
+    cell.inputs.append(cell_events.FlushCache(call_id="flush", tiers=tiers[fault.target % len(tiers)]))
+
+
+def _pin(cell: Cell, fault: Fault) -> None:
+    known = list(cell.submitted.values())
+    if known:
+        submit = known[fault.target % len(known)]
+        pin_id = f"pin-{fault.target % 3}"
+        ttl_ms = fault.lasts_us // 1_000
+        message = cell_events.PinPrefix(
+            pin_id=pin_id, namespace=submit.namespace, tokens=submit.prompt, ttl_ms=max(1, ttl_ms)
+        )
+        cell.inputs.append(message)
+
+
+def _unpin(cell: Cell, fault: Fault) -> None:
+    cell.inputs.append(cell_events.UnpinPrefix(pin_id=f"pin-{fault.target % 3}"))
+
+
+def _submitted_again(cell: Cell, fault: Fault) -> None:
+    """The same request comes again, after the stream has forgotten its id; or another gateway uses the id."""
+    running = [request.submit for request in cell.state.requests.values()]
+    if running:
+        submit = running[fault.target % len(running)]
+        gateway = cell.gateways[fault.target % len(cell.gateways)].name if fault.target % 2 else submit.gateway_id
+        cell.inputs.append(structs.replace(submit, gateway_id=gateway))
+
+
+def _old_message(cell: Cell, fault: Fault) -> None:
+    """An input that is over comes again, but for those with which a process or a request begins."""
+    begins = (worker_events.WorkerJoined, storage_events.StorageJoined, requests.SubmitRequest)
+    messages = cell.inputs.messages[-1 - fault.target % 60 :]
+    message = decode_input(messages[0].data)
+    if not isinstance(message, begins) and not isinstance(message, cell_events.TimerFired):
+        cell.inputs.append(message)
+
+
+def _configured(cell: Cell, fault: Fault) -> None:
+    """Settings change under way: those of the scenario, with some of them the other way round."""
+    config = cell.scenario.config
+    changes = (
+        {"host_tier": False},
+        {"disk_writes": "off"},
+        {"restoring": "kv"},
+        {"restoring": "recompute"},
+        {"neighbour_loads": not config.neighbour_loads},
+        {"policy": "lru"},
+        {"importance_caching": not config.importance_caching},
+        {"fair_share": not config.fair_share},
+        {"promotion": "recency"},
+    )
+    changed = structs.replace(config, **changes[fault.target % len(changes)])  # type: ignore[arg-type]
+    cell.inputs.append(cell_events.CellConfigured(config=changed))
+    cell.clock.after(fault.lasts_us, lambda: cell.inputs.append(cell_events.CellConfigured(config=config)))
+
+
+def _namespace_flushed(cell: Cell, fault: Fault) -> None:
+    salt = "other" if fault.target % 2 else ""
+    cell.inputs.append(cell_events.FlushCache(call_id="flush", namespace=namespace(salt)))
+
+
+def _unknown_prefix_pinned(cell: Cell, fault: Fault) -> None:
+    tokens = pack_int32(range(fault.target % 50))
+    cell.inputs.append(cell_events.PinPrefix(pin_id="pin-unknown", namespace=namespace(), tokens=tokens, ttl_ms=2_000))
+
+
+_KINDS: dict[str, Callable[[Cell, Fault], None]] = {
+    "worker_crashes": lambda cell, fault: _crash(cell, _worker(cell, fault), fault),
+    "worker_freezes": lambda cell, fault: _freeze(cell, _worker(cell, fault), fault),
+    "worker_is_replaced": lambda cell, fault: _replace(cell, _worker(cell, fault), fault),
+    "worker_drains": lambda cell, fault: _drain(cell, _worker(cell, fault), fault),
+    "worker_is_cut_off": lambda cell, fault: _cut_off(cell, _worker(cell, fault), fault),
+    "storage_crashes": lambda cell, fault: _crash(cell, _storage(cell, fault), fault),
+    "storage_freezes": lambda cell, fault: _freeze(cell, _storage(cell, fault), fault),
+    "storage_is_replaced": lambda cell, fault: _replace(cell, _storage(cell, fault), fault),
+    "storage_drains": lambda cell, fault: _drain(cell, _storage(cell, fault), fault),
+    "storage_is_cut_off": lambda cell, fault: _cut_off(cell, _storage(cell, fault), fault),
+    "storage_stalls": _storage_stalls,
+    "gateway_crashes": lambda cell, fault: _crash(cell, _gateway(cell, fault), fault),
+    "gateway_freezes": lambda cell, fault: _freeze(cell, _gateway(cell, fault), fault),
+    "gateway_is_cut_off": lambda cell, fault: _cut_off(cell, _gateway(cell, fault), fault),
+    "scheduler_crashes": _scheduler_crash,
+    "host_rots": _host_rots,
+    "state_rots": _state_rots,
+    "disk_rots": _disk_rots,
+    "disk_fails": _disk_fails,
+    "chunks_vanish": _chunks_vanish,
+    "remote_is_away": _remote_is_away,
+    "chunk_raises": _chunk_raises,
+    "flush": _flush,
+    "namespace_flushed": _namespace_flushed,
+    "pin": _pin,
+    "unpin": _unpin,
+    "unknown_prefix_pinned": _unknown_prefix_pinned,
+    "submitted_again": _submitted_again,
+    "old_message": _old_message,
+    "configured": _configured,
+}
+
+KINDS = tuple(_KINDS)
+"""Every kind of fault."""

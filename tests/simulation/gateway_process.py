@@ -1,0 +1,162 @@
+"""A simulated gateway: the real assembly, timeouts and cursor of notices, and what a client sees of each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.gateway.assembly import Placement
+from services.gateway.failures import error_of_notice
+from services.gateway.notices import NoticeCursor
+from services.gateway.pending import Choice
+from services.gateway.timeouts import WaitLimits, needs_probe, overdue
+from shared.codec import Published
+from shared.errors import RequestCancelled
+from shared.messages.base import pack_int32
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
+from shared.messages.requests import CancelRequest, ResumeRequest, SubmitRequest
+from shared.messages.tokens import TokenBatch
+from tests.simulation.contents import require
+from tests.simulation.process import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.cell import Cell
+
+LIMITS = WaitLimits(request_s=240.0, first_token_s=180.0, idle_s=120.0, probe_s=5.0)
+FETCH_TRIES = 5
+FETCH_RETRY_US = 200_000
+
+
+class GatewayProcess(Process):
+    """One incarnation, whose name nobody had before: notices are numbered by it."""
+
+    kind = "gateway"
+
+    def __init__(self, cell: Cell, name: str, incarnation: str, node: str = "") -> None:
+        super().__init__(cell, incarnation, incarnation)
+        self.place = name
+        self.choices: dict[str, Choice] = {}  # Not over yet.
+        self.ended: dict[str, Choice] = {}
+        self._cursor = NoticeCursor()
+        self._read_to = 0
+
+    # Requests.
+
+    def submit(self, message: SubmitRequest) -> None:
+        """A client asks."""
+        self.choices[message.request_id] = Choice(message, 0, 0, self.cell.clock.now_s)
+        self.cell.submitted[message.request_id] = message
+        self.cell.inputs.append(message, message.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """The client goes away."""
+        choice = self.choices.get(request_id)
+        if choice is not None:
+            choice.fail(RequestCancelled("the client went away"))
+            self._settle(choice)
+
+    def _settle(self, choice: Choice) -> None:
+        """A request that is over is over once; the cell is told where it does not know."""
+        if not choice.is_over or choice.request_id not in self.choices:
+            return
+        require(choice.request_id not in self.ended, f"{choice.request_id} ends twice")
+        self.ended[choice.request_id] = self.choices.pop(choice.request_id)
+        self.cell.note_ended(self, choice)
+        if not choice.is_settled:
+            self.say(CancelRequest(request_id=choice.request_id, gateway_id=self.name))
+
+    # Tokens.
+
+    def hear_tokens(self, batch: TokenBatch) -> None:
+        """Tokens of one step."""
+        for item in batch.items:
+            choice = self.choices.get(item.request_id)
+            if choice is None:
+                continue
+            if choice.accept(batch.worker_id, item, self.cell.clock.now_s) is Placement.GAP:
+                self._fetch(choice, [batch.worker_id])
+            self._settle(choice)
+
+    def _fetch(self, choice: Choice, workers: list[str], tries: int = FETCH_TRIES) -> None:
+        if choice.is_fetching:
+            return
+        choice.is_fetching = True
+        choice.probed_s = self.cell.clock.now_s
+        self.later(300, lambda: self._ask(choice, workers, tries))
+
+    def _ask(self, choice: Choice, workers: list[str], tries: int) -> None:
+        """Ask the workers of a request, newest first, until one brings it forward."""
+        choice.is_fetching = False
+        if choice.is_over or not tries:
+            return
+        before = choice.assembly.next_index
+        is_known = False
+        for name in dict.fromkeys([*reversed(list(choice.workers.values())), *workers]):
+            worker = self.cell.workers.get(name)
+            if worker is None or not worker.can_answer or self.is_cut_off:
+                continue
+            item = worker.outputs_of(choice.request_id, choice.assembly.next_index)
+            if item is None:
+                continue
+            if choice.accept(name, item, self.cell.clock.now_s, asked=True) is not Placement.GAP:
+                is_known = True
+                break
+        self._settle(choice)
+        if not choice.is_over and (choice.assembly.has_gap or not is_known) and choice.assembly.next_index == before:
+            choice.is_fetching = True
+            self.later(FETCH_RETRY_US, lambda: self._ask(choice, workers, tries - 1))
+
+    # Notices.
+
+    def hear(self, notice: Published) -> None:
+        """A notice came over core NATS."""
+        assert isinstance(notice, GatewayNotice)
+        if self._cursor.place(notice.number) == "gap":
+            self.catch_up()
+        self._act(notice)
+
+    def catch_up(self) -> None:
+        """Read what was missed."""
+        said = self.cell.outputs.said.get(f"gateway/{self.name}", [])
+        fresh, self._read_to = said[self._read_to :], len(said)
+        for notice in fresh:
+            assert isinstance(notice, GatewayNotice)
+            self._act(notice)
+
+    def _act(self, notice: GatewayNotice) -> None:
+        place = self._cursor.place(notice.number)
+        require(place != "gap", f"notice {notice.number} of {self.name} follows {self._cursor.last}")
+        if place == "repeated":
+            return
+        self._cursor.last = notice.number
+        word = notice.word
+        choice = self.choices.get(word.request_id)
+        if isinstance(word, RequestFailed):
+            if choice is not None:
+                choice.fail(error_of_notice(word), is_settled=True)
+                self._settle(choice)
+        elif isinstance(word, ResumeNeeded):
+            if choice is None:
+                self.say(CancelRequest(request_id=word.request_id, gateway_id=self.name, reason="not_wanted"))
+            elif word.attempt >= choice.assembly.attempt:
+                choice.assembly.fence(word.attempt)
+                output = pack_int32(choice.assembly.tokens)
+                self.say(
+                    ResumeRequest(request_id=word.request_id, gateway_id=self.name, attempt=word.attempt, output=output)
+                )
+
+    def reconnect(self) -> None:
+        """Have the connection again, and ask everybody for what may have been lost meanwhile."""
+        super().reconnect()
+        for choice in list(self.choices.values()):
+            self._fetch(choice, list(self.cell.workers))
+
+    def tick(self) -> None:
+        """End what waits for too long, and ask for what may be lost."""
+        now_s = self.cell.clock.now_s
+        for choice in list(self.choices.values()):
+            error = overdue(choice, now_s, LIMITS)
+            if error is not None:
+                choice.fail(error)
+                self._settle(choice)
+            elif needs_probe(choice, now_s, LIMITS):
+                self._fetch(choice, [])

@@ -1,0 +1,81 @@
+"""Some seeds of the simulation of a whole cell. ``./task test:simulate`` runs as many as you like."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.__main__ import main
+from tests.simulation.drawing import draw
+from tests.simulation.faults import KINDS
+from tests.simulation.running import run_seed
+
+SEEDS = (*range(48), 77, 84)
+"""The last two are there for their sparse prefixes, which are rare."""
+
+MUST_HAPPEN = (
+    "backups_done",
+    "backups_failed",
+    "chunks_failed",
+    "evicted_pages_host",
+    "failed_cancelled",
+    "failed_deadline_exceeded",
+    "fetches_done",
+    "finished_stop",
+    "hit_tokens_device",
+    "hit_tokens_host",
+    "hit_tokens_neighbour",
+    "loads_failed",
+    "pins_set",
+    "promoted_pages",
+    "requests_resumed",
+    "restored_tokens",
+    "saves_done",
+    "saves_failed",
+    "sparse_prefixes",
+    "stale_inputs",
+    "state_leases_answered",
+    "storages_lost",
+    "workers_lost",
+)
+"""What the seeds together must have met; otherwise they would prove nothing about it."""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """How every seed ended."""
+    return [run_seed(seed) for seed in SEEDS]
+
+
+def test_no_seed_breaks_a_property(outcomes):
+    """Whatever goes wrong, answers are right, everything ends, nothing leaks, and a replay says the same bytes."""
+    assert [(outcome.scenario.seed, outcome.broken) for outcome in outcomes if outcome.broken] == []
+
+
+@pytest.mark.parametrize("name", MUST_HAPPEN)
+def test_the_seeds_meet_what_they_are_for(outcomes, name):
+    """Among the counters of all seeds is what has to happen for the properties to mean anything."""
+    assert sum(outcome.counters.get(name, 0) for outcome in outcomes) > 0
+
+
+def test_a_seed_is_always_the_same_run(outcomes):
+    """Nothing but the seed decides what happens."""
+    again = run_seed(7)
+
+    assert again == outcomes[7]
+
+
+def test_every_kind_of_fault_is_drawn():
+    """No kind of fault is left out by accident."""
+    drawn = {fault.kind for seed in range(300) for fault in draw(seed).faults}
+
+    assert drawn == set(KINDS)
+
+
+def test_the_command_says_how_requests_ended_and_how_fast_it_was(capsys):
+    """A run without a failure exits with 0 and a summary."""
+    status = main(["--seeds", "0-2"])
+
+    told = capsys.readouterr().out
+    assert status == 0
+    assert told.startswith("3 seeds, ")
+    assert "requests ended with: " in told
