@@ -1,10 +1,13 @@
 """What answers lose when only a part of a prefix is loaded: methods and metrics at equal retention.
 
     python -m bench.importance_quality [--questions 2000] [--reach-questions 300] [--ratios 0.5,0.25,0.1,0.05] [--save]
+    python -m bench.importance_quality --recommended [--questions 2000] [--save]
 
 After IMPRESS's Figures 4 and 15, on the bundled models and generated tasks, because the paper's models and datasets are
 none of ours. ``reach`` is what both models can do of each task with the whole prefix; ``compared`` are all methods on
-questions about documents. A drop's standard error is printed with it: below that, differences mean nothing.
+questions about documents. ``--recommended`` measures the way that is recommended for serving these models, by one probe
+head and by three, with questions enough to tell small drops. A drop's standard error is printed with it: below that,
+differences mean nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 
 from bench import quality_page, results_file
 from services.gateway.tokenizer import Tokenizer
+from shared.importance import PROBE_HEADS
 from thermocline.evaluation.figures import Evaluation
 from thermocline.evaluation.generated_tasks import GENERATED, generate
 from thermocline.evaluation.report import table
@@ -25,6 +29,7 @@ from thermocline.evaluation.run import Order, run
 MODELS = Path(__file__).parents[1] / "models"
 SEED = 1
 DOCUMENT_TOKENS = 1024
+RECOMMENDED = ("importance:last_pooled",)
 METHODS = (
     *("importance", "importance:h2o_pooled", "importance:last", "importance:last_pooled"),
     *("h2o", "h2o:h2o_pooled", "static", "random", "recent"),
@@ -40,7 +45,13 @@ class _TokenCounter:
 
 
 def measure(
-    model: str, task: str, questions: int, methods: tuple[str, ...], ratios: tuple[float, ...], threads: int
+    model: str,
+    task: str,
+    questions: int,
+    methods: tuple[str, ...],
+    ratios: tuple[float, ...],
+    threads: int,
+    probe_heads: int = PROBE_HEADS,
 ) -> Evaluation:
     """One task of the bundled ``model``; without methods only with the whole prefix."""
     model_dir = MODELS / model
@@ -51,7 +62,7 @@ def measure(
         task=made,
         methods=methods,
         ratios=ratios,
-        probe_heads=3,
+        probe_heads=probe_heads,
         probe_unit="kv_head",
         alpha=0.6,
         first_tokens=0,
@@ -76,9 +87,21 @@ def main() -> None:
     )
     parser.add_argument("--compared", default="thermocline-mha", help="models of the comparison")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--recommended", action="store_true", help="only the recommended way, by one and three heads")
     parser.add_argument("--save", action="store_true", help="write the results and their page")
     options = parser.parse_args()
     ratios = tuple(float(part) for part in options.ratios.split(","))
+    if options.recommended:
+        found = [
+            measure(model, "documents", options.questions, RECOMMENDED, ratios, options.threads, heads)
+            for model in options.models.split(",")
+            for heads in (1, PROBE_HEADS)
+        ]
+        if options.save:
+            document = {"recommended": [msgspec.to_builtins(one) for one in found]}
+            print(results_file.write("importance_recommended", document, seed=SEED))
+            quality_page.write()
+        return
     reach = [
         measure(model, task, options.reach_questions, (), ratios, options.threads)
         for model in options.models.split(",")

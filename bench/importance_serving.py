@@ -11,8 +11,9 @@ and questions are asked before anything is measured, so that caches are warm and
 The systems build on each other as in the paper. ``recompute`` keeps nothing; ``everything`` loads all KV (AS-like);
 ``h2o_lru`` and ``h2o_lfu`` read the keys of all heads to choose, by a threshold that no layer passes, and read blocks
 of 64 tokens, the paper's chunks; ``identification`` asks the probe heads; ``blocks`` reads blocks as small as the disk
-allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``score`` has
-the policy that unites importance with hotness, and fetches what is worth it: Thermocline as it comes.
+allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``policy``
+evicts by Thermocline's own policy; with ``score`` that unites importance with hotness, and what is hot comes up to host
+memory: Thermocline as it comes.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ SYSTEMS = {
     "identification": System(True, {"POLICY": "lfu"} | _CHUNKS),
     "blocks": System(True, {"POLICY": "lfu"} | _BLOCKS),
     "reordering": System(True, {"POLICY": "lfu"} | _ORDERED),
+    "policy": System(True, _ORDERED),
     "score": System(True),
 }
 
