@@ -13,7 +13,7 @@ The systems build on each other as in the paper. ``recompute`` keeps nothing; ``
 of 64 tokens, the paper's chunks; ``identification`` asks the probe heads; ``blocks`` reads blocks as small as the disk
 allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``policy``
 evicts by Thermocline's own policy; with ``score`` that unites importance with hotness, and what is hot comes up to host
-memory: Thermocline as it comes.
+memory: Thermocline as it comes. ``on_demand`` is the same without reading ahead (HyperInfer IV-C).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from bench import results_file
 from bench.emptying import rest
 from bench.importance_prompts import Prefix, prefixes
 from services.gateway.cache_calls import CacheCalls
+from services.scheduler.core.restoration_choice import IMPORTANT_FROM_DISK
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
@@ -79,6 +80,7 @@ SYSTEMS = {
     "reordering": System(True, {"POLICY": "lfu"} | _ORDERED),
     "policy": System(True, _ORDERED),
     "score": System(True),
+    "on_demand": System(True, {"SPECULATION": "off"}),
 }
 
 
@@ -112,6 +114,12 @@ async def counters(bus: Bus) -> dict[str, int]:
     return decode(answer, Inventory).counters
 
 
+async def waited_s(bus: Bus) -> float:
+    """For which computation has waited for sparse prefixes so far."""
+    found = (await CacheCalls(bus).status()).restorations
+    return sum(one.observed_seconds for one in found if one.kind == IMPORTANT_FROM_DISK)
+
+
 async def measure(
     base_url: str, nats: str, system: System, documents: list[Prefix], options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -128,7 +136,7 @@ async def measure(
         for number, question in questions_asked(documents, len(documents) * 2, options.seed + 1):
             await ask(client, model, documents[number].tokens + documents[number].questions[question][0], cache)
         await rest(bus)
-        before = await counters(bus)
+        before, waited = await counters(bus), await waited_s(bus)
         for number, question in questions_asked(documents, options.questions, options.seed):
             tail, expected = documents[number].questions[question]
             answer = await ask(client, model, documents[number].tokens + tail, cache)
@@ -142,7 +150,7 @@ async def measure(
                 fallen += answer.importance["layers_fallen_back"]
                 layers += answer.importance["layers"]
             await rest(bus)
-        after = await counters(bus)
+        after, waited = await counters(bus), await waited_s(bus) - waited
     await bus.close()
     return {
         "ttft_ms": times,
@@ -153,6 +161,7 @@ async def measure(
         "found_tokens": sources,
         "disk_bytes": {name: after[name] - before[name] for name in BYTES_READ},
         "lossy_ms": lossy_ms,
+        "waited_s": waited,
     }
 
 
@@ -204,6 +213,9 @@ def joined(rounds: list[dict[str, Any]], questions: int) -> dict[str, Any]:
         "bytes_per_question": {
             name: round(sum(each["disk_bytes"][name] for each in rounds) / asked) for name in BYTES_READ
         },
+        "waited_lossy_ms": round(sum(each["waited_s"] for each in rounds) / len(lossy_ms) * 1e3, 1)
+        if lossy_ms
+        else None,
         "ttft_lossy_ms": round(statistics.mean(lossy_ms), 1) if lossy_ms else None,
         "found_tokens": {
             source: sum(each["found_tokens"][source] for each in rounds) for source in rounds[0]["found_tokens"]

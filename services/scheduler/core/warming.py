@@ -87,7 +87,7 @@ def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
 
 
 def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, least: int) -> int:
-    """Behind the last chunk from ``first`` on that is on the disk as KV and was read ``least`` times. Does not mutate."""
+    """Behind the last chunk from ``first`` on that is there as KV and was read so often. Does not mutate."""
     end, most = first, min(most, names.count, first + WARMED_CHUNKS)
     shares = storage.shares.by_name
     while end < most and names[end] in storage.chunks and names[end] in shares:
