@@ -4,14 +4,15 @@ import json
 from typing import Any
 
 from bench import quality_page
-from bench.quality_page import PAGE, RESULTS, render
+from bench.quality_page import CHART, PAGE, RECOMMENDED, RESULTS, chart, render
 
 
 def test_the_committed_page_is_that_of_the_committed_results() -> None:
     """Whoever saves results writes the page with them."""
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
+    document, recommended = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, RECOMMENDED))
 
-    assert PAGE.read_text(encoding="utf-8") == render(document)
+    assert PAGE.read_text(encoding="utf-8") == render(document, recommended)
+    assert CHART.read_text(encoding="utf-8") == chart(document["results"]["compared"][0])
 
 
 def test_every_method_is_a_row_and_every_ratio_a_column() -> None:
