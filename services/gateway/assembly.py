@@ -4,8 +4,12 @@ Two rules:
 
 * **Position.** ``TokenItem.index`` is the output position of an item's first token. What lies before the next
   position is a repeat and is dropped; what lies after it leaves a gap and is held until the gap is filled.
-* **Attempt.** After ``ResumeNeeded`` only the new attempt may speak. Items of older attempts are dropped, so
-  a worker that was thought dead cannot add to a stream that another one continues.
+* **Attempt.** Once a new attempt was announced or has spoken, only it may speak. Items of older attempts are dropped,
+  so a worker that was thought dead cannot add to a stream that another one continues.
+
+What was asked for may be of an older attempt, since one that follows a preemption goes on behind everything that was
+said before it. One that was announced by ``ResumeNeeded`` goes on behind what is here instead: whatever older attempts
+said from there on is not what it builds on. Exact attempts agree on those tokens too, lossy ones need not.
 
 Text follows the same rules: an item's text is taken whole or not at all, since it cannot be cut by tokens.
 """
@@ -51,6 +55,7 @@ class Assembly:
 
     def __init__(self) -> None:
         self.attempt = 0
+        self.resumed = 0  # The last attempt that was announced: it began behind what was here then.
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.error = ""
@@ -90,21 +95,23 @@ class Assembly:
             return Placement.REPEATED
         if item.attempt < self.attempt:
             return Placement.FENCED
-        self.fence(item.attempt)
+        self._hear(item.attempt)
         return self._place(item)
 
     def fill(self, item: TokenItem) -> Placement:
-        """Place an item that was asked for, of whatever attempt.
-
-        Sampling is a pure function of seed, position and logits, so attempts agree on tokens, and what an
-        older worker still knows may fill a gap; only unasked items are fenced.
-        """
+        """Place an item that was asked for, of the last attempt that was announced or a later one."""
         if self.is_finished:
             return Placement.REPEATED
+        if item.attempt < self.resumed:
+            return Placement.FENCED
         return self._place(item)
 
     def fence(self, attempt: int) -> None:
-        """From now on only ``attempt`` and later ones may speak. Never goes back."""
+        """``attempt`` goes on behind what is here: only it and later ones may add to that. Never goes back."""
+        self.resumed = max(self.resumed, attempt)
+        self._hear(attempt)
+
+    def _hear(self, attempt: int) -> None:
         if attempt > self.attempt:
             self.attempt = attempt
             self._held.clear()

@@ -37,6 +37,7 @@ class Choice:
         self.first_token_s = 0.0
         self.progress_s = now_s
         self.probed_s = now_s
+        self.searched_s = now_s
         self.is_fetching = False
         self.generation: Generation | None = None
 
@@ -52,11 +53,14 @@ class Choice:
         """Place an item, and wake the answer when there is news."""
         if self.failure is not None:
             return Placement.REPEATED
+        had = self.assembly.next_index
         placement = self.assembly.fill(item) if asked else self.assembly.accept(item)
         if item.attempt not in self.workers and placement is not Placement.FENCED:
             self.workers[item.attempt] = worker_id
         if placement is Placement.ACCEPTED:
-            self.progress_s = now_s
+            # A worker that was asked and has nothing new to tell brings nothing forward.
+            if self.assembly.next_index > had:
+                self.progress_s = now_s
             if self.assembly.tokens and not self.first_token_s:
                 self.first_token_s = now_s
             self._read_finish()

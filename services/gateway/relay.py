@@ -3,6 +3,10 @@
 Core messages are delivered at most once. A gap shows itself by the next token's index; what is lost at the end
 of an answer does not, so choices that have been quiet for a while, and all choices after the connection was
 lost, are asked for as well.
+
+Where nothing of an attempt arrived, its worker is unknown, and every worker of the cell is asked. Thousands of requests
+may wait in the cell's queue, which no worker knows: so such searches grow rarer as a wait grows longer
+(``timeouts.needs_search``), and few of them run at a time, each with one question to one worker after the other.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ FETCH_TRIES = 5
 FETCH_RETRY_S = 0.2
 CALL_S = 2.0
 PARALLEL_FETCHES = 32
+PARALLEL_SEARCHES = 4
 
 _log = logs.get_logger("gateway.relay")
 
@@ -37,6 +42,7 @@ class TokenRelay:
         self._pending = pending
         self._clock = clock
         self._gate = asyncio.Semaphore(PARALLEL_FETCHES)
+        self._searches = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def on_tokens(self, delivery: Delivery) -> None:
@@ -52,12 +58,32 @@ class TokenRelay:
             if choice is not None:
                 self._observe_and_place(batch.worker_id, item, choice, now_s)
 
-    def recover(self, choices: Iterable[Choice], worker_ids: Iterable[str] = ()) -> None:
+    def probe(self, choices: Iterable[Choice]) -> None:
+        """Ask the workers that spoke of these choices for what may have got lost since."""
+        for choice in choices:
+            if not choice.is_over:
+                self._fetch(choice, [])
+
+    def recover(self, choices: Iterable[Choice], worker_ids: Iterable[str]) -> None:
         """Ask for what these choices may have missed; ``worker_ids`` are tried where the worker is unknown."""
         everyone = list(worker_ids)
         for choice in choices:
             if not choice.is_over:
                 self._fetch(choice, everyone)
+                # Where that fails, or a question of before the loss is still under way, a search comes soon.
+                choice.searched_s = choice.progress_s
+
+    def search(self, choices: Iterable[Choice], worker_ids: Iterable[str]) -> None:
+        """Ask every worker for these choices, as many of them as may be searched for now; the others stay due."""
+        everyone = list(worker_ids)
+        for choice in choices:
+            if not everyone or self._searches >= PARALLEL_SEARCHES:
+                return
+            if not choice.is_over and not choice.is_fetching:
+                choice.is_fetching = True
+                choice.probed_s = choice.searched_s = self._clock()
+                self._searches += 1
+                self._spawn(self._search(choice, everyone))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -92,7 +118,7 @@ class TokenRelay:
         """Ask the workers of this choice, newest first, until one brings it forward or all tries are spent."""
         try:
             for tried in range(FETCH_TRIES):
-                if choice.is_over or self._pending.get(choice.request_id) is not choice:
+                if self._is_gone(choice):
                     return
                 before = choice.assembly.next_index
                 async with self._gate:
@@ -105,25 +131,55 @@ class TokenRelay:
         finally:
             choice.is_fetching = False
 
+    async def _search(self, choice: Choice, worker_ids: list[str]) -> None:
+        """Ask every worker once until one brings the choice forward; one that knows it without news is not enough."""
+        has_grown = False
+        try:
+            for attempt, worker_id in _questions(choice, worker_ids):
+                if self._is_gone(choice) or has_grown:
+                    break
+                before = choice.assembly.next_index
+                await self._ask(choice, attempt, worker_id)
+                has_grown = choice.assembly.next_index > before
+        finally:
+            self._searches -= 1
+            choice.is_fetching = False
+        if has_grown:  # The answer may have been cut to fit a message, and its worker is known now.
+            self._fetch(choice, [])
+
     async def _ask_all(self, choice: Choice, worker_ids: list[str]) -> bool:
-        """True when some worker knew the request."""
-        known = [(attempt, worker) for attempt, worker in reversed(list(choice.workers.items()))]
-        others = [(choice.assembly.attempt, worker) for worker in worker_ids]
-        for attempt, worker_id in dict.fromkeys(known + others):
-            index = choice.assembly.next_index
-            question = GetOutputs(request_id=choice.request_id, attempt=attempt, index=index)
-            try:
-                data = await self._bus.call(
-                    subjects.rpc("worker", "outputs", worker_id), encode(question), timeout_s=CALL_S
-                )
-                item = decode(data, Outputs).item
-            except ThermoclineError as error:
-                _log.info("outputs_not_fetched", request_id=choice.request_id, worker=worker_id, reason=error.message)
-                continue
-            if item is None:
-                continue
-            placement = choice.accept(worker_id, item, self._clock(), asked=True)
-            metrics.FETCHED.inc()
-            if placement is not Placement.GAP:
+        """True when some worker knew the request, and where it goes on."""
+        for attempt, worker_id in _questions(choice, worker_ids):
+            placement = await self._ask(choice, attempt, worker_id)
+            if placement not in (None, Placement.GAP, Placement.FENCED):
                 return True
         return False
+
+    async def _ask(self, choice: Choice, attempt: int, worker_id: str) -> Placement | None:
+        """What became of a worker's answer; None where it cannot be reached or does not know the request."""
+        question = GetOutputs(request_id=choice.request_id, attempt=attempt, index=choice.assembly.next_index)
+        try:
+            data = await self._bus.call(
+                subjects.rpc("worker", "outputs", worker_id), encode(question), timeout_s=CALL_S
+            )
+            item = decode(data, Outputs).item
+        except ThermoclineError as error:
+            _log.info("outputs_not_fetched", request_id=choice.request_id, worker=worker_id, reason=error.message)
+            return None
+        if item is None:
+            return None
+        metrics.FETCHED.inc()
+        return choice.accept(worker_id, item, self._clock(), asked=True)
+
+    def _is_gone(self, choice: Choice) -> bool:
+        return choice.is_over or self._pending.get(choice.request_id) is not choice
+
+
+def _questions(choice: Choice, worker_ids: list[str]) -> list[tuple[int, str]]:
+    """Attempts and the workers to ask for them: those that spoke, the newest first, and then others."""
+    attempts: dict[str, int] = {}
+    for attempt, worker_id in reversed(choice.workers.items()):
+        attempts.setdefault(worker_id, attempt)
+    for worker_id in worker_ids:
+        attempts.setdefault(worker_id, choice.assembly.attempt)
+    return [(attempt, worker_id) for worker_id, attempt in attempts.items()]

@@ -12,7 +12,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.http_server import HttpServer
 from services.gateway.notices import NoticeHandler
 from services.gateway.relay import TokenRelay
-from services.gateway.timeouts import WaitLimits, needs_probe, overdue
+from services.gateway.timeouts import WaitLimits, needs_probe, needs_search, overdue
 from shared import logs, subjects
 from shared.bus.protocol import Delivery, Subscription
 from shared.codec import decode
@@ -100,14 +100,18 @@ class GatewayShell:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._gateway.clock()
-            quiet = []
+            quiet, silent = [], []
             for choice in self._gateway.dispatcher.pending:
                 error = overdue(choice, now_s, self._limits)
                 if error is not None:
                     choice.fail(error)
-                elif needs_probe(choice, now_s, self._limits):
+                    continue
+                if needs_search(choice, now_s, self._limits):
+                    silent.append(choice)
+                if needs_probe(choice, now_s, self._limits):
                     quiet.append(choice)
-            self._relay.recover(quiet)
+            self._relay.search(silent, self._gateway.cell.worker_ids())
+            self._relay.probe(quiet)
             if self._tokens is not None and self._tokens.dropped != self._dropped:
                 self._dropped = self._tokens.dropped
                 metrics.TOKENS_DROPPED.set(self._dropped)

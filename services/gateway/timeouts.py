@@ -37,6 +37,18 @@ def overdue(choice: Choice, now_s: float, limits: WaitLimits) -> DeadlineExceede
 
 
 def needs_probe(choice: Choice, now_s: float, limits: WaitLimits) -> bool:
-    """Whether to ask its worker: it speaks to us, has been quiet for long, and was not asked lately."""
+    """Whether to ask its workers: one spoke to us, has been quiet for long, and was not asked lately."""
     quiet_s = now_s - max(choice.progress_s, choice.probed_s)
     return bool(choice.workers) and not choice.is_over and quiet_s > limits.probe_s
+
+
+def needs_search(choice: Choice, now_s: float, limits: WaitLimits) -> bool:
+    """Whether to ask all workers: no token has come for ``probe_s``, or for twice as long as at the last search.
+
+    Everything that an attempt said may be lost, and then nothing tells which worker runs it. Most requests that wait
+    are in the queue, though, and no worker knows them. So each is searched for less and less often: about seven times
+    in ten minutes, and an answer that is there is found about when its wait has doubled.
+    """
+    waited_s = choice.searched_s - choice.progress_s
+    quiet_s = now_s - max(choice.progress_s, choice.searched_s)
+    return not choice.is_over and quiet_s > max(limits.probe_s, waited_s)

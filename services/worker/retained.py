@@ -1,11 +1,13 @@
 """What this worker has told gateways, kept so that they can ask again (``rpc.worker.<id>.outputs``).
 
-Attempts of one request agree on every token, because sampling is a pure function of seed, position and logits. So
-whatever is known of a request answers the question, whichever attempt said it.
+An attempt starts behind the tokens that are known of its request, so what earlier attempts said before that stays a
+part of the answer, and is kept as it was said. From there on only the new attempt's word counts: attempts of an exact
+request agree on every token, but one behind a sparse prefix may go on with others, and the two must never be joined.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -16,8 +18,20 @@ from shared.messages.tokens import TokenItem
 
 @dataclass(slots=True)
 class _Told:
+    """``items`` are in order of their positions, which do not overlap; something may be missing between two."""
+
     attempt: int
     items: list[TokenItem] = field(default_factory=list)
+
+    def append(self, item: TokenItem) -> None:
+        """Add what comes last, in the place of what older attempts said from its position on."""
+        while self.items and self.items[-1].attempt < item.attempt and not _leads_to(self.items[-1], item):
+            self.items.pop()
+        self.items.append(item)
+
+    def place(self, index: int) -> int:
+        """Where the first item is that begins at ``index`` or later. Does not mutate."""
+        return bisect_left(self.items, index, key=lambda item: item.index)
 
 
 class RetainedOutputs:
@@ -29,14 +43,37 @@ class RetainedOutputs:
         self._finished: OrderedDict[str, _Told] = OrderedDict()
 
     def add(self, item: TokenItem) -> None:
-        """Remember an item; a newer attempt replaces what an older one said."""
-        told = self._running.get(item.request_id)
-        if told is None or told.attempt < item.attempt:
-            told = self._running[item.request_id] = _Told(item.attempt)
-            self._finished.pop(item.request_id, None)
-        told.items.append(item)
-        if item.finish is not None:
-            self.retire(item.request_id)
+        """Remember an item that was said; it replaces what older attempts said from its position on."""
+        told = self._open(item)
+        if told is not None:
+            told.append(item)
+            if item.finish is not None:
+                self.retire(item.request_id)
+
+    def recall(self, item: TokenItem) -> None:
+        """Remember one token that an attempt begins with. Such tokens come in order, before the attempt adds its own.
+
+        What was said here of the same token is kept for it, since it has logprobs too, and counts as this attempt's.
+        """
+        told = self._open(item)
+        if told is None:
+            return
+        place = told.place(item.index)
+        if place < len(told.items) and _is_same(told.items[place], item):
+            told.items[place] = msgspec.structs.replace(told.items[place], attempt=item.attempt)
+        else:
+            told.append(item)
+
+    def _open(self, item: TokenItem) -> _Told | None:
+        """What is known of a request that speaks (again); None where an older attempt does, which is over."""
+        request_id = item.request_id
+        told = self._running.get(request_id) or self._finished.get(request_id) or _Told(item.attempt)
+        if item.attempt < told.attempt:
+            return None
+        told.attempt = item.attempt
+        self._finished.pop(request_id, None)
+        self._running[request_id] = told
+        return told
 
     def retire(self, request_id: str) -> None:
         """The request is over here, or was preempted: keep it among the last ones."""
@@ -50,7 +87,8 @@ class RetainedOutputs:
     def find(self, request_id: str, index: int, *, max_bytes: int) -> TokenItem | None:
         """Everything from output position ``index`` on as one item, or None if the request is not known.
 
-        An answer too long for ``max_bytes`` is cut between two tokens; the gateway asks again from there.
+        An answer too long for ``max_bytes`` is cut between two tokens, and so is one before a gap or where another
+        attempt goes on, which a gateway may have reason to refuse; the gateway asks again from there.
         """
         told = self._running.get(request_id) or self._finished.get(request_id)
         if told is None:
@@ -60,10 +98,24 @@ class RetainedOutputs:
         nbytes = 0
         for item in wanted:
             nbytes += _estimate(item)
-            if kept and nbytes > max_bytes:
+            if kept and (nbytes > max_bytes or item.index != _end(kept[-1]) or item.attempt != kept[-1].attempt):
                 break
             kept.append(item)
         return _join(kept) if kept else TokenItem(request_id=request_id, attempt=told.attempt, index=index, tokens=())
+
+
+def _end(item: TokenItem) -> int:
+    """The output position behind an item."""
+    return item.index + len(item.tokens)
+
+
+def _leads_to(said: TokenItem, item: TokenItem) -> bool:
+    """Whether a newer attempt's item goes on behind what an older one said. No end of an older one is the end then."""
+    return said.finish is None and _end(said) <= item.index
+
+
+def _is_same(said: TokenItem, recalled: TokenItem) -> bool:
+    return said.index == recalled.index and said.tokens == recalled.tokens and said.finish is None
 
 
 def _join(items: list[TokenItem]) -> TokenItem:

@@ -263,7 +263,7 @@ class WorkerShell:
             self._end(error)
             return
         for item in report.recalled:
-            self._retained.add(item)
+            self._retained.recall(item)
         for gateway_id, items in report.items.items():
             for item in items:
                 self._retained.add(item)

@@ -8,7 +8,7 @@ from services.gateway.assembly import Placement
 from services.gateway.failures import error_of_notice
 from services.gateway.notices import NoticeCursor
 from services.gateway.pending import Choice
-from services.gateway.timeouts import WaitLimits, needs_probe, overdue
+from services.gateway.timeouts import WaitLimits, needs_probe, needs_search, overdue
 from shared.codec import Published
 from shared.errors import RequestCancelled
 from shared.messages.base import pack_int32
@@ -90,20 +90,34 @@ class GatewayProcess(Process):
             return
         before = choice.assembly.next_index
         is_known = False
-        for name in dict.fromkeys([*reversed(list(choice.workers.values())), *workers]):
-            worker = self.cell.workers.get(name)
-            if worker is None or not worker.can_answer or self.is_cut_off:
-                continue
-            item = worker.outputs_of(choice.request_id, choice.assembly.next_index)
-            if item is None:
-                continue
-            if choice.accept(name, item, self.cell.clock.now_s, asked=True) is not Placement.GAP:
+        for name in dict.fromkeys([*reversed(choice.workers.values()), *workers]):
+            if self._question(choice, name) not in (None, Placement.GAP, Placement.FENCED):
                 is_known = True
                 break
         self._settle(choice)
         if not choice.is_over and (choice.assembly.has_gap or not is_known) and choice.assembly.next_index == before:
             choice.is_fetching = True
             self.later(FETCH_RETRY_US, lambda: self._ask(choice, workers, tries - 1))
+
+    def _question(self, choice: Choice, name: str) -> Placement | None:
+        """Ask one worker. None where it cannot be reached or does not know the request."""
+        worker = self.cell.workers.get(name)
+        if worker is None or not worker.can_answer or self.is_cut_off:
+            return None
+        item = worker.outputs_of(choice.request_id, choice.assembly.next_index)
+        return None if item is None else choice.accept(name, item, self.cell.clock.now_s, asked=True)
+
+    def _search(self, choice: Choice) -> None:
+        """Ask every worker, until one brings a request forward."""
+        choice.probed_s = choice.searched_s = self.cell.clock.now_s
+        before = choice.assembly.next_index
+        for name in dict.fromkeys([*reversed(choice.workers.values()), *self.cell.workers]):
+            if choice.is_over or choice.assembly.next_index > before:
+                break
+            self._question(choice, name)
+        self._settle(choice)
+        if choice.assembly.next_index > before:
+            self._fetch(choice, [])
 
     # Notices.
 
@@ -149,6 +163,7 @@ class GatewayProcess(Process):
         super().reconnect()
         for choice in list(self.choices.values()):
             self._fetch(choice, list(self.cell.workers))
+            choice.searched_s = choice.progress_s
 
     def tick(self) -> None:
         """End what waits for too long, and ask for what may be lost."""
@@ -158,5 +173,7 @@ class GatewayProcess(Process):
             if error is not None:
                 choice.fail(error)
                 self._settle(choice)
+            elif needs_search(choice, now_s, LIMITS) and not choice.is_fetching:
+                self._search(choice)
             elif needs_probe(choice, now_s, LIMITS):
                 self._fetch(choice, [])

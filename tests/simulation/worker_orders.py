@@ -77,6 +77,7 @@ def _admit(worker: WorkerProcess, order: plans.AdmitRequest) -> None:
         require(order.state_lease.parent == above, "a state lease goes on from elsewhere")
         sequence.saving = Saving(order.state_lease, pool, size)
     worker.sequences[order.request_id] = sequence
+    worker.recall(sequence)
 
 
 def _preempt(worker: WorkerProcess, sequence: Sequence) -> None:

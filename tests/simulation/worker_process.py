@@ -253,6 +253,12 @@ class WorkerProcess(Process):
         self._items.setdefault(sequence.admit.gateway_id, []).append(item)
         self._retained.add(item)
 
+    def recall(self, sequence: Sequence) -> None:
+        """Remember what earlier attempts said, for a gateway that missed some of it."""
+        who, attempt = sequence.request_id, sequence.admit.attempt
+        for index, token in enumerate(sequence.output):
+            self._retained.recall(TokenItem(request_id=who, attempt=attempt, index=index, tokens=(token,)))
+
     def retire(self, request_id: str) -> None:
         """A request is forgotten here; what it was told stays for a while."""
         self._retained.retire(request_id)

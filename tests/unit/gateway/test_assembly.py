@@ -99,6 +99,32 @@ def test_a_newer_attempt_fences_by_speaking() -> None:
     assert assembly.accept(item(3, 4, attempt=3)) is Placement.FENCED
 
 
+def test_what_was_said_before_a_preemption_may_be_asked_for() -> None:
+    """The new attempt goes on behind everything that the old one said, so that is a part of the answer."""
+    assembly = Assembly()
+    assembly.accept(item(0, 2))
+    assert assembly.accept(item(4, 5, attempt=2)) is Placement.GAP
+
+    assert assembly.fill(item(2, 4, attempt=1)) is Placement.ACCEPTED
+    assert assembly.take().text == "<0><1><2><3><4>"
+
+
+def test_an_attempt_that_was_resumed_is_not_mixed_with_older_ones() -> None:
+    """It builds on what was here then: a lossy one may say other tokens than an older attempt that is asked."""
+    assembly = Assembly()
+    assembly.accept(item(0, 2))
+    assembly.fence(2)
+
+    old = msgspec.structs.replace(item(2, ANSWER), tokens=tuple(range(200, 210)), text="other")
+    assert assembly.fill(old) is Placement.FENCED
+    assert not assembly.is_finished
+    assert assembly.fill(item(2, 3, attempt=2)) is Placement.ACCEPTED
+    assert assembly.accept(item(5, 6, attempt=3)) is Placement.GAP
+    assert assembly.fill(old) is Placement.FENCED
+    assert assembly.fill(item(3, 5, attempt=2)) is Placement.ACCEPTED
+    assert assembly.tokens == [100 + i for i in range(6)]
+
+
 def test_items_held_for_an_old_attempt_are_let_go() -> None:
     """A held item of a fenced attempt does not join later."""
     assembly = Assembly()
@@ -175,13 +201,14 @@ def test_any_delivery_with_refetching_gives_the_true_answer(data: st.DataObject)
         placement = assembly.accept(item(start, end, attempt))
         if placement is Placement.GAP and data.draw(st.booleans(), label="fetches"):
             last = data.draw(st.integers(assembly.next_index + 1, ANSWER), label="fetched to")
-            assembly.fill(item(assembly.next_index, last, attempt))
+            assembly.fill(item(assembly.next_index, last, attempt=max(attempt, assembly.resumed)))
         shown += assembly.take().text
 
         assert shown == WHOLE[: len(shown)]
         assert assembly.tokens == [100 + i for i in range(assembly.next_index)]
     while not assembly.is_finished:
-        assert assembly.fill(item(assembly.next_index, ANSWER)) is Placement.ACCEPTED
+        rest = item(assembly.next_index, ANSWER, attempt=assembly.resumed)
+        assert assembly.fill(rest) is Placement.ACCEPTED
     shown += assembly.take().text
 
     assert shown == WHOLE

@@ -7,7 +7,7 @@ import pytest
 from services.gateway.cell import FRESH_S, CellView
 from services.gateway.notices import NoticeCursor
 from services.gateway.pending import MAX_STREAM_BACKLOG_TOKENS, Choice, Generation, PendingTable, Slots
-from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, overdue
+from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, needs_search, overdue
 from shared.errors import DeadlineExceeded, InternalError, QueueFull, RequestCancelled, TooManyConnections
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
@@ -170,6 +170,53 @@ def test_a_quiet_choice_is_probed_now_and_then() -> None:
     assert needs_probe(one, 3.1, LIMITS)
     one.probed_s = 3.1
     assert not needs_probe(one, 5.0, LIMITS)
+
+
+def searches(one: Choice, until_s: float) -> list[float]:
+    """When a choice is searched for, looked at twice a second."""
+    found = []
+    for half_seconds in range(int(until_s * 2) + 1):
+        now_s = half_seconds / 2
+        if needs_search(one, now_s, LIMITS):
+            one.searched_s = now_s
+            found.append(now_s)
+    return found
+
+
+def test_a_silent_choice_is_searched_for_less_and_less_often() -> None:
+    """Also one that no worker was heard of for: few questions for one that only waits in the queue."""
+    assert searches(choice(), 200.0) == [2.5, 5.5, 11.5, 23.5, 47.5, 95.5, 191.5]
+
+
+def test_a_choice_that_was_heard_of_is_searched_for_as_well() -> None:
+    """Its next attempt may run on a worker of which nothing arrived. A token begins the wait anew."""
+    one = choice()
+    one.accept("w", token(), 10.0)
+
+    assert searches(one, 20.0) == [12.5, 15.5]
+    one.accept("w", token(1), 20.5)
+    assert not needs_search(one, 22.5, LIMITS)
+    assert needs_search(one, 23.0, LIMITS)
+
+
+def test_a_choice_that_is_over_is_not_searched_for() -> None:
+    """Nobody waits for it."""
+    one = choice()
+    one.fail(QueueFull("x"))
+
+    assert not needs_search(one, 50.0, LIMITS)
+
+
+def test_an_answer_without_news_is_no_progress() -> None:
+    """A worker that is asked and says that there is nothing yet does not end the wait for a token."""
+    one = choice()
+    one.accept("w", token(), 1.0)
+    one.accept("w", TokenItem(request_id="r", attempt=1, index=1, tokens=()), 4.0, asked=True)
+
+    assert one.progress_s == 1.0
+    error = overdue(one, 6.5, LIMITS)
+    assert error is not None
+    assert error.code == "idle_timeout"
 
 
 def test_notices_are_placed_by_number() -> None:
