@@ -11,7 +11,7 @@ from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, page_count
 from services.scheduler.core.queueing import admitted_from_queue
-from services.scheduler.core.reach import Reach, cut_to_fit, matched_path, reach
+from services.scheduler.core.reach import Reach, cut_to_fit, follow_cuts, matched_path, reach
 from services.scheduler.core.residency import (
     begin_loading,
     lock_host,
@@ -65,6 +65,7 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
     if pages is None:
         _let_go(state, found, worker)
         return False
+    follow_cuts(state, found)
     _take_over(turn, request, worker, found, pages, span)
     if found.loaded:
         _begin_loads(turn, request, worker, found, pages, draft)

@@ -14,6 +14,7 @@ from services.scheduler.core.saves import save_leaving
 from services.scheduler.core.state import CellState, Storage, count
 from services.scheduler.core.trimming import trim
 from services.scheduler.core.turn import Turn
+from shared.errors import InvariantViolated
 
 
 def admit_to_host(turn: Turn, storage: Storage, node: Node) -> bytes | None:
@@ -41,7 +42,10 @@ def admit_to_host(turn: Turn, storage: Storage, node: Node) -> bytes | None:
 
 
 def take_host_pages(turn: Turn, storage: Storage, pages: int) -> bytes | None:
-    """Host pages for a backup or a fetch, evicting what the pool's policy names; None when it cannot give so many."""
+    """Host pages for a backup or a fetch, evicting what the pool's policy names; None when it cannot give so many.
+
+    May cut or remove nodes that have copies in this pool, those on a device included: match again what is used later.
+    """
     pool = host_pool(storage)
     if pages > pool.free + pool.cached:
         return None
@@ -49,7 +53,10 @@ def take_host_pages(turn: Turn, storage: Storage, pages: int) -> bytes | None:
         victim = take_host_victim(turn.state, storage.storage_id)
         if victim is None:
             return None
-        _drop_end(turn, storage, victim, pages - pool.free)
+        free = pool.free
+        _drop_end(turn, storage, victim, pages - free)
+        if pool.free == free:  # A policy may name the same node for ever.
+            raise InvariantViolated(f"node {victim.id} was to leave the pool of {storage.storage_id} and may not")
     return allocate(pool, pages)
 
 

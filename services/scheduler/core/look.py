@@ -115,7 +115,8 @@ def _examine(turn: Turn, worker: Worker, draft: Draft, request: Request, ahead: 
         defer_for_producer(turn, request, worker, name, needed, needed - cached)
         return None
     if request.fetch or request.is_fetch_due or request.follows or request.run is not None:
-        draft.stage += request.is_fetch_due  # To make room for a fetch may evict or cut what others matched.
+        # To make room for a fetch may evict or cut what others matched.
+        draft.stage += bool(request.is_fetch_due or request.follows)
         if waits_for_fetch(turn, request, worker, cached):
             return None
         span = current_span(state, request, worker, cached)

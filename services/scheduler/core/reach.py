@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.neighbours import nearest_holder
-from services.scheduler.core.prefix_tree import Node, Path, match_again, page_count
+from services.scheduler.core.prefix_tree import Node, Path, ancestors, match_again, page_count
 from services.scheduler.core.residency import split_node
 from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
 
@@ -150,3 +150,13 @@ def cut_to_fit(state: CellState, path: Path, found: Reach) -> Node | None:
     upper = split_node(state, node, pages)
     (found.loaded or found.joined or found.device)[-1] = upper
     return upper
+
+
+def follow_cuts(state: CellState, found: Reach) -> None:
+    """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
+
+    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
+    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
+    """
+    if found.device:
+        found.device = ancestors(state.tree, found.device[-1])[::-1]

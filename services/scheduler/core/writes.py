@@ -40,15 +40,19 @@ def sequence_computed(turn: Turn, worker: Worker, request: Request, tokens: byte
     to_host = config.host_writes != "on_evict"
     if not to_disk and not to_host:
         return
-    path = match_prefix(state.tree, request.submit.namespace, tokens, computed // state.tree.page_size)
+    namespace, pages = request.submit.namespace, computed // state.tree.page_size
     if to_host:
-        _copy_ahead(turn, worker, path if config.host_writes == "through" else _reused(state, path))
-    if to_disk:
-        save_path(turn, storage, worker, path if config.disk_writes == "through" else _reused(state, path))
+        path = match_prefix(state.tree, namespace, tokens, pages)
+        _copy_ahead(turn, worker, _written(state, path, config.host_writes))
+    if to_disk:  # It is matched only now: making room for copies may cut nodes of the path, or remove them.
+        path = match_prefix(state.tree, namespace, tokens, pages)
+        save_path(turn, storage, worker, _written(state, path, config.disk_writes))
 
 
-def _reused(state: CellState, path: Path) -> Path:
-    """The upper part of a path that was used often enough for selective writes. Does not mutate."""
+def _written(state: CellState, path: Path, policy: str) -> Path:
+    """All of a path or, under "selective", its upper part that was used often enough. Does not mutate."""
+    if policy != "selective":
+        return path
     for index, (node, _) in enumerate(path):
         if state.hotness.lookup(node.digest)[0] < state.config.admission_frequency:
             return path[:index]

@@ -2,7 +2,12 @@
 
 import pytest
 
+from services.scheduler.core.page_pool import allocate
+from services.scheduler.core.prefix_tree import match_prefix
+from services.scheduler.core.residency import give_host
+from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.worker_plans import AdmitRequest
+from tests.stateful.cell_model import namespace
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -97,3 +102,41 @@ def test_usage_speaks_of_the_callers_prompt(make_cell):
     assert again
     for order in again:
         assert order.device_tokens <= order.prompt_tokens
+
+
+def node_of(cell, tokens):
+    """The one node of these tokens."""
+    ((node, _),) = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
+    return node
+
+
+def copy_to_host(cell, node):
+    """Let host memory hold a copy of what the only worker has."""
+    storage, host = cell.state.storages["storage"], cell.storages["storage"].pool
+    pages = unpack_int32(node.device["worker-0"])
+    give_host(cell.state, node, storage, allocate(storage.pool, len(pages)))
+    for page, source in zip(unpack_int32(node.host["storage"]), pages, strict=True):
+        host.memory[page] = cell.workers["worker-0"].memory[source]
+
+
+def test_what_a_request_stands_on_may_be_cut_while_room_is_made_for_it(make_cell):
+    """A backup that its admission leads to displaces a part of the host copy of its prefix: it has all pages still."""
+    cell = make_cell(page_size=16, pages=41, host_pages=38)
+    prefix, leaving, dropped = [
+        list(range(kind * 1000, kind * 1000 + size)) for kind, size in ((1, 320), (2, 32), (3, 288))
+    ]
+    for tokens in (prefix, leaving, dropped):
+        cell.submit(tokens, max_tokens=1)
+        cell.drain()
+    for tokens in (prefix, dropped):
+        copy_to_host(cell, node_of(cell, tokens))
+    held = unpack_int32(node_of(cell, prefix).device["worker-0"])
+
+    cell.submit(prefix + [7] * 64, max_tokens=1, request_id="last")
+
+    assert cell.admitted[-1].request_id == "last"
+    assert len(match_prefix(cell.state.tree, namespace(), pack_int32(prefix), 20)) == 2
+    assert unpack_int32(cell.admitted[-1].pages)[:20] == held
+    assert len(cell.admitted[-1].pages) // 4 == 25
+    cell.drain()
+    cell.check_answers()

@@ -2,6 +2,10 @@
 
 import pytest
 
+from services.scheduler.core import host_admission
+from services.scheduler.core.host_admission import take_host_pages
+from services.scheduler.core.turn import Turn
+from shared.errors import InvariantViolated
 from shared.messages.storage_plans import BackupPages
 
 A, B, C, D = ([number] * 40 for number in (1, 2, 3, 4))
@@ -158,3 +162,15 @@ def test_a_node_larger_than_the_host_pool_is_dropped(make_cell, set_heat):
 
     assert in_host(cell) == []
     assert cell.state.counters["evicted_pages_device"] == 10
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3-fifo", "2q", "w-tinylfu"])
+def test_a_policy_that_names_what_may_not_go_is_a_fault_and_no_endless_search(make_cell, monkeypatch, policy):
+    """Some name the same node until it is gone."""
+    cell = make_cell(pages=12, host_pages=10, policy=policy, host_writes="through")
+    run(cell, A)
+    assert in_host(cell) == [1]
+    monkeypatch.setattr(host_admission, "is_host_evictable", lambda node, storage_id: False)
+
+    with pytest.raises(InvariantViolated, match="may not"):
+        take_host_pages(Turn(cell.state, cell.seq, cell.time_ns), cell.state.storages["storage"], 1)

@@ -3,10 +3,15 @@
 import pytest
 
 from services.scheduler.core import check_invariants
+from services.scheduler.core.cancellation import end_early
+from services.scheduler.core.leases import preempt
+from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import release
+from services.scheduler.core.turn import Turn
+from shared.chunks import chunk_pages
 from shared.errors import InvariantViolated
-from tests.unit.scheduler.core.fetching import prompt
-from tests.unit.scheduler.core.restoring import bring, put_state, restoring_cell
+from tests.unit.scheduler.core.fetching import PAGE, prompt
+from tests.unit.scheduler.core.restoring import bring, bring_at_once, put_state, restoring_cell, worker_goes_on
 
 
 @pytest.fixture
@@ -108,4 +113,28 @@ def test_a_broken_state_is_recognised(cell, break_it):
     break_it(cell.state)
 
     with pytest.raises(InvariantViolated):
+        check_invariants(cell.state)
+
+
+def abort(turn, worker, request):
+    end_early(turn, request, "cancelled")
+
+
+@pytest.mark.parametrize("stop", [abort, preempt])
+def test_a_run_of_a_request_that_is_being_stopped_need_not_go_on(make_cell, stop):
+    """All that has come is restored and nothing more is fetched: its worker is about to let go of it."""
+    cell = restoring_cell(make_cell, state_pages=4 * chunk_pages(PAGE))
+    put_state(cell, prompt(6))
+    request = cell.state.requests[cell.submit(prompt(6))]
+    bring_at_once(cell, 2)
+    assert request.planned == request.run.end < request.run.goal
+
+    stop(Turn(cell.state, cell.seq, cell.time_ns), cell.state.workers["worker-0"], request)
+    worker_goes_on(cell)  # What it did before it hears of that.
+
+    assert request.computed == request.run.end < request.run.goal
+    assert not request.run.fetch
+    check_invariants(cell.state)
+    request.state = RequestState.PREFILLING
+    with pytest.raises(InvariantViolated, match="nobody fetches"):
         check_invariants(cell.state)

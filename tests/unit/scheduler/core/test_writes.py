@@ -10,6 +10,7 @@ from services.scheduler.core.residency import drop_device, give_host, lock_host,
 from services.scheduler.core.tiers import make_room
 from services.scheduler.core.turn import Turn
 from services.scheduler.core.writes import PAGES_AHEAD
+from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import BackupPages, SaveChunks
 from tests.stateful.cell_model import namespace
@@ -214,6 +215,26 @@ def test_a_victim_that_a_save_begins_to_read_stays(straddling, orders):
 
 
 # Host memory.
+
+
+def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(make_tiers, orders):
+    """To copy the end of a sequence, the copy of its start leaves in part, which cuts a node that is to be saved."""
+    cell = make_tiers(host_pages=20, host_writes="through")
+    start = list(range(320))
+    sequence = start + list(range(1000, 1064))
+    run(cell, start)
+    (node,) = nodes_of(cell, start)
+    assert len(node.host["storage"]) == 20 * 4
+    cell.state.storages["storage"].chunks.clear()
+    saved = len(ordered(cell, orders))
+
+    run(cell, sequence)
+
+    assert len(nodes_of(cell, sequence)) > 2
+    saves = ordered(cell, orders)[saved:]
+    assert b"".join(order.tokens for order in saves) == pack_int32(sequence)
+    chain = chain_pages(chain_root(namespace()), pack_int32(sequence), 16 * 4)
+    assert b"".join(order.identities for order in saves) == chain
 
 
 def test_through_copies_a_prompt_and_leaves_it_on_the_device(make_tiers, orders):
