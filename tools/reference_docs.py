@@ -25,7 +25,7 @@ from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
-from tools import core_results, data_plane_results, policy_results, restoration_results
+from tools import core_results, data_plane_results, importance_results, policy_results, restoration_results
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -213,11 +213,17 @@ def restoration() -> str:
     return restoration_results.page(_result("restoration"), _result("hidden_states"), _result("hidden_saving"))
 
 
+def importance_serving() -> str:
+    """What loading less brings."""
+    return importance_results.page(_result("importance_serving"), _result("importance_serving_5"))
+
+
 PAGES = {
     "reference/lifecycles.md": lifecycles,
     "reference/settings.md": settings,
     "results/core.md": core,
     "results/data-plane.md": data_plane,
+    "results/importance-serving.md": importance_serving,
     "results/policies.md": policies,
     "results/restoration.md": restoration,
     "results/speed.md": speed,
