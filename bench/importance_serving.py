@@ -1,7 +1,7 @@
 """TTFT and bytes from the disk when only important tokens are loaded, by technique (IMPRESS, Figures 16 to 21).
 
     python -m bench.importance_serving [--ratio 0.1] [--probe-heads 1] [--mb-per-s 5,20,80] [--systems NAME,...]
-    [--documents 12] [--questions 120] [--rounds 2] [--save]
+    [--documents 12] [--questions 120] [--rounds 2] [--add FILE] [--name NAME] [--save]
 
 Whole cells with a bundled model, whose storage reads its disk through a token bucket. Documents share nothing; each is
 asked about as often as a normal distribution has it, as in the paper, and the pools on the device and in host memory
@@ -223,6 +223,15 @@ def joined(rounds: list[dict[str, Any]], questions: int) -> dict[str, Any]:
     }
 
 
+def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Figures of an earlier run that this one does not measure anew."""
+    if options.add is None:
+        return []
+    anew = {(float(mb), system) for mb in options.mb_per_s.split(",") for system in options.systems.split(",")}
+    known = json.loads(options.add.read_text(encoding="utf-8"))["results"]["figures"]
+    return [each for each in known if (each["mb_per_s"], each["system"]) not in anew]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=Path("models/thermocline-mha"))
@@ -236,13 +245,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--own-bytes", type=int, default=8 * 2**20, help="device memory for requests' own tokens")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/importance_serving.json")
+    parser.add_argument("--add", type=Path, help="results of an earlier run, whose other figures are kept")
+    parser.add_argument("--name", default="importance_serving", help="of the file in bench/results")
+    parser.add_argument("--save", action="store_true", help="write it")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     documents = prefixes("documents", options.documents, options.document_tokens, 8, tokenizer, options.seed)
-    figures: list[dict[str, Any]] = []
+    figures = earlier(options)
     results = {
-        key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items() if key != "save"
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in vars(options).items()
+        if key not in ("save", "add", "name")
     } | {"prefix_tokens": [len(document.tokens) for document in documents], "figures": figures}
     for mb_per_s in [float(each) for each in options.mb_per_s.split(",")]:
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.systems.split(",")}
@@ -260,7 +273,7 @@ def main() -> None:
             {"mb_per_s": mb_per_s, "system": name, **joined(found, options.questions)} for name, found in rounds.items()
         ]
         if options.save:
-            print(results_file.write("importance_serving", results, seed=options.seed), flush=True)
+            print(results_file.write(options.name, results, seed=options.seed), flush=True)
 
 
 if __name__ == "__main__":

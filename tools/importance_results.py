@@ -43,6 +43,11 @@ _FOLLOWS = """## What follows
 """
 
 
+_SYSTEMS = (
+    *("recompute", "everything", "h2o_lru", "h2o_lfu", "identification", "blocks", "reordering"),
+    *("policy", "score", "on_demand"),
+)
+
 Result = tuple[dict[str, Any], str]
 
 
@@ -58,6 +63,7 @@ def _section(results: dict[str, Any], origin: str) -> list[str]:
     lines = [f"## {results['ratio']:.0%} of the tokens\n", *_setting(results), ""]
     for mb_per_s in dict.fromkeys(each["mb_per_s"] for each in results["figures"]):
         figures = [each for each in results["figures"] if each["mb_per_s"] == mb_per_s]
+        figures.sort(key=lambda each: _SYSTEMS.index(each["system"]))
         lines += [f"### A disk of {mb_per_s:g} MB/s\n", *_table(figures, results["questions"] * results["rounds"]), ""]
     return [*lines, origin + "\n"]
 
