@@ -1,13 +1,14 @@
 """TTFT of a history that lies on a disk of limited bandwidth, by the way in which it comes back.
 
     python -m bench.restoration [--models mha,gqa] [--lengths 1024,4096,16128] [--mb-per-s 25,50,100,200,400]
-    [--repeats 3] [--rounds 3] [--directory DIR] [--save]
+    [--repeats 5] [--directory DIR] [--save]
 
 After HCache's sections 6.2 and 6.3.1, end to end: for each model, disk and method a whole cell, whose storage reads its
-disk through a token bucket. A history is computed once and kept as the method has it, then every tier above the disk
-is emptied and a question about the history is asked. ``recompute`` fetches nothing; ``kv`` keeps KV; ``hidden`` keeps
-hidden states of all layers; ``half`` is the naive hybrid, the first half of the layers recomputed and the rest kept
-as KV; ``planned`` is left to the planner, with what ``thermocline doctor --profile`` measured here before.
+disk through a token bucket; cells of one model and disk run at once and are asked in turn. A history is computed once
+and kept as the method has it, then every tier above the disk is emptied and a question about the history is asked.
+``recompute`` fetches nothing; ``kv`` keeps KV; ``hidden`` keeps hidden states of all layers; ``half`` is the naive
+hybrid, the first half of the layers recomputed and the rest kept as KV; ``planned`` is left to the planner, with what
+``thermocline doctor --profile`` measured here before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +37,16 @@ from bench.make_model import make_model
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
-from shared.messages.status import CellStatus
 from thermocline.client import served_model
 from thermocline.client.stream import SOURCES
-from thermocline.supervisor.api import running
+from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
 LAYERS, HEADS = 8, 8
 KV_HEADS = {"mha": 8, "gqa": 2}
 VOCABULARY = 16_000
 LONG = 8192
-"""A longer history is asked about once: it takes as long as many short ones, and varies less."""
+"""A longer history is recomputed once: it takes as long as many short ones, and varies less."""
 
 POOL_S = 15.0
 QUESTION_TOKENS = 32
@@ -63,48 +66,64 @@ def histories(lengths: list[int], seed: int) -> dict[int, list[int]]:
     return {length: [rng.randrange(8, VOCABULARY) for _ in range(length)] for length in lengths}
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running cell and who asks it."""
+
+    client: httpx.AsyncClient
+    bus: Bus
+    model: str
+
+
 async def measure(
-    base_url: str, nats: str, lengths: list[int], *, repeats: int, seed: int, is_kept: bool, keeps_state: bool
+    cells: Mapping[str, RunningCell], lengths: list[int], *, repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """TTFT by length, and where the history was found. ``is_kept``: the method keeps something at all, and
-    ``keeps_state`` that it may keep it as state.
-    """
+    """TTFT by method and length, and where the history was found. Methods are asked in turn, question by question."""
     rng = random.Random(seed + 1)
     figures = []
-    bus = await connect((nats,), "bench")
-    async with httpx.AsyncClient(base_url=base_url, timeout=1200) as client:
-        model = (await served_model(client))["id"]
-        await rest(bus)  # The cell serves before its pools are made.
-        if keeps_state:
-            await state_pool(bus)
+    async with AsyncExitStack() as stack:
+        served = {method: await serve(stack, method, cell) for method, cell in cells.items()}
         for length, history in histories(lengths, seed).items():
-            times, found, predicted = [], {}, []
-            if is_kept:  # Computed and kept, or read and kept where an earlier cell left it.
-                await ask_one(client, model, [*history, 9])
-                await rest(bus)  # What is still being saved cannot be emptied.
-            for _ in range(repeats if length <= LONG else 1):
-                await empty(bus, ("device", "host"))
-                question = [rng.randrange(8, VOCABULARY) for _ in range(QUESTION_TOKENS)]
-                before = await CacheCalls(bus).status()
-                answer = await ask_one(client, model, history + question)
-                times.append(answer.ttft_s)
-                predicted.append(predictions(before, await CacheCalls(bus).status()))
-                found = {source: getattr(answer, f"{source}_tokens") for source in SOURCES}
-                await rest(bus)
-            figures.append(
-                {
-                    "tokens": length,
-                    "times_ms": [round(seconds * 1e3, 1) for seconds in times],
-                    "found": {name: count for name, count in found.items() if count},
-                    "form": next((pool.form for pool in before.pools if pool.form), ""),
-                    "restored": predicted,
-                }
-            )
-    await bus.close()
+            found: dict[str, dict[str, Any]] = {}
+            for method, one in served.items():
+                if method != "recompute":  # Computed and kept, or read and kept where an earlier cell left it.
+                    await ask_one(one.client, one.model, [*history, 9])
+                    await rest(one.bus)  # What is still being saved cannot be emptied.
+                found[method] = {"method": method, "tokens": length, "times_ms": [], "restored": []}
+            for repeat in range(repeats):
+                for method, one in served.items():
+                    if not repeat or method != "recompute" or length <= LONG:
+                        question = [rng.randrange(8, VOCABULARY) for _ in range(QUESTION_TOKENS)]
+                        await ask_in(one, history + question, found[method])
+            figures += found.values()
     return figures
 
 
-def predictions(before: CellStatus, after: CellStatus) -> dict[str, dict[str, float]]:
+async def serve(stack: AsyncExitStack, method: str, cell: RunningCell) -> Served:
+    """Wait until a cell is as it will be."""
+    bus = await connect((cell.nats_url,), "bench")
+    stack.push_async_callback(bus.close)
+    client = await stack.enter_async_context(httpx.AsyncClient(base_url=cell.base_url, timeout=1200))
+    await rest(bus)  # The cell serves before its pools are made.
+    if METHODS[method][0] != "off":
+        await state_pool(bus)
+    return Served(client, bus, (await served_model(client))["id"])
+
+
+async def ask_in(one: Served, prompt: list[int], figure: dict[str, Any]) -> None:
+    """Ask a cell whose history is on the disk alone, and take down what came of it."""
+    await empty(one.bus, ("device", "host"))
+    before = await CacheCalls(one.bus).status()
+    answer = await ask_one(one.client, one.model, prompt)
+    figure["times_ms"].append(round(answer.ttft_s * 1e3, 1))
+    figure["restored"].append(predictions(before, await CacheCalls(one.bus).status()))
+    found = {source: getattr(answer, f"{source}_tokens") for source in SOURCES}
+    figure["found"] = {name: count for name, count in found.items() if count}
+    figure["form"] = next((pool.form for pool in before.pools if pool.form), "")
+    await rest(one.bus)
+
+
+def predictions(before: RunningCellStatus, after: RunningCellStatus) -> dict[str, dict[str, float]]:
     """Predicted and observed milliseconds of what was restored between two reports, by kind."""
     earlier = {one.kind: one for one in before.restorations}
     found = {}
@@ -134,12 +153,11 @@ def profile_of(model: Path) -> Path:
     return out
 
 
-def bench_method(
-    model: Path, profile: Path, folder: Path, method: str, mb_per_s: float, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """One cell."""
+def cell_of(
+    model: Path, profile: Path, folder: Path, method: str, mb_per_s: float, lengths: list[int]
+) -> AbstractContextManager[RunningCell]:
+    """A cell that keeps histories and brings them back by one method."""
     form, restoring = METHODS[method]
-    lengths = [int(each) for each in options.lengths.split(",")]
     directory = folder / f"{model.name}-{method}"
     directory.mkdir(exist_ok=True)
     kv_heads = KV_HEADS[model.name]
@@ -165,18 +183,7 @@ def bench_method(
         "THERMOCLINE_FETCH_DEADLINE_MS": "600000",
         "THERMOCLINE_PREFETCH_FRACTION": "1.0",
     }
-    with running(config, environ=environ) as cell:
-        return asyncio.run(
-            measure(
-                cell.base_url,
-                cell.nats_url,
-                lengths,
-                repeats=options.repeats,
-                seed=options.seed,
-                is_kept=method != "recompute",
-                keeps_state=form != "off",
-            )
-        )
+    return running(config, environ=environ)
 
 
 def main() -> None:
@@ -185,8 +192,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="1024,4096,16128")
     parser.add_argument("--mb-per-s", default="25,50,100,200,400")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="", help="where the disk tier lies; default: temporary")
     parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
@@ -198,7 +204,6 @@ def main() -> None:
         "heads": HEADS,
         "kv_heads": KV_HEADS,
         "repeats": options.repeats,
-        "rounds": options.rounds,
         "figures": figures,
     }
     with tempfile.TemporaryDirectory(dir=options.directory or None) as scratch:
@@ -238,40 +243,30 @@ def figures_of(
     known: list[dict[str, Any]],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Those of all methods for one model at one bandwidth.
+    """Those of all methods for one model at one bandwidth. Recomputing, in which the disk has no part, is measured once.
 
-    Methods take turns, ``--rounds`` times: the machine is not equally fast for as long as all of them take.
-    Recomputing, in which the disk has no part, is measured once.
+    A cell of each method runs at once and they are asked in turn: the machine is not equally fast for as long as one
+    after the other takes.
     """
-    found: list[dict[str, Any]] = []
-    for _ in range(options.rounds):
-        for method in options.methods.split(","):
-            if method == "recompute" and any(each["method"] == method for each in found):
-                continue
-            same = [each for each in known if each["model"] == kind and each["method"] == "recompute"]
-            if method == "recompute" and same:
-                first = same[0]["mb_per_s"]
-                found += [{**each, "mb_per_s": mb_per_s} for each in same if each["mb_per_s"] == first]
-                continue
-            began = time.monotonic()
-            for figure in bench_method(model, profile, folder, method, mb_per_s, options):
-                add_times(found, {"model": kind, "mb_per_s": mb_per_s, "method": method, **figure})
-            shown = ", ".join(f"{each['tokens']}: {each['ttft_ms']:.0f} ms {each['form']}" for each in found[-3:])
-            print(f"{kind} {mb_per_s:g} MB/s {method:<10} {shown}   ({time.monotonic() - began:.0f} s)", flush=True)
+    same = [each for each in known if each["model"] == kind and each["method"] == "recompute"]
+    is_new = all(each["mb_per_s"] != mb_per_s for each in same)
+    found = [{**each, "mb_per_s": mb_per_s} for each in same if is_new and each["mb_per_s"] == same[0]["mb_per_s"]]
+    methods = [method for method in options.methods.split(",") if method != "recompute" or not same]
+    lengths = [int(each) for each in options.lengths.split(",")]
+    began = time.monotonic()
+    with ExitStack() as stack:
+        cells = {
+            method: stack.enter_context(cell_of(model, profile, folder, method, mb_per_s, lengths))
+            for method in methods
+        }
+        figures = asyncio.run(measure(cells, lengths, repeats=options.repeats, seed=options.seed))
+    for figure in figures:
+        middle = statistics.median(figure["times_ms"])
+        rate = round(figure["tokens"] / middle * 1e3, 1)
+        found.append({"model": kind, "mb_per_s": mb_per_s, **figure, "ttft_ms": middle, "tokens_per_s": rate})
+        print(f"{kind} {mb_per_s:g} MB/s {figure['tokens']:>6} {figure['method']:<10} {middle:.0f} ms {figure['form']}")
+    print(f"({time.monotonic() - began:.0f} s)", flush=True)
     return found
-
-
-def add_times(found: list[dict[str, Any]], figure: dict[str, Any]) -> None:
-    """Join what another round measured to what is known of the same, and say the median of all."""
-    key = ("model", "mb_per_s", "method", "tokens")
-    known = next((each for each in found if all(each[name] == figure[name] for name in key)), None)
-    if known is None:
-        known = figure
-    else:
-        found.remove(known)
-        known = {**figure, "times_ms": known["times_ms"] + figure["times_ms"]}
-    middle = statistics.median(known["times_ms"])
-    found.append({**known, "ttft_ms": middle, "tokens_per_s": round(known["tokens"] / middle * 1e3, 1)})
 
 
 if __name__ == "__main__":
