@@ -80,7 +80,7 @@ async def measure(
 ) -> list[dict[str, Any]]:
     """TTFT by method and length, and where the history was found. Methods are asked in turn, question by question."""
     rng = random.Random(seed + 1)
-    figures = []
+    figures: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
         served = {method: await serve(stack, method, cell) for method, cell in cells.items()}
         for length, history in histories(lengths, seed).items():
@@ -123,7 +123,7 @@ async def ask_in(one: Served, prompt: list[int], figure: dict[str, Any]) -> None
     await rest(one.bus)
 
 
-def predictions(before: RunningCellStatus, after: RunningCellStatus) -> dict[str, dict[str, float]]:
+def predictions(before: CellStatus, after: CellStatus) -> dict[str, dict[str, float]]:
     """Predicted and observed milliseconds of what was restored between two reports, by kind."""
     earlier = {one.kind: one for one in before.restorations}
     found = {}
@@ -243,7 +243,7 @@ def figures_of(
     known: list[dict[str, Any]],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Those of all methods for one model at one bandwidth. Recomputing, in which the disk has no part, is measured once.
+    """Those of all methods for one model at one bandwidth; recomputing, in which the disk has no part, is measured once.
 
     A cell of each method runs at once and they are asked in turn: the machine is not equally fast for as long as one
     after the other takes.
