@@ -37,6 +37,7 @@ from bench.make_model import make_model
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
+from shared.messages.status import CellStatus
 from thermocline.client import served_model
 from thermocline.client.stream import SOURCES
 from thermocline.supervisor.api import RunningCell, running
@@ -243,7 +244,7 @@ def figures_of(
     known: list[dict[str, Any]],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Those of all methods for one model at one bandwidth; recomputing, in which the disk has no part, is measured once.
+    """Those of all methods for one model at one bandwidth. Recomputing, which needs no disk, is measured once.
 
     A cell of each method runs at once and they are asked in turn: the machine is not equally fast for as long as one
     after the other takes.
