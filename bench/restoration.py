@@ -226,13 +226,14 @@ def main() -> None:
 def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Figures of an earlier run that this one does not measure anew."""
     anew = {
-        (model, float(mb_per_s), method)
+        (model, float(mb_per_s), method, int(length))
         for model in options.models.split(",")
         for mb_per_s in options.mb_per_s.split(",")
         for method in options.methods.split(",")
+        for length in options.lengths.split(",")
     }
     kept = json.loads(options.add.read_text(encoding="utf-8"))["results"]["figures"]
-    return [each for each in kept if (each["model"], each["mb_per_s"], each["method"]) not in anew]
+    return [each for each in kept if (each["model"], each["mb_per_s"], each["method"], each["tokens"]) not in anew]
 
 
 def figures_of(
