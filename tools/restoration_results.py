@@ -22,7 +22,7 @@ layers; *half* is the naive hybrid, the first half of the layers recomputed and 
 planner, which knows only what `thermocline doctor --profile` measured and what it observes. *Form* is the form of state
 that it chose: layers computed from tokens / from hidden states / as KV. The last column is its time over that of the
 best other method. Runs are joined (`--add`), and the line below is the last. Cells of all methods were asked in turn at
-200 MB/s, and one after the other at 50 MB/s.
+200 MB/s; at 50 MB/s one after the other, before it asked more of a mix of methods, and without taking down the form.
 """
 
 _SPEED = """\
@@ -75,11 +75,16 @@ def _ttft_rows(figures: list[dict[str, Any]]) -> Iterable[str]:
         shown = [f"{times[method]:.0f}" if method in times else "" for method in _METHODS]
         if "planned" in times and others:
             shown += [
-                found["planned"].get("form") or "KV",
+                _form(found["planned"]),
                 f"{found['planned']['tokens_per_s']:.0f}",
                 f"{times['planned'] / min(others):.2f}",
             ]
         yield f"| {tokens:,} | {mb_per_s:g} | {' | '.join(shown)} |"
+
+
+def _form(figure: dict[str, Any]) -> str:
+    """Of state, or that there was none; unknown where a run did not take it down."""
+    return (figure["form"] or "KV") if "form" in figure else ""
 
 
 def _speed(results: dict[str, Any], origin: str) -> list[str]:
