@@ -8,6 +8,7 @@ import pytest
 
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, CellDriver
+from tests.stateful.walking import added_up
 
 WALKS = 30
 TALKS, MOST_TOKENS = 4, 900
@@ -130,11 +131,7 @@ def work(driver: CellDriver, chance: random.Random, talks: list[Talk]) -> None:
 @pytest.fixture(scope="module")
 def totals():
     """The counters of all walks, added up."""
-    found: dict[str, int] = {}
-    for seed in range(WALKS):
-        for name, number in walk(seed, 150).items():
-            found[name] = found.get(name, 0) + number
-    return found
+    return added_up(walk(seed, 150) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)

@@ -18,6 +18,7 @@ from tests.stateful.cell_model import namespace
 from tests.stateful.model_pages import Page
 from tests.stateful.model_sparse import copy_in_parts
 from tests.stateful.model_state import COSTS
+from tests.stateful.walking import added_up, move
 
 WALKS = 60
 KINDS, CHUNKS = 2, 4
@@ -131,30 +132,16 @@ def work(driver: CellDriver, chance: random.Random, scale: int) -> None:
             write=chance.random() < 0.9,
             ignore_eos=chance.random() < 0.7,
         )
-    elif kind == "all":
-        driver.everything_moves(chance.randint(1, 4))
-    elif kind == "worker":
-        driver.worker_steps(chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5)
-    elif kind == "fetch":
-        driver.storage_fetches(
-            chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5, chance.random() < 0.9
-        )
-    elif kind == "heard":
-        driver.worker_is_heard(chance.randrange(1000), chance.randint(1, 6))
     else:
-        driver.storage_steps(chance.random() < 0.5, chance.random() < 0.8)
+        move(driver, chance, kind)
 
 
 @pytest.fixture(scope="module")
 def totals():
     """The counters of all walks, added up."""
-    found: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exploration, "TRIED_EVERY", 3)  # Walks are too short for what happens as rarely as that.
-        for seed in range(WALKS):
-            for name, number in walk(seed, 60 + 90 * (seed % 2)).items():
-                found[name] = found.get(name, 0) + number
-    return found
+        return added_up(walk(seed, 60 + 90 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)

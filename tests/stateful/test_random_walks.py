@@ -9,6 +9,7 @@ from msgspec import structs
 
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
+from tests.stateful.walking import added_up, move
 
 WALKS = 150
 
@@ -145,29 +146,16 @@ def work(driver: CellDriver, chance: random.Random, salts: tuple[str, ...]) -> N
             prompt_logprobs=1 if chance.random() < 0.05 else None,
             tenant=chance.choice(["", "", "a", "b"]),
         )
-    elif kind == "all":
-        driver.everything_moves(chance.randint(1, 4))
-    elif kind == "worker":
-        driver.worker_steps(chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5)
     elif kind == "promote":
         driver.worker_promotes(chance.randrange(1000), chance.random() < 0.5)
-    elif kind == "fetch":
-        is_heard, is_ok = chance.random() < 0.5, chance.random() < 0.9
-        driver.storage_fetches(chance.randrange(1000), chance.randint(1, 3), is_heard, is_ok)
-    elif kind == "heard":
-        driver.worker_is_heard(chance.randrange(1000), chance.randint(1, 6))
     else:
-        driver.storage_steps(chance.random() < 0.5, chance.random() < 0.8)
+        move(driver, chance, kind)
 
 
 @pytest.fixture(scope="module")
 def totals():
     """The counters of all walks, added up."""
-    found: dict[str, int] = {}
-    for seed in range(WALKS):
-        for name, number in walk(seed, 60 + 90 * (seed % 2)).items():
-            found[name] = found.get(name, 0) + number
-    return found
+    return added_up(walk(seed, 60 + 90 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)

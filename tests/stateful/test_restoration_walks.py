@@ -18,6 +18,7 @@ from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, TROUBLE
 from tests.stateful.cell_model import namespace
 from tests.stateful.model_pages import Page
 from tests.stateful.model_state import COSTS
+from tests.stateful.walking import added_up, move
 
 WALKS = 30
 KINDS, CHUNKS = 2, 4
@@ -162,30 +163,17 @@ def work(driver: CellDriver, chance: random.Random, scale: int) -> None:
             write=chance.random() < 0.9,
             ignore_eos=chance.random() < 0.7,
         )
-    elif kind == "all":
-        driver.everything_moves(chance.randint(1, 3))
-    elif kind == "worker":
-        driver.worker_steps(chance.randrange(1000), chance.randint(1, 3), chance.random() < 0.5)
-    elif kind == "fetch":
-        is_heard, is_ok = chance.random() < 0.5, chance.random() < 0.9
-        driver.storage_fetches(chance.randrange(1000), chance.randint(1, 3), is_heard, is_ok)
-    elif kind == "heard":
-        driver.worker_is_heard(chance.randrange(1000), chance.randint(1, 6))
     else:
-        driver.storage_steps(chance.random() < 0.5, chance.random() < 0.8)
+        move(driver, chance, kind, most_rounds=3)
 
 
 @pytest.fixture(scope="module")
 def totals():
     """The counters of all walks, added up."""
-    found: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exploration, "TRIED_EVERY", 3)  # Walks are too short for trials that are as rare as they are.
         patch.setattr(store_questions, "_PATIENCE", 2)
-        for seed in range(WALKS):
-            for name, number in walk(seed, 60 + 60 * (seed % 2)).items():
-                found[name] = found.get(name, 0) + number
-    return found
+        return added_up(walk(seed, 60 + 60 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
