@@ -43,8 +43,8 @@ from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.messages.status import GetInventory, Inventory
-from shared.model_files import load_config
 from thermocline.client import Answer, served_model, stream_answer
+from thermocline.doctor.profile import geometry_of
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -82,13 +82,6 @@ SYSTEMS = {
     "score": System(True),
     "on_demand": System(True, {"SPECULATION": "off"}),
 }
-
-
-def token_bytes(model: Path) -> int:
-    """KV of a token in float32."""
-    config = load_config(model)
-    width: int = config["num_key_value_heads"] * config["head_dim"]
-    return 2 * 4 * width * int(config["num_hidden_layers"])
 
 
 def questions_asked(documents: Sequence[Prefix], count: int, seed: int) -> list[tuple[int, int]]:
@@ -170,7 +163,7 @@ def bench_system(
 ) -> dict[str, Any]:
     """One round of one system in a cell of its own."""
     system = SYSTEMS[name]
-    kv_bytes = sum(len(document.tokens) for document in documents) * token_bytes(model)
+    kv_bytes = sum(len(document.tokens) for document in documents) * geometry_of(model, "float32").token_bytes
     config = SupervisorConfig(
         model=str(model),
         dtype="float32",

@@ -12,9 +12,7 @@ from shared.errors import InvalidRequest, TransportError
 from shared.memory import SharedSegment
 from shared.memory.segment import SHM_DIRECTORY
 from shared.memory.segment_name import parse_segment_name
-
-BUFFER_KIND = "sparse"
-"""Of segments that workers lend; pools have other kinds."""
+from shared.messages.sparse_reads import BUFFER_KIND
 
 MAPPED_MOST = 32
 """More than workers on one node."""

@@ -6,6 +6,9 @@ from typing import Literal
 
 from shared.messages.base import Message
 
+BUFFER_KIND = "sparse"
+"""Kind of the shared memory that workers lend for these reads; pools have others, and only this one is written to."""
+
 SparsePart = Literal["keys", "kv", "values"]
 
 

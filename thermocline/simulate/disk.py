@@ -47,7 +47,7 @@ class VirtualDisk:
     """Room for ``tokens`` tokens of KV; none is no disk. Chunk headers are not modelled."""
 
     def __init__(self, tokens: int, geometry: KvGeometry, hardware: HardwareProfile, queue: EventQueue) -> None:
-        self.nbytes = tokens * geometry.page_bytes // geometry.page_size
+        self.nbytes = tokens * geometry.token_bytes
         self.index = ChunkIndex(self.nbytes)
         self.busy_ns = 0
         self._queue = queue

@@ -90,7 +90,7 @@ def loaded_token_us(state: CellState, worker: Worker) -> float:
     is_known = worker.speed.loads or state.speed.loads
     if is_known or profile is None or geometry is None or profile.link_bytes_per_us <= 0:
         return load_us(state, worker, 1)
-    return geometry.page_bytes / geometry.page_size / profile.link_bytes_per_us
+    return geometry.token_bytes / profile.link_bytes_per_us
 
 
 def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:

@@ -54,8 +54,7 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
     geometry = state.geometry
     if geometry is None:
         return None
-    token_bytes = geometry.page_bytes / geometry.page_size
-    read_bytes = token_bytes * share_of_bytes(geometry, importance.ratio)
+    read_bytes = geometry.token_bytes * share_of_bytes(geometry, importance.ratio)
     return SparsePrices(
         ratio=importance.ratio,
         calls_us=geometry.layers * _CALLS * CALL_US,

@@ -64,7 +64,7 @@ def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> i
     """
     if state.geometry is None or disk_bytes <= 0:
         return 0
-    whole = (span.end - span.start) * state.geometry.page_bytes // state.geometry.page_size
+    whole = (span.end - span.start) * state.geometry.token_bytes
     return min(-(-whole // disk_bytes), (1 << state.config.frequency_bits) - 1)
 
 

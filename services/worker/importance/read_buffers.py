@@ -15,9 +15,7 @@ import numpy.typing as npt
 
 from shared.errors import ConfigError, TransportError
 from shared.memory import SharedSegment
-
-BUFFER_KIND = "sparse"
-"""What storages recognise memory by that was made to be written to by them."""
+from shared.messages.sparse_reads import BUFFER_KIND
 
 SLOTS = 16
 """Enough for the reads of several requests, and for a few whose storage is silent."""

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from services.storage import lent_buffers
-from services.storage.lent_buffers import BUFFER_KIND, LentBuffers
+from services.storage.lent_buffers import LentBuffers
 from shared.errors import TransportError
 from shared.memory import SharedSegment
+from shared.messages.sparse_reads import BUFFER_KIND
 
 
 def is_mapped(name: str) -> bool:

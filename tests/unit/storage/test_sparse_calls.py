@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import xxhash
 
-from services.storage.lent_buffers import BUFFER_KIND
 from services.storage.sparse_calls import ANSWER_BYTES_MOST, SparseCalls
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker
 from shared.codec import decode, encode
 from shared.errors import IntegrityError, NotFound, ThermoclineError
 from shared.memory import SharedSegment
-from shared.messages.sparse_reads import ReadSparse, SparseRead
+from shared.messages.sparse_reads import BUFFER_KIND, ReadSparse, SparseRead
 
 
 class GatedReader:
