@@ -175,6 +175,7 @@ async def test_sealed_chunks_come_back_with_their_key_alone(prefix: str, tmp_pat
         is_clear = cell.device.halves[0, 0, 0].tobytes() in stored or sequence.tokens in stored
     media.close()
     async with running_storage(prefix, _cipher(tmp_path, KEY_B)) as cell:
+        await cell.event(ChunksListed)  # Until then the disk does not know of the chunk.
         other = await cell.fetch(sequence, list(range(4)))
         saved = await cell.save(sequence, device=list(range(4)))
         again = await cell.fetch(sequence, list(range(4)))
