@@ -117,6 +117,11 @@ def load(
 def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
     """Add one optional flag per field of ``kind``, and ``--config``. Values stay text; ``load`` converts them."""
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    add_fields(parser, kind)
+
+
+def add_fields(parser: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> None:
+    """Add one optional flag per field of ``kind``. Values stay text."""
     for field in msgspec.structs.fields(kind):
         description = ""
         if typing.get_origin(field.type) is typing.Annotated:
@@ -129,17 +134,6 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> No
             dest=field.name,
             help=(description + default).replace("%", "%%"),
         )
-
-
-def add_nats_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--nats`` for a command that has no settings of its own; the parsed value is a list of URLs."""
-    parser.add_argument(
-        "--nats",
-        metavar="URL,URL",
-        type=lambda text: [url.strip() for url in text.split(",")],
-        default=os.environ.get(ENVIRONMENT_PREFIX + "NATS", NATS_URL),
-        help="NATS servers (default %(default)s)",
-    )
 
 
 def from_command_line(

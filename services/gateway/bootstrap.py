@@ -21,7 +21,7 @@ from services.gateway.pending import PendingTable, Slots
 from services.gateway.shell import GatewayShell
 from services.gateway.tokenizer import Tokenizer
 from shared import logs, subjects
-from shared.bus.nats_bus import connect
+from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.lifecycle import Lifecycle
 from shared.metrics import serve as serve_metrics
@@ -98,7 +98,7 @@ async def run(config: GatewayConfig, life: Lifecycle) -> None:
         )
         fidelity = await asyncio.to_thread(fidelity_rules, config, facts.fingerprint)
         tokenizer = await asyncio.to_thread(Tokenizer, config.model_dir, threads=config.threads)
-        bus = await connect(config.nats, f"gateway {config.id}")
+        bus = await connect_with(config, f"gateway {config.id}")
         try:
             gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity)
             serve_metrics(config.metrics_port, config.metrics_host)

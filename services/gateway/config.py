@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from shared.config import NATS_URL
+from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
 
@@ -17,11 +16,10 @@ MIN_ADMIN_KEY = 16
 ImportanceMode = Literal["off", "gated", "on"]
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
     model: Annotated[str, Meta(description="model directory: config.json, tokenizer and weights", min_length=1)]
-    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this gateway; each start adds a suffix of its own")] = "gateway-0"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000
@@ -78,7 +76,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.admin_key and is_weak:
             # The message must not hold the key: it goes to a terminal or a log.
             raise ValueError(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
-        faults = self._importance_faults()
+        faults = self.broker_faults() + self._importance_faults()
         if faults:
             raise ValueError("; ".join(faults))
 

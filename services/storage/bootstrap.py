@@ -31,7 +31,7 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
     # Always handled: what an operator sends to have keys read again must not end a storage that has none.
     loop.add_signal_handler(signal.SIGHUP, _read_keys_again, media)
     try:
-        bus = await nats_bus.connect(config.nats, f"storage {config.id}")
+        bus = await nats_bus.connect_with(config, f"storage {config.id}")
         try:
             pools = Pools(config.shm_prefix, config.host_kv_bytes, config.state_bytes)
             await StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage")).run(life)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from shared.config import NATS_URL
+from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 
 
-class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
+class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""
 
-    nats: Annotated[tuple[str, ...], Meta(description="NATS servers, separated by commas")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this storage, unique in its cell")] = "storage-0"
     node: Annotated[str, Meta(description="name of this machine; by default its host name")] = ""
     host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
@@ -72,8 +70,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
             for flag, value in (("id", self.id), ("node", self.node or "node"), ("shm-prefix", self.shm_prefix))
             if not is_valid_name(value)
         ]
-        if not self.nats:
-            faults.append("--nats names no server")
+        faults += self.broker_faults()
         if self.sparse_block_tokens & (self.sparse_block_tokens - 1):
             faults.append(f"--sparse-block-tokens {self.sparse_block_tokens} is not a power of two")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from shared import logs
+from shared.bus import measures
 
 T = TypeVar("T")
 
@@ -17,6 +18,10 @@ _YIELD_EVERY = 64
 
 
 async def _nothing() -> None:
+    return None
+
+
+def _ignore() -> None:
     return None
 
 
@@ -32,31 +37,47 @@ class Inbox(Generic[T]):
         handler: Callable[[T], Awaitable[None]],
         *,
         limit: int,
+        limit_bytes: int = 0,
         at_once: int = 1,
         on_close: Callable[[], Awaitable[None]] = _nothing,
+        on_caught_up: Callable[[], None] = _ignore,
     ) -> None:
-        """``at_once`` calls of ``handler`` run at a time; they begin in the order of their items."""
+        """``at_once`` calls of ``handler`` run at a time; they begin in the order of their items.
+
+        ``limit_bytes`` bounds what waits, 0 is no bound. ``on_caught_up`` is called when nothing waits any more after
+        something was dropped: it is then that looking for what was lost finds all of it.
+        """
         self.subject = subject
         self.dropped = 0
+        self._limit_bytes = limit_bytes
+        self._waiting_bytes = 0
+        self._on_caught_up = on_caught_up
+        self._is_behind = False
         self._handler = handler
         self._on_close = on_close
-        self._queue: asyncio.Queue[T] = asyncio.Queue(maxsize=limit)
+        self._queue: asyncio.Queue[tuple[T, int]] = asyncio.Queue(maxsize=limit)
         self._closed = False
         self._running: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._run(), name=f"inbox {subject}") for _ in range(at_once)]
 
-    def put(self, item: T) -> None:
-        """Queue an item; beyond the limit it is dropped and counted."""
+    def put(self, item: T, nbytes: int = 0) -> None:
+        """Queue an item; beyond a limit it is dropped and counted. One item always fits, however large it is."""
         if self._closed:
             return
+        if self._limit_bytes and self._waiting_bytes and self._waiting_bytes + nbytes > self._limit_bytes:
+            self.drop()
+            return
         try:
-            self._queue.put_nowait(item)
+            self._queue.put_nowait((item, nbytes))
+            self._waiting_bytes += nbytes
         except asyncio.QueueFull:
             self.drop()
 
     def drop(self) -> None:
         """Count an item that could not be queued."""
         self.dropped += 1
+        self._is_behind = True
+        measures.DROPPED.inc()
         # Powers of two keep a flood from flooding the log as well.
         if self.dropped & (self.dropped - 1) == 0:
             _log.warning("messages_dropped", subject=self.subject, dropped=self.dropped)
@@ -88,7 +109,8 @@ class Inbox(Generic[T]):
         assert task is not None
         handled = 0
         while not self._closed:
-            item = await self._queue.get()
+            item, nbytes = await self._queue.get()
+            self._waiting_bytes -= nbytes
             self._running.add(task)
             try:
                 await self._handler(item)
@@ -102,6 +124,10 @@ class Inbox(Generic[T]):
             finally:
                 self._running.discard(task)
                 self._queue.task_done()
+            if self._is_behind and self._queue.empty():
+                self._is_behind = False
+                _log.info("messages_caught_up", subject=self.subject, dropped=self.dropped)
+                self._on_caught_up()
             handled += 1
             if handled % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)

@@ -1,20 +1,19 @@
-"""Plain requests to JetStream's API and acknowledged appends, over a connected nats client.
+"""Plain requests to JetStream's API, over a connected nats client.
 
 The wire format is JetStream's documented JSON API; times are nanoseconds there.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from typing import Any
 
 import msgspec
 import nats.errors
 
-from shared import subjects
+from shared import logs, subjects
+from shared.bus import requests
 from shared.bus.protocol import StreamInfo, StreamLimits
-from shared.errors import PayloadTooLarge, TransportError, Unavailable
+from shared.errors import ConfigError, PayloadTooLarge, TransportError, Unavailable
 
 DEDUPLICATION_WINDOW_NS = 120 * 10**9
 BUCKET_STREAM = f"OBJ_{subjects.SNAPSHOT_BUCKET}"
@@ -25,6 +24,13 @@ API_TIMEOUT_S = 5.0
 _STREAM_NOT_FOUND = 10059
 _NAME_IN_USE = (10058, 10065)
 _MESSAGE_TOO_LARGE = 10054
+_NO_REPLICAS = 10074  # More copies than one are asked of a server that is alone.
+_NO_JETSTREAM = (10039, 10076)
+
+# What cannot be changed of a stream that exists, and what our guarantees rest on.
+_FIXED = ("storage", "retention", "subjects")
+
+_log = logs.get_logger("bus")
 
 _JSON = msgspec.json.Decoder()
 
@@ -34,6 +40,10 @@ def raise_api_error(error: dict[str, Any], what: str) -> None:
     number, described = error.get("err_code", 0), error.get("description", "unknown error")
     if number == _MESSAGE_TOO_LARGE:
         raise PayloadTooLarge(f"{what}: {described}")
+    if number == _NO_REPLICAS:
+        raise ConfigError(f"{what}: {described}; --stream-replicas needs so many servers in a cluster")
+    if number in _NO_JETSTREAM:
+        raise ConfigError(f"{what}: {described}; a cell needs a broker with JetStream, allowed for its account")
     if error.get("code", 0) >= 500:
         # No leader, no space, shutting down: states that pass.
         raise Unavailable(f"{what}: {described}")
@@ -44,7 +54,7 @@ async def request(client: Any, verb: str, body: dict[str, Any] | None = None) ->
     """Call ``$JS.API.<verb>``; the answer may hold an ``error`` object. Raises Unavailable."""
     data = b"" if body is None else msgspec.json.encode(body)
     try:
-        reply = await client.request(f"$JS.API.{verb}", data, timeout=API_TIMEOUT_S)
+        reply = await requests.request(client, f"$JS.API.{verb}", data, API_TIMEOUT_S)
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"JetStream does not answer {verb}: {error!r}") from error
     answer: dict[str, Any] = _JSON.decode(reply.data)
@@ -94,10 +104,15 @@ def bucket_config(limits: StreamLimits) -> dict[str, Any]:
 
 
 async def ensure_stream(client: Any, config: dict[str, Any]) -> None:
-    """Create a stream unless one of that name exists already, whatever its limits."""
+    """Create a stream, or bring one of that name to ``config`` as far as that loses nothing.
+
+    A bound that what is stored exceeds already is left as it is, and the log says so; so it does when the servers
+    cannot hold so many copies now. Raises ConfigError for a stream that differs in what cannot be changed, Unavailable.
+    """
     name = config["name"]
     answer = await request(client, f"STREAM.INFO.{name}")
     if "error" not in answer:
+        await _update(client, answer, config)
         return
     if answer["error"].get("err_code") != _STREAM_NOT_FOUND:
         raise_api_error(answer["error"], f"STREAM.INFO.{name}")
@@ -107,66 +122,49 @@ async def ensure_stream(client: Any, config: dict[str, Any]) -> None:
         raise_api_error(answer["error"], f"STREAM.CREATE.{name}")
 
 
+async def _update(client: Any, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    name, present = wanted["name"], found["config"]
+    wrong = [key for key in _FIXED if key in wanted and present.get(key) != wanted[key]]
+    if wrong:
+        told = ", ".join(f"{key} is {present.get(key)!r} and not {wanted[key]!r}" for key in wrong)
+        raise ConfigError(
+            f"stream {name} is not ours: {told}. Stop the cell and delete the stream, or give the cell a broker"
+        )
+    changes, kept = stream_changes(found, wanted)
+    if kept:
+        _log.warning("stream_bounds_kept", stream=name, reason="what is stored exceeds them", **kept)
+    if not changes:
+        return
+    answer = await request(client, f"STREAM.UPDATE.{name}", {**present, **changes})
+    if "error" in answer:
+        error = answer["error"]
+        if error.get("err_code") == _NO_REPLICAS:
+            raise_api_error(error, f"STREAM.UPDATE.{name}")
+        # It goes on as it is: fewer copies are a risk, a cell that does not start is a certainty.
+        _log.error("stream_not_updated", stream=name, reason=error.get("description", "unknown error"), **changes)
+        return
+    _log.info("stream_updated", stream=name, **changes)
+
+
+def stream_changes(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What to change of a stream (as STREAM.INFO tells of it), and what to leave because messages would be dropped."""
+    present, stored = found["config"], found["state"]["bytes"]
+    changes: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for key in ("num_replicas", "max_bytes", "max_age", "duplicate_window"):
+        if key not in wanted or present.get(key) == wanted[key]:
+            continue
+        # -1 is no bound. How old the oldest message is depends on clocks, so ages only grow while anything is stored.
+        is_smaller = key == "max_bytes" and 0 <= wanted[key] < stored
+        is_younger = key == "max_age" and stored and 0 < wanted[key] < (present.get(key) or wanted[key] + 1)
+        (kept if is_smaller or is_younger else changes)[key] = wanted[key]
+    if "max_age" in kept:
+        changes.pop("duplicate_window", None)  # It may not exceed the age, and goes with it.
+    return changes, kept
+
+
 async def stream_info(client: Any, name: str) -> StreamInfo:
     """Raises TransportError when there is no such stream."""
     state = (await checked_request(client, f"STREAM.INFO.{name}"))["state"]
     first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
     return StreamInfo(first_seq=first, last_seq=state["last_seq"], nbytes=state["bytes"])
-
-
-class Appender:
-    """Appends many messages at once over one reply subject, each with its own acknowledgement."""
-
-    def __init__(self) -> None:
-        self._client: Any = None
-        self._inbox = ""
-        self._numbers = itertools.count(1)
-        self._waiting: dict[str, asyncio.Future[int]] = {}
-
-    async def attach(self, client: Any) -> None:
-        """Receive acknowledgements over this client from now on."""
-        self._client = client
-        self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
-
-    async def append(self, subject: str, data: bytes, message_id: str, timeout_s: float) -> int:
-        """Returns the sequence. Raises Unavailable or PayloadTooLarge."""
-        token = str(next(self._numbers))
-        loop = asyncio.get_running_loop()
-        acknowledged: asyncio.Future[int] = loop.create_future()
-        self._waiting[token] = acknowledged
-        timer = loop.call_later(timeout_s, self._fail, token, f"no acknowledgement of {subject} within {timeout_s} s")
-        headers = {"Nats-Msg-Id": message_id} if message_id else None
-        try:
-            await self._client.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
-            return await acknowledged
-        finally:
-            timer.cancel()
-            self._waiting.pop(token, None)
-
-    def fail_all(self, reason: str) -> None:
-        """The connection is gone and its acknowledgements with it."""
-        for token in list(self._waiting):
-            self._fail(token, reason)
-
-    def _fail(self, token: str, reason: str) -> None:
-        future = self._waiting.get(token)
-        if future is not None and not future.done():
-            future.set_exception(Unavailable(reason))
-
-    async def _acknowledged(self, reply: Any) -> None:
-        future = self._waiting.get(reply.subject.rpartition(".")[2])
-        if future is None or future.done():
-            return
-        if reply.headers and reply.headers.get("Status") == "503":
-            future.set_exception(Unavailable("no stream captures this subject"))
-            return
-        try:
-            answer = _JSON.decode(reply.data)
-            if "error" in answer:
-                raise_api_error(answer["error"], "append")
-            future.set_result(answer["seq"])
-        except (PayloadTooLarge, Unavailable, TransportError) as error:
-            future.set_exception(error)
-        except (msgspec.DecodeError, KeyError) as error:
-            future.set_exception(TransportError(f"JetStream acknowledged in words unknown: {error!r}"))

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from shared import logs, subjects
 from shared.bus.call_errors import as_call_error
 from shared.bus.inbox import Inbox
-from shared.bus.protocol import CallHandler, Delivery, Handler, StreamInfo, StreamLimits, StreamMessage, Subscription
+from shared.bus.protocol import (
+    CallHandler,
+    Delivery,
+    Handler,
+    LeaseRecord,
+    StreamInfo,
+    StreamLimits,
+    StreamMessage,
+    Subscription,
+)
 from shared.bus.subject_match import matches
 from shared.errors import PayloadTooLarge, ThermoclineError, TransportError, Unavailable
 
@@ -74,6 +83,8 @@ class MemoryBroker:
         self.max_payload = max_payload
         self._streams: dict[str, _Stream] = {}
         self._objects: dict[str, bytes] | None = None
+        self.leases: dict[str, LeaseRecord] = {}
+        self._lease_revisions = 0
         self._clients: list[MemoryBus] = []
         self._stored: list[asyncio.Future[None]] = []
 
@@ -103,6 +114,15 @@ class MemoryBroker:
         if self._objects is None:
             raise TransportError(f"there is no bucket {subjects.SNAPSHOT_BUCKET}")
         return self._objects
+
+    def write_lease(self, name: str, data: bytes, revision: int) -> int | None:
+        """Compare and set; one count of revisions serves all names."""
+        known = self.leases.get(name)
+        if revision != (known.revision if known is not None else 0):
+            return None
+        self._lease_revisions += 1
+        self.leases[name] = LeaseRecord(self._lease_revisions, data)
+        return self._lease_revisions
 
     def publish(self, delivery: Delivery, message_id: str = "") -> int:
         """Hand a message to every subscriber and to the stream that captures it; 0 when none does."""
@@ -320,6 +340,16 @@ class MemoryBus:
     async def list_objects(self) -> list[str]:
         self._require()
         return sorted(self._broker.objects)
+
+    # -- leases -----------------------------------------------------------------------------------------------
+
+    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
+        self._require()
+        return self._broker.leases.get(name)
+
+    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+        self._require(data)
+        return self._broker.write_lease(name, data, revision)
 
     def _require(self, data: bytes = b"") -> None:
         """Raise what the real bus raises when it is disconnected or ``data`` is too long."""

@@ -1,57 +1,70 @@
 """The bus over NATS and JetStream. ``connect`` gives a :class:`~shared.bus.protocol.Bus`.
 
-The connection is kept for ever: nats-py reconnects with a jittered, growing wait, and where the server ended the
-connection with a protocol error (after which nats-py gives up) a new client takes over with all subscriptions.
+Core messages that the broker or we ourselves had to drop, and those of the time without a connection, are lost to a
+subscription. Both are told to ``on_reconnect``, upon which everybody catches up from the streams.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import nats.aio.client
 import nats.errors
 
 from shared import logs, subjects
-from shared.bus import jetstream
+from shared.broker import BrokerSettings
+from shared.bus import jetstream, lease_bucket, requests
+from shared.bus.access import Access, access_of, from_urls
+from shared.bus.appends import Appender
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
+from shared.bus.client import Client
+from shared.bus.connection import FLUSH_S, Connection, tell
 from shared.bus.inbox import Inbox
 from shared.bus.protocol import (
     Bus,
     CallHandler,
     Delivery,
     Handler,
+    LeaseRecord,
     StreamInfo,
     StreamLimits,
     StreamMessage,
     Subscription,
 )
 from shared.bus.snapshot_bucket import SnapshotBucket
+from shared.bus.subject_match import matches
 from shared.bus.tail import Tails
-from shared.errors import PayloadTooLarge, ThermoclineError, Unavailable
+from shared.errors import ConfigError, PayloadTooLarge, ThermoclineError, Unavailable
 
-RECONNECT_FIRST_S = 0.05
-RECONNECT_MOST_S = 2.0
-PING_S = 5.0
 CLOSE_S = 5.0
-FLUSH_S = 5.0
+CONNECT_S = 30.0
 
 T = TypeVar("T")
 
 _log = logs.get_logger("bus")
 
 
-def reconnect_delay_s(attempt: int, chance: float) -> float:
-    """Seconds before reconnect ``attempt`` (from 0), with ``chance`` in [0, 1) spreading clients out."""
-    ceiling = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2.0 ** min(attempt, 16))
-    return ceiling * (0.5 + 0.5 * chance)
+async def connect(urls: Sequence[str], name: str, *, timeout_s: float = CONNECT_S) -> Bus:
+    """Connect to one of ``urls`` (``nats://host:port``) with nothing but what they say.
+
+    Raises Unavailable when none answers in time, ConfigError when all refuse us.
+    """
+    return await _connected(from_urls(urls), name, timeout_s)
 
 
-async def connect(urls: Sequence[str], name: str, *, timeout_s: float = 30.0) -> Bus:
-    """Connect to one of ``urls`` (``nats://host:port``). Raises Unavailable when none answers in time."""
-    bus = NatsBus(urls, name)
+async def connect_with(settings: BrokerSettings, name: str, *, timeout_s: float = CONNECT_S) -> Bus:
+    """Connect as ``settings`` and the variables with secrets say.
+
+    Raises Unavailable when no server answers in time; ConfigError when all refuse us, when one is too small for us, or
+    for a file that cannot be read.
+    """
+    return await _connected(access_of(settings, os.environ), name, timeout_s)
+
+
+async def _connected(access: Access, name: str, timeout_s: float) -> Bus:
+    bus = NatsBus(access, name)
     await bus.open(timeout_s)
     return bus
 
@@ -59,57 +72,38 @@ async def connect(urls: Sequence[str], name: str, *, timeout_s: float = 30.0) ->
 class NatsBus:
     """Implements ``shared.bus.protocol.Bus``; made by :func:`connect`."""
 
-    def __init__(self, urls: Sequence[str], name: str) -> None:
-        self.max_payload = 0
-        self._urls = list(urls)
-        self._name = name
-        self._client: Any = None
+    def __init__(self, access: Access, name: str) -> None:
+        self._connection = Connection(access, name, self)
+        self._pending_bytes = access.pending_bytes
         self._is_ending = False
         self._closing = False
-        self._appender = jetstream.Appender()
+        self._appender = Appender()
         self._tails = Tails()
         self._sources: dict[int, tuple[str, Inbox[Any], Callable[[Any], Any]]] = {}
         self._subscribed: dict[int, Any] = {}
         self._next_source = 0
+        self._denied: set[tuple[str, str]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
-        self._replacing: asyncio.Task[None] | None = None
 
     # -- the connection ---------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:
-        """Connect and subscribe whatever is already registered."""
-        client = nats.aio.client.Client()
-        try:
-            # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the connection.
-            async with asyncio.timeout(timeout_s):
-                await client.connect(
-                    self._urls,
-                    name=self._name,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=RECONNECT_FIRST_S,
-                    reconnect_to_server_handler=self._choose_server,
-                    connect_timeout=2,
-                    ping_interval=PING_S,
-                    max_outstanding_pings=2,
-                    flush_timeout=FLUSH_S,
-                    error_cb=self._errored,
-                    disconnected_cb=self._disconnected,
-                    reconnected_cb=self._reconnected,
-                    closed_cb=self._ended,
-                )
-        except TimeoutError as error:
-            raise Unavailable(f"no broker answers at {', '.join(self._urls)} within {timeout_s} s") from error
-        self._client = client
-        self.max_payload = client.max_payload
-        await self._appender.attach(client)
-        for number in list(self._sources):
-            await self._attach(number)
-        await self._flush()
+        """Connect. Raises as :func:`connect_with`."""
+        await self._connection.open(timeout_s)
+
+    @property
+    def max_payload(self) -> int:
+        client = self._connection.client
+        return 0 if client is None else client.max_payload
 
     @property
     def is_connected(self) -> bool:
-        return self._client is not None and self._client.is_connected and not self._closing
+        return self._connection.is_connected and not self._closing
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.client
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         self._on_disconnect.append(callback)
@@ -119,13 +113,14 @@ class NatsBus:
 
     async def flush(self) -> None:
         self._require()
-        await self._translated(self._flush())
-
-    async def _flush(self) -> None:
-        # nats-py writes its PING past commands that it still buffers. The first round trip gets those out, the
-        # second one comes back behind them.
-        await self._client.flush(FLUSH_S)
-        await self._client.flush(FLUSH_S)
+        await self._translated(_round_trip(self._client))
+        try:
+            await self._appender.captured(FLUSH_S)
+        except Unavailable:
+            # The connection may be in order, but what was sent over it is not where it belongs. Publishers send again
+            # what they have no proof of, as they do after a loss of the connection.
+            tell(self._on_disconnect)
+            raise
 
     async def close(self) -> None:
         if self._is_ending:
@@ -145,78 +140,45 @@ class NatsBus:
         self._closing = True
         self._tails.break_all("closing")
         self._appender.fail_all("the bus is closing")
-        if self._replacing is not None:
-            self._replacing.cancel()
         try:
             if self._client is not None and self._client.is_connected:
-                await self._flush()
+                await _round_trip(self._client)
         except (nats.errors.Error, OSError):
             pass  # What could not be flushed is lost with the connection.
-        if self._client is not None:
-            await self._client.close()
+        await self._connection.close()
 
     @staticmethod
     async def _finish(inbox: Inbox[Any]) -> None:
         await inbox.drain()
         await inbox.close()
 
-    def _choose_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        """nats-py asks where to reconnect to, and after how many seconds."""
-        least = min(server.reconnects for server in servers)
-        chosen = random.choice([server for server in servers if server.reconnects == least])
-        return chosen, reconnect_delay_s(least, random.random())
+    # -- what the connection tells ----------------------------------------------------------------------------
 
-    async def _errored(self, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            for number, subscription in self._subscribed.items():
-                if subscription is error.sub:
-                    self._sources[number][1].drop()
-        elif self._client is None or not self._client.is_connected:
-            _log.debug("broker_unreachable", reason=repr(error))  # Once per attempt to connect.
-        else:
-            _log.warning("broker_error", reason=repr(error))
+    async def attach(self, client: Client) -> None:
+        """Subscribe through this client what is registered."""
+        await self._appender.attach(client)
+        for number in list(self._sources):
+            await self._attach(client, number)
+        await _round_trip(client)
 
-    async def _disconnected(self) -> None:
+    def lost(self) -> None:
         self._appender.fail_all("the connection to the broker was lost")
-        if not self._closing:
-            _log.warning("broker_disconnected")
-            self._tell(self._on_disconnect)
+        tell(self._on_disconnect)
 
-    async def _reconnected(self) -> None:
-        self.max_payload = self._client.max_payload
+    def restored(self) -> None:
         self._tails.break_all("reconnected")
-        _log.info("broker_reconnected")
-        self._tell(self._on_reconnect)
+        self._denied.clear()
+        tell(self._on_reconnect)
 
-    async def _ended(self) -> None:
-        """nats-py gave this client up for good."""
-        is_replacing = self._replacing is not None and not self._replacing.done()
-        if not self._closing and self._client is not None and not is_replacing:
-            _log.error("broker_connection_ended", reason=repr(self._client.last_error))
-            self._tails.break_all("connection ended")
-            self._replacing = asyncio.create_task(self._replace())
+    def slow(self, subscription: Any) -> None:
+        for number, subscribed in self._subscribed.items():
+            if subscribed is subscription:
+                self._sources[number][1].drop()
 
-    async def _replace(self) -> None:
-        attempt = 0
-        while not self._closing:
-            await asyncio.sleep(reconnect_delay_s(attempt, random.random()))
-            attempt += 1
-            try:
-                await self.open(RECONNECT_MOST_S)
-            except (Unavailable, nats.errors.Error, OSError) as error:
-                _log.warning("broker_unreachable", reason=repr(error))
-                continue
-            await self._reconnected()
-            return
-
-    @staticmethod
-    def _tell(callbacks: list[Callable[[], None]]) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                # An exception here would end nats-py's own tasks.
-                _log.exception("connection_callback_failed")
+    def denied(self, verb: str, subject: str) -> None:
+        self._denied.add((verb, subject))
+        if verb == "publish":
+            self._appender.deny(subject)
 
     def _require(self, data: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         if not self.is_connected:
@@ -245,6 +207,9 @@ class NatsBus:
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._require(data, headers)
+        if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
+            await self._translated(self._appender.publish(subject, data, headers))
+            return
         await self._translated(self._client.publish(subject, data, headers=dict(headers) if headers else None))
 
     async def subscribe(self, subject: str, handler: Handler, *, pending_limit: int = 65_536) -> Subscription:
@@ -255,7 +220,7 @@ class NatsBus:
 
     async def call(self, subject: str, data: bytes, *, timeout_s: float = 2.0) -> bytes:
         self._require(data)
-        reply = await self._translated(self._client.request(subject, data, timeout=timeout_s))
+        reply = await self._translated(requests.request(self._client, subject, data, timeout_s))
         if reply.headers and ERROR_HEADER in reply.headers:
             raise decode_error(reply.data)
         answer: bytes = reply.data
@@ -292,24 +257,35 @@ class NatsBus:
             self._sources.pop(number, None)
             await self._unsubscribe(number)
 
-        inbox: Inbox[Any] = Inbox(subject, handler, limit=limit, at_once=at_once, on_close=close)
+        inbox: Inbox[Any] = Inbox(
+            subject,
+            handler,
+            limit=limit,
+            limit_bytes=self._pending_bytes,
+            at_once=at_once,
+            on_close=close,
+            on_caught_up=lambda: tell(self._on_reconnect),
+        )
         self._sources[number] = (subject, inbox, translate)
         try:
-            await self._translated(self._attach(number))
-            # When we return, the server sends us every message published from now on.
-            await self._translated(self._flush())
-        except Unavailable:
+            self._denied.discard(("subscribe", subject.lower()))
+            await self._translated(self._attach(self._client, number))
+            # When we return, the server sends us every message published from now on, or has said that it will not.
+            await self._translated(_round_trip(self._client))
+            if ("subscribe", subject.lower()) in self._denied:
+                raise ConfigError(f"the broker does not let us subscribe to {subject}; see the permissions of its user")
+        except ThermoclineError:
             await inbox.close()
             raise
         return inbox
 
-    async def _attach(self, number: int) -> None:
+    async def _attach(self, client: Client, number: int) -> None:
         subject, inbox, translate = self._sources[number]
 
         async def received(message: Any) -> None:
-            inbox.put(translate(message))
+            inbox.put(translate(message), len(message.data))
 
-        self._subscribed[number] = await self._client.subscribe(subject, cb=received)
+        self._subscribed[number] = await client.subscribe(subject, cb=received)
 
     async def _unsubscribe(self, number: int) -> None:
         subscription = self._subscribed.pop(number, None)
@@ -325,7 +301,7 @@ class NatsBus:
         self._require()
         inputs = jetstream.stream_config(subjects.INPUTS_STREAM, [subjects.INPUTS], limits)
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
-        for config in (inputs, outputs, jetstream.bucket_config(limits)):
+        for config in (inputs, outputs, jetstream.bucket_config(limits), lease_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
 
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
@@ -359,3 +335,20 @@ class NatsBus:
 
     async def list_objects(self) -> list[str]:
         return await self._bucket.names()
+
+    # -- leases -----------------------------------------------------------------------------------------------
+
+    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
+        self._require()
+        return await lease_bucket.read(self._client, name, timeout_s)
+
+    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+        self._require(data)
+        return await lease_bucket.write(self._client, name, data, revision, timeout_s)
+
+
+async def _round_trip(client: Any) -> None:
+    # nats-py writes its PING past commands that it still buffers. The first round trip gets those out, the second one
+    # comes back behind them.
+    await requests.apart(client.flush(FLUSH_S))
+    await requests.apart(client.flush(FLUSH_S))

@@ -7,8 +7,9 @@ Guarantees that the conformance suite checks for both:
   The same ``message_id`` within two minutes is stored once and answers the first sequence.
 * ``follow`` yields a stream's messages in order from a sequence on, without a gap or a repeat, across
   reconnects, and goes on with new ones until cancelled.
+* ``write_lease`` is compare-and-set: of all who write on top of one revision, one succeeds.
 * every wait is bounded: calls time out, subscriptions have a pending limit; a message beyond it is dropped
-  and counted in ``Subscription.dropped``.
+  and counted in ``Subscription.dropped``, and ``on_reconnect`` is called when the others have been handled.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ class StreamLimits:
     replicas: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A record as read. ``revision`` grows with every write of it, and is never 0."""
+
+    revision: int
+    data: bytes
+
+
 class Subscription(Protocol):
     """A running subscription."""
 
@@ -71,19 +80,23 @@ CallHandler = Callable[[bytes], Awaitable[bytes]]
 class Bus(Protocol):
     """See the module docstring for the guarantees. All errors are ``shared.errors``."""
 
-    max_payload: int
+    @property
+    def max_payload(self) -> int: ...
 
     @property
     def is_connected(self) -> bool: ...
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call back (on the event loop) whenever the connection is lost."""
+        """Call back (on the event loop) whenever the connection, or what was published, is lost."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call back (on the event loop) whenever the connection is back."""
+        """Call back (on the event loop) whenever the connection is back, or messages were dropped: catch up."""
 
     async def ensure_streams(self, limits: StreamLimits) -> None:
-        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the snapshot bucket where they do not exist."""
+        """Create ``TC_INPUTS``, ``TC_OUTPUTS`` and the buckets of snapshots and leases where they do not exist.
+
+        Those that exist are brought to ``limits`` as far as nothing that they hold is lost by it.
+        """
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Core publish. Raises PayloadTooLarge beyond ``max_payload``, Unavailable when disconnected."""
@@ -125,8 +138,22 @@ class Bus(Protocol):
     async def list_objects(self) -> list[str]:
         """Names in the bucket, sorted."""
 
+    async def read_lease(self, name: str, *, timeout_s: float = 2.0) -> LeaseRecord | None:
+        """The newest record of that name in the lease bucket, or None. Raises Unavailable."""
+
+    async def write_lease(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+        """Replace the record whose revision is ``revision`` (0: make the first one); returns the new revision.
+
+        None when it has another revision by now. Raises Unavailable when no answer came in time: then the record
+        may be written or not, now or later, and reading it tells.
+        """
+
     async def flush(self) -> None:
-        """Return when the server has everything published so far."""
+        """Return when the server has everything published so far, and the streams what they capture of it.
+
+        Raises Unavailable when that is not certain; ``on_disconnect`` has been called then, because publishers must
+        send again what they cannot do without.
+        """
 
     async def close(self) -> None:
         """Drain and disconnect; idempotent."""

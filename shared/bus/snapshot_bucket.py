@@ -14,6 +14,7 @@ from nats.js.api import ObjectMeta, ObjectMetaOptions
 from nats.js.object_store import ObjectStore
 
 from shared import subjects
+from shared.bus import requests
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.protocol import StreamMessage
 from shared.errors import TransportError, Unavailable
@@ -53,7 +54,7 @@ class SnapshotBucket:
     async def put(self, name: str, data: bytes) -> None:
         meta = ObjectMeta(name=name, options=ObjectMetaOptions(max_chunk_size=self._chunk_bytes))
         try:
-            await self._store.put(name, data, meta)
+            await requests.apart(self._store.put(name, data, meta))
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot store object {name}: {error!r}") from error
 
@@ -71,7 +72,7 @@ class SnapshotBucket:
 
     async def delete(self, name: str) -> None:
         try:
-            await self._store.delete(name)
+            await requests.apart(self._store.delete(name))
         except nats.js.errors.NotFoundError:
             pass  # Gone is what was asked for.
         except (nats.errors.Error, OSError) as error:

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+from shared.broker import BrokerSettings
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
-from shared.bus.nats_bus import connect
+from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus, Delivery, StreamLimits, StreamMessage
 from shared.errors import Unavailable
+from tests.certificates import Authority
 from tests.nats_server import NatsServer
 from tests.waiting import until
 
@@ -33,13 +35,18 @@ class World(Protocol):
 class NatsWorld:
     """A nats-server of its own; connections break because it is killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._server = NatsServer(folder, max_payload=MAX_PAYLOAD)
+    def __init__(self, folder: Path, *, scheme: str = "nats", config: str = "", **settings: str) -> None:
+        self._server = NatsServer(folder, max_payload=MAX_PAYLOAD, scheme=scheme, config=config)
         self._server.start()
+        self._settings = BrokerSettings(
+            nats=(self._server.url,),
+            nats_least_payload_bytes=MAX_PAYLOAD,
+            **settings,  # type: ignore[arg-type]
+        )
         self._buses: list[Bus] = []
 
     async def connect(self, name: str) -> Bus:
-        bus = await connect([self._server.url], name)
+        bus = await connect_with(self._settings, name)
         self._buses.append(bus)
         return bus
 
@@ -55,6 +62,25 @@ class NatsWorld:
         for bus in self._buses:
             await bus.close()
         self._server.stop()
+
+
+def secured_world(folder: Path) -> NatsWorld:
+    """The same behind TLS, certificates on both sides, and a password."""
+    authority = Authority(folder / "ca")
+    (certificate, key), (ours, our_key) = authority.issue("server"), authority.issue("client")
+    password = folder / "password"
+    password.write_text("correct")
+    return NatsWorld(
+        folder,
+        scheme="tls",
+        config=f'tls {{ cert_file: "{certificate}", key_file: "{key}", ca_file: "{authority.ca}", verify: true }}\n'
+        'authorization { user: thermocline, password: "correct" }',
+        nats_ca=str(authority.ca),
+        nats_cert=str(ours),
+        nats_key=str(our_key),
+        nats_user="thermocline",
+        nats_password_file=str(password),
+    )
 
 
 class MemoryWorld:

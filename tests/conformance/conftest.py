@@ -1,4 +1,4 @@
-"""What every bus guarantees (``shared/bus/protocol.py``), checked over NATS and over its in-process twin."""
+"""What every bus guarantees (``shared/bus/protocol.py``), over NATS, in the clear and behind TLS, and over its twin."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 
 from shared.bus.protocol import Bus
-from tests.conformance.brokers import LIMITS, MemoryWorld, NatsWorld, World
+from tests.conformance.brokers import LIMITS, MemoryWorld, NatsWorld, World, secured_world
 
 
-@pytest.fixture(params=["nats", "memory"])
+@pytest.fixture(params=["nats", "tls", "memory"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     """Each kind of broker in turn, empty."""
-    made: World = NatsWorld(tmp_path) if request.param == "nats" else MemoryWorld()
+    made: World
+    match request.param:
+        case "nats":
+            made = NatsWorld(tmp_path)
+        case "tls":
+            made = secured_world(tmp_path)
+        case _:
+            made = MemoryWorld()
     yield made
     await made.close()
 

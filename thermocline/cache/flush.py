@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.cache_calls import TIERS, Flushed
 from services.gateway.views.cache_view import stats_view
-from shared.config import add_nats_flag
+from shared.broker import add_broker_flags, broker_of
 from shared.errors import OperatorError, Unavailable
 from shared.ids import namespace_digest
 from thermocline.cache import argument_types
@@ -21,7 +21,7 @@ BY_DEFAULT = ("device", "host")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    add_nats_flag(parser)
+    add_broker_flags(parser)
     parser.add_argument(
         "--tier", choices=TIERS, action="append", help="only this tier; may be repeated (default: device and host)"
     )
@@ -34,7 +34,7 @@ async def run(arguments: argparse.Namespace) -> bool:
     if arguments.namespace and arguments.salt:
         raise OperatorError("give either --namespace or --salt")
     tiers = tuple(dict.fromkeys(arguments.tier or BY_DEFAULT))
-    async with cell(arguments.nats) as calls:
+    async with cell(broker_of(arguments)) as calls:
         namespace = arguments.namespace or ""
         if arguments.salt:
             model = (await calls.status()).model

@@ -13,7 +13,7 @@ import msgspec
 from services.gateway.cache_calls import Listing
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import node_view, pin_view
-from shared.config import add_nats_flag
+from shared.broker import add_broker_flags, broker_of
 from shared.errors import OperatorError
 from shared.messages.base import unpack_int32
 from thermocline.cache import argument_types
@@ -27,7 +27,7 @@ LIMIT = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    add_nats_flag(parser)
+    add_broker_flags(parser)
     parser.add_argument("--namespace", type=argument_types.namespace, help="only this one (32 hex digits)")
     parser.add_argument(
         "--limit",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> bool:
     """Print the listing."""
     text_of = _reader(arguments.model) if arguments.model else None
-    async with cell(arguments.nats) as calls:
+    async with cell(broker_of(arguments)) as calls:
         listing = await calls.listing(arguments.namespace or "", limit=1 if arguments.pins else arguments.limit)
     print(_as_json(listing, text_of) if arguments.json else _as_text(listing, text_of, only_pins=arguments.pins))
     return True

@@ -11,7 +11,7 @@ import msgspec
 
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import pin_view
-from shared.config import add_nats_flag
+from shared.broker import add_broker_flags, broker_of
 from shared.errors import OperatorError, Unavailable
 from shared.ids import namespace_digest, new_id
 from shared.messages.base import pack_int32
@@ -26,7 +26,7 @@ MAX_BYTES = 64 * 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    add_nats_flag(parser)
+    add_broker_flags(parser)
     prefix = parser.add_mutually_exclusive_group(required=True)
     prefix.add_argument("--tokens-file", metavar="FILE", help="JSON array of token ids")
     prefix.add_argument("--prompt", metavar="TEXT", help="text; the gateway at --base-url tokenises it")
@@ -60,7 +60,7 @@ async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
     if not arguments.tokens_file:
         raise OperatorError("a text is tokenised by a gateway: give --base-url, or token ids in --tokens-file")
     tokens = read_tokens(Path(arguments.tokens_file))
-    async with cell(arguments.nats) as calls:
+    async with cell(broker_of(arguments)) as calls:
         model = (await calls.status()).model
         if not model:
             raise Unavailable("no worker has joined, so that the model's namespace is not known")

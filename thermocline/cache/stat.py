@@ -9,26 +9,26 @@ import msgspec
 
 from services.gateway.openai_schema.cache import CacheStats
 from services.gateway.views.cache_view import stats_view
-from shared.config import add_nats_flag
+from shared.broker import add_broker_flags, broker_of
 from thermocline.cache.connection import cell
 from thermocline.cache.tables import size, table
 
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour", "state_", "restor", "sparse", "warming",
+    "deferred", "neighbour", "state_", "restor", "sparse", "warming", "drain", "handed_over",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    add_nats_flag(parser)
+    add_broker_flags(parser)
 
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Print what the scheduler and every storage say."""
-    async with cell(arguments.nats) as calls:
+    async with cell(broker_of(arguments)) as calls:
         status = await calls.status()
         stats = stats_view(status, await calls.inventories(status.storages))
     print(json.dumps(msgspec.to_builtins(stats)) if arguments.json else "\n".join(stat_lines(stats)))

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 
 from services.gateway.cache_calls import CacheCalls
-from shared.config import add_nats_flag
+from shared.broker import add_broker_flags, broker_of
 from shared.errors import NotFound
 from thermocline.cache import argument_types
 from thermocline.cache.connection import cell
@@ -33,13 +33,13 @@ class Report:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this verb."""
-    add_nats_flag(parser)
+    add_broker_flags(parser)
     parser.add_argument("--storage", metavar="ID", type=argument_types.name, help="only this storage's disk")
 
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Check and report; False when something was bad."""
-    async with cell(arguments.nats) as calls:
+    async with cell(broker_of(arguments)) as calls:
         storages = sorted((await calls.status()).storages)
         if arguments.storage is not None:
             if arguments.storage not in storages:

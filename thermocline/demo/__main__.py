@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from shared.broker import BrokerSettings
 from shared.config import parse_bytes
 from thermocline.cache.connection import cell
 from thermocline.client import Answer, RequestError, served_model, stream_answer
@@ -116,7 +117,7 @@ async def _with_and_without(base_url: str, work: Workload, concurrency: int, bar
 async def _disk_is_listed(nats_url: str) -> None:
     """Wait until the scheduler knows of chunks: a cell serves before its storage has looked through its disk."""
     try:
-        async with cell((nats_url,)) as calls, asyncio.timeout(LISTED_S):
+        async with cell(BrokerSettings(nats=(nats_url,))) as calls, asyncio.timeout(LISTED_S):
             while True:
                 if (await calls.status()).chunks:
                     return

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from shared.bus.nats_bus import RECONNECT_MOST_S, NatsBus, connect, reconnect_delay_s
+from shared.bus.access import from_urls
+from shared.bus.connection import RECONNECT_MOST_S, reconnect_delay_s
+from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.errors import Unavailable
 from tests.nats_server import NatsServer, free_port
@@ -31,7 +33,7 @@ async def test_connect_gives_up_in_time() -> None:
 
 async def test_new_client_takes_over_after_a_protocol_error(nats_server: NatsServer) -> None:
     """The server ends a connection with -ERR, which nats-py does not survive; subscriptions and followers do."""
-    bus = NatsBus([nats_server.url], "test")
+    bus = NatsBus(from_urls([nats_server.url]), "test")
     await bus.open(10.0)
     await bus.ensure_streams(StreamLimits(max_bytes=1024 * 1024))
     received: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,0 +1,154 @@
+"""nats-py's client with what it lacks for us: no downgrade from TLS, files read for each connection, plain reasons.
+
+It overrides a few members of ``nats.aio.client.Client`` that are not documented; the version of nats-py is pinned to
+the minor release for that, and tests over real servers run each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import nats.aio.client
+import nats.errors
+from nats.aio.transport import TcpTransport
+
+from shared.bus.access import Access
+from shared.errors import ConfigError
+
+FAREWELL_S = 1.0
+
+
+class InTheClear(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types.
+    """The server did not ask for TLS, but we want it: nothing was sent to it."""
+
+    def __str__(self) -> str:
+        return "nats: the server offers no TLS"
+
+
+class Hung(nats.errors.Error):  # type: ignore[misc]
+    """The server ended the connection in the middle of the handshake."""
+
+    def __str__(self) -> str:
+        return "nats: the server ended the connection during the handshake"
+
+
+class Transport(TcpTransport):  # type: ignore[misc]
+    """A connection whose end is waited for only as long as it may come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_broken = False
+
+    def __bool__(self) -> bool:
+        # nats-py makes a transport of its own in the place of one that is false.
+        return True
+
+    async def connect(self, *arguments: Any, **named: Any) -> None:
+        self._is_broken = False
+        await super().connect(*arguments, **named)
+
+    async def connect_tls(self, *arguments: Any, **named: Any) -> None:
+        try:
+            await super().connect_tls(*arguments, **named)
+        except BaseException:
+            # Nobody tells the stream below that its connection is gone, so waiting for its end would never end.
+            self._is_broken = True
+            self._bare_io_writer.transport.abort()
+            raise
+
+    async def wait_closed(self) -> None:
+        if self._is_broken:
+            return
+        try:
+            # A peer that is away says no farewell, for which TLS would wait half a minute before we reconnect.
+            async with asyncio.timeout(FAREWELL_S):
+                await super().wait_closed()
+        except TimeoutError:
+            self._io_writer.transport.abort()
+
+
+class Client(nats.aio.client.Client):  # type: ignore[misc]
+    """``connect`` it with ``**credentials(access)``."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__()
+        self._transport = Transport()
+        self._access = access
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the server that we are connected to is one of several."""
+        return bool(self._server_info.get("cluster"))
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """Made for each connection, because certificates are replaced while we run."""
+        try:
+            return self._access.tls_context()
+        except ConfigError as error:
+            raise nats.errors.Error(error.message) from error
+
+    def _connect_command(self) -> bytes:
+        # The first thing that is sent, and it holds our secrets. nats-py encrypts when the server asks for it, and
+        # whoever sits between us and the server could leave that out.
+        if self._access.wants_tls and not self._server_info.get("tls_required"):
+            raise InTheClear
+        try:
+            key = self._access.user_key()
+            if key is not None:
+                self._signature_cb = key.sign
+                self._user_jwt_cb = key.jwt.encode if key.jwt else None
+                self._public_nkey = None if key.jwt else key.public
+            made: bytes = super()._connect_command()
+        except ConfigError as error:
+            raise nats.errors.Error(error.message) from error
+        return made
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        if not self.is_connected:
+            # Neither PONG nor -ERR came back; nats-py would take a connection for made that never was.
+            raise Hung
+
+
+def credentials(access: Access) -> dict[str, Any]:
+    """The arguments of ``connect`` that say who we are; the client asks for secrets again at each connection."""
+    told: dict[str, Any] = {}
+    if access.user:
+        told |= {"user": access.user, "password": access.current_password}
+    if access.has_token:
+        told |= {"token": access.current_token}
+    if access.server_name:
+        told |= {"tls_hostname": access.server_name}
+    return told
+
+
+def refusal(error: Exception) -> str:
+    """What an operator has to put right, where ``error`` says that the broker and we will never agree; else ""."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = getattr(error, "verify_message", "") or str(error)
+        return f"the broker's certificate is not trusted: {reason}; see --nats-ca and --nats-server-name"
+    if isinstance(error, ssl.SSLError):
+        return f"the broker and we do not agree on TLS: {error}; see --nats-cert and --nats-ca"
+    if isinstance(error, InTheClear):
+        return (
+            "the broker offers no TLS, but tls:// or a setting of --nats-ca, --nats-cert or --nats-server-name wants it"
+        )
+    text = str(error).lower()
+    if "authorization violation" in text or "authentication" in text:
+        return (
+            "the broker does not accept who we say we are; see --nats-user, --nats-password-file, --nats-token-file "
+            "and --nats-credentials"
+        )
+    return ""
+
+
+def denied_subject(error: Exception) -> tuple[str, str] | None:
+    """("publish" or "subscribe", subject) where ``error`` is the server's word that we have no permission."""
+    text = str(error)
+    if "permissions violation" not in text.lower():
+        return None
+    subject = text.split('"')[1] if text.count('"') >= 2 else ""
+    return ("subscribe" if "subscription" in text.lower() else "publish"), subject

@@ -1,0 +1,248 @@
+"""One connection to the broker, kept for ever: nats-py reconnects, and where it gives up a new client takes over.
+
+Theory of operation. At the start, what will never work is told apart from what may yet work: a refusal of every server
+(credentials, certificates, no TLS) is the operator's business and raised at once; servers that do not answer are waited
+for. Once connected the same refusals are waited out, with growing, jittered waits and a line in the log whenever the
+reason is another: credentials are rotated server by server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import nats.errors
+
+from shared import logs
+from shared.bus import measures
+from shared.bus.access import Access
+from shared.bus.client import Client, credentials, denied_subject, refusal
+from shared.errors import ConfigError, Unavailable
+
+RECONNECT_FIRST_S = 0.05
+RECONNECT_MOST_S = 2.0
+PING_S = 5.0
+FLUSH_S = 5.0
+
+_log = logs.get_logger("bus")
+
+
+def reconnect_delay_s(attempt: int, chance: float) -> float:
+    """Seconds before reconnect ``attempt`` (from 0), with ``chance`` in [0, 1) spreading clients out."""
+    ceiling = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2.0 ** min(attempt, 16))
+    return ceiling * (0.5 + 0.5 * chance)
+
+
+class Owner(Protocol):
+    """Who is told what happens to the connection."""
+
+    async def attach(self, client: Client) -> None:
+        """This client is the connection from now on; subscribe what there is."""
+
+    def lost(self) -> None: ...
+
+    def restored(self) -> None: ...
+
+    def slow(self, subscription: Any) -> None:
+        """A message for this subscription of the client was thrown away."""
+
+    def denied(self, verb: str, subject: str) -> None:
+        """The server does not let us publish or subscribe to ``subject`` (in small letters)."""
+
+
+class Connection:
+    """``client`` is the present one; None before the first :meth:`open`."""
+
+    def __init__(self, access: Access, name: str, owner: Owner) -> None:
+        self.client: Client | None = None
+        self._access = access
+        self._name = name
+        self._owner = owner
+        self._closing = False
+        self._replacing: asyncio.Task[None] | None = None
+        self._told = ""  # Why we are not connected, as the log has it already.
+
+    @property
+    def is_connected(self) -> bool:
+        return self.client is not None and self.client.is_connected and not self._closing
+
+    async def open(self, timeout_s: float) -> None:
+        """Raises Unavailable when no server answers in time, ConfigError when all refuse us or one is too small."""
+        client = Client(self._access)
+        refusals: list[str] = []
+
+        async def errored(error: Exception) -> None:
+            if self.client is client:
+                await self._errored(error)
+                return
+            reason = refusal(error)
+            _log.debug("broker_unreachable", reason=reason or repr(error))
+            if reason:
+                refusals.append(reason)
+                measures.REFUSED.inc()
+            # Servers are tried in turn. Each has had its chance by then, and another time will not help.
+            if len(refusals) >= len(self._access.urls):
+                raise ConfigError(reason or refusals[-1])
+
+        try:
+            # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the connection.
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
+                    list(self._access.urls),
+                    name=self._name,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=RECONNECT_FIRST_S,
+                    reconnect_to_server_handler=_choose_server,
+                    connect_timeout=2,
+                    ping_interval=PING_S,
+                    max_outstanding_pings=2,
+                    flush_timeout=FLUSH_S,
+                    error_cb=errored,
+                    disconnected_cb=partial(self._disconnected, client),
+                    reconnected_cb=partial(self._reconnected, client),
+                    closed_cb=partial(self._ended, client),
+                    **credentials(self._access),
+                )
+            if client.max_payload < self._access.least_payload_bytes:
+                raise ConfigError(
+                    f"the broker's max_payload is {client.max_payload} bytes, but --nats-least-payload-bytes wants "
+                    f"{self._access.least_payload_bytes}: raise max_payload in the broker's configuration"
+                )
+        except TimeoutError as error:
+            await _abandon(client)
+            if refusals:
+                raise ConfigError(refusals[-1]) from error
+            raise Unavailable(f"no broker answers at {', '.join(self._access.urls)} within {timeout_s} s") from error
+        except nats.errors.Error as error:
+            await _abandon(client)
+            raise Unavailable(f"the broker at {', '.join(self._access.urls)} cannot be used: {error}") from error
+        except BaseException:
+            await _abandon(client)
+            raise
+        earlier, self.client = self.client, client
+        try:
+            await self._owner.attach(client)
+        except BaseException:
+            self.client = earlier
+            await _abandon(client)
+            raise
+        measures.CONNECTED.set(1)
+
+    async def close(self) -> None:
+        """End it; nobody is told."""
+        self._closing = True
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.gather(self._replacing, return_exceptions=True)
+        if self.client is not None:
+            await self.client.close()
+            measures.CONNECTED.set(0)
+
+    async def _errored(self, error: Exception) -> None:
+        denied = denied_subject(error)
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._owner.slow(error.sub)
+        elif denied is not None:
+            verb, subject = denied
+            measures.DENIED.labels(verb).inc()
+            _log.error("broker_denies", verb=verb, subject=subject)
+            self._owner.denied(verb, subject)
+        elif not self.is_connected:
+            self._tell_why(error)
+        else:
+            _log.warning("broker_error", reason=repr(error))
+
+    def _tell_why(self, error: Exception) -> None:
+        """A refusal goes to the log when it is news; a server that is away was told of when it went."""
+        reason = refusal(error)
+        if not reason:
+            _log.debug("broker_unreachable", reason=repr(error))  # Once per attempt to connect.
+            return
+        measures.REFUSED.inc()
+        if reason != self._told:
+            self._told = reason
+            _log.warning("broker_refuses", reason=reason)
+
+    async def _disconnected(self, client: Client) -> None:
+        if not self._closing and self.client is client:
+            measures.CONNECTED.set(0)
+            reason = _why(client.last_error)
+            measures.LOST.labels(reason).inc()
+            _log.warning("broker_disconnected", reason=reason)
+            self._owner.lost()
+
+    async def _reconnected(self, client: Client) -> None:
+        self._told = ""
+        measures.CONNECTED.set(1)
+        if client.max_payload < self._access.least_payload_bytes:
+            # It was enough when we started. What is too large from now on is refused one by one.
+            _log.error("broker_max_payload_too_small", max_payload=client.max_payload)
+        _log.info("broker_reconnected")
+        self._owner.restored()
+
+    async def _ended(self, client: Client) -> None:
+        """nats-py gave this client up for good."""
+        is_replacing = self._replacing is not None and not self._replacing.done()
+        if not self._closing and self.client is client and not is_replacing:
+            error = client.last_error
+            _log.error("broker_connection_ended", reason=refusal(error) if error and refusal(error) else repr(error))
+            self._replacing = asyncio.create_task(self._replace())
+
+    async def _replace(self) -> None:
+        attempt = 0
+        while not self._closing:
+            await asyncio.sleep(reconnect_delay_s(attempt, random.random()))
+            attempt += 1
+            try:
+                await self.open(RECONNECT_MOST_S)
+            except ConfigError as error:
+                if error.message != self._told:
+                    self._told = error.message
+                    _log.warning("broker_refuses", reason=error.message)
+                continue
+            except (Unavailable, nats.errors.Error, OSError) as error:
+                _log.warning("broker_unreachable", reason=repr(error))
+                continue
+            assert self.client is not None
+            await self._reconnected(self.client)
+            return
+
+
+def _why(error: Exception | None) -> str:
+    """The kind of loss, for the metric: few, and known beforehand."""
+    text = str(error or "").lower()
+    if "slow consumer" in text:
+        return "slow_consumer"
+    if error is not None and refusal(error):
+        return "refused"
+    return "lost"
+
+
+def _choose_server(servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
+    """nats-py asks where to reconnect to, and after how many seconds."""
+    least = min(server.reconnects for server in servers)
+    chosen = random.choice([server for server in servers if server.reconnects == least])
+    return chosen, reconnect_delay_s(least, random.random())
+
+
+async def _abandon(client: Client) -> None:
+    """Close a client that was never ours to use; nobody is told of it."""
+    try:
+        await client.close()
+    except (nats.errors.Error, OSError, ConfigError):
+        pass  # It was not connected, or is not any more.
+
+
+Callback = Callable[[], None]
+
+
+def tell(callbacks: list[Callback]) -> None:
+    """Call each; an exception here would end nats-py's own tasks."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            _log.exception("connection_callback_failed")
