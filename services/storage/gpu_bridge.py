@@ -61,6 +61,24 @@ class CudaDevicePool:
         except RuntimeError as error:
             raise TransportError(f"cannot copy from the device pool: {error}") from error
 
+    def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
+        """See ``shared.memory.device_pool_view.GatheredPages``: a copy, by way of pinned memory."""
+        halves = self._halves
+        if halves is None:
+            raise TransportError("the device pool is closed")
+        layers, _, _, half_bytes = halves.shape
+        try:
+            target = torch.empty(count, layers, 2, half_bytes, dtype=torch.uint8, pin_memory=True)
+            with _cuda.stream(self._stream):
+                target.copy_(halves[:, :, device : device + count].permute(2, 0, 1, 3), non_blocking=True)
+                done = _cuda.Event()
+                done.record(self._stream)
+            done.synchronize()
+        except RuntimeError as error:
+            raise TransportError(f"cannot copy from the device pool: {error}") from error
+        rows: npt.NDArray[np.uint8] = target.numpy()
+        return rows
+
     def close(self) -> bool:
         """Let go of the mapping; a copy that runs holds its own reference. See ``DevicePages``."""
         self._halves = None

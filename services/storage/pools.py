@@ -14,14 +14,20 @@ from services.storage.core.backup_check import Transfer, check_backup
 from services.storage.core.fetch_check import FetchChunk, check_fetch
 from services.storage.core.save_check import SaveChunk, check_save, reads_device
 from shared.errors import ConfigError, InvalidRequest, ThermoclineError
-from shared.memory import DevicePoolView, HostPoolView, pages_for
-from shared.memory.device_pool_view import DevicePages
+from shared.memory import DevicePartsView, DevicePoolView, HostPoolView, pages_for
+from shared.memory.device_pool_view import DevicePages, GatheredPages
 from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
 
 
 def open_device_pool(handle: PoolHandle) -> DevicePages:
     """Map a worker's device pool, whichever memory it is in. Raises TransportError, or ConfigError without torch."""
+    if handle.parts:
+        return DevicePartsView.attach(handle, _open_whole)
+    return _open_whole(handle)
+
+
+def _open_whole(handle: PoolHandle) -> GatheredPages:
     if handle.kind == "shm":
         return DevicePoolView.attach(handle)
     # Only a storage beside a GPU pays for importing torch.

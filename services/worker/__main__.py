@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import msgspec
 
 from services.worker.config import WorkerConfig
 from shared import config, ids, logs
-from shared.lifecycle import EXIT_REFUSED, Lifecycle, run_process
+from shared.lifecycle import EXIT_REFUSED, Lifecycle, quiet_collector, run_process
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,9 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure("worker", named.id, level=named.log_level)
 
     async def body(life: Lifecycle) -> None:
-        # Imported here so that --help and faulty settings do not wait for torch.
+        # Imported here so that --help and faulty settings do not wait for torch; and without the collector, which
+        # would look again and again through what torch and transformers make, all of which lives for ever.
+        gc.disable()
         from services.worker.bootstrap import serve
 
+        quiet_collector()
+        gc.enable()
         await serve(named, life)
 
     return run_process("worker", body)

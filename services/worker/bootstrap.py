@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from services.worker.config import WorkerConfig
@@ -16,27 +19,35 @@ from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
+from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.verification import Verification
+from services.worker.parallel.group_lost import GroupLost
+from services.worker.parallel.group_runner import GroupRunner, load_group
+from services.worker.parallel.orders import StartRank
+from services.worker.parallel.parts_mover import PartsMover
 from services.worker.restore.measured_costs import measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
 from services.worker.shell import WorkerIdentity, WorkerShell
 from services.worker.state_saving import StateSaving
 from shared import ids, logs, metrics
-from shared.bus.nats_bus import connect
+from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.errors import OperatorError
-from shared.lifecycle import Lifecycle
+from shared.lifecycle import EXIT_FAILED, Lifecycle
 from shared.memory import reap
+from shared.messages.worker_events import RestorationCosts
 from shared.model_files import fingerprint
 
 _log = logs.get_logger("worker")
 
 
-def load_runner(config: WorkerConfig) -> ModelRunner:
+def load_runner(config: WorkerConfig) -> ModelRunner | GroupRunner:
     """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise OperatorError("--device cuda: torch finds no GPU here")
+    if config.tensor_parallel > 1:
+        return _load_group(config)
     runner = ModelRunner.load(
         config.model_dir,
         dtype=config.dtype,
@@ -51,18 +62,55 @@ def load_runner(config: WorkerConfig) -> ModelRunner:
     return runner
 
 
-def make_loads(config: WorkerConfig, runner: ModelRunner) -> Loads:
+def _load_group(config: WorkerConfig) -> GroupRunner:
+    """The same over several ranks, of which this process is the first."""
+    group = load_group(
+        StartRank(
+            rank=0,
+            ranks=config.tensor_parallel,
+            model_dir=config.model,
+            dtype=config.dtype,
+            device=config.device,
+            threads=config.rank_threads,
+            page_size=config.page_size,
+            shm_prefix=config.shm_prefix,
+            store_port=0,
+            timeout_ms=config.rank_timeout_ms,
+            worker_id=config.id,
+            log_level=config.log_level,
+        ),
+        device_kv_bytes=config.device_kv_bytes,
+        pages=config.device_pages or None,
+    )
+    try:
+        group.warm_up()
+    except BaseException:
+        group.close()
+        raise
+    _log.info("group_loaded", ranks=config.tensor_parallel, pids=group.rank_pids, weight_bytes=group.weight_bytes)
+    return group
+
+
+def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> PageMover:
+    choose = partial(
+        choose_mover,
+        name=config.mover,
+        programs=config.mover_programs,
+        profile=config.profile,
+        verified=config.verify_host == "always",
+    )
+    if isinstance(runner, GroupRunner):
+        # Each part has the mover that a worker with such a pool would have.
+        return PartsMover(runner.geometry, runner.parts.parts, choose)
+    return choose(runner.pool)
+
+
+def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
     """What moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve it."""
     return Loads(
         runner.geometry,
         runner.pool.pages,
-        choose_mover(
-            runner.pool,
-            config.mover,
-            programs=config.mover_programs,
-            profile=config.profile,
-            verified=config.verify_host == "always",
-        ),
+        _choose_mover(config, runner),
         timeout_s=config.load_timeout_ms / 1e3,
         clock_ns=time.time_ns,
         verification=Verification(config.verify_host, config.verify_host_share),
@@ -71,7 +119,9 @@ def make_loads(config: WorkerConfig, runner: ModelRunner) -> Loads:
     )
 
 
-def make_saving(config: WorkerConfig, runner: ModelRunner, projection: KvProjection | None) -> StateSaving:
+def make_saving(
+    config: WorkerConfig, runner: ModelRunner | GroupRunner, projection: KvProjection | None
+) -> StateSaving:
     """What saves the state of this worker's requests."""
     return StateSaving(
         runner.pool,
@@ -82,12 +132,13 @@ def make_saving(config: WorkerConfig, runner: ModelRunner, projection: KvProject
     )
 
 
-def make_disk_reads(config: WorkerConfig, runner: ModelRunner, bus: Bus) -> DiskReads | None:
-    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off.
+def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
+    """What reads parts of prefixes from the disk, for the running event loop; None where that is switched off, and
+    for a group, no rank of which sees the scores of all heads.
 
     Raises ConfigError when --sparse-buffer-bytes is too small for this model.
     """
-    if not config.sparse_buffer_bytes:
+    if not config.sparse_buffer_bytes or isinstance(runner, GroupRunner):
         return None
     return DiskReads(
         ReadBuffers(config.shm_prefix, config.sparse_buffer_bytes),
@@ -96,6 +147,41 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner, bus: Bus) -> Disk
         runner.pool.device,
         timeout_s=config.load_timeout_ms / 1e3,
     )
+
+
+def _prove_restoring(
+    config: WorkerConfig, runner: ModelRunner | GroupRunner
+) -> tuple[KvProjection | None, RestorationCosts | None]:
+    """What restores KV from hidden states, and what the cell is told that it costs; None where nothing does.
+
+    The cell plans no restoration, and asks for no state, at a worker that announces no costs.
+    """
+    if isinstance(runner, GroupRunner):
+        _log.info("group_restores_nothing", advice="hidden states and parts of prefixes need a worker of one rank")
+        return None, None
+    projection = prove_projection(runner)
+    profile = Path(config.profile) if config.profile else None
+    return projection, measured_costs(profile, runner, projection, threads=config.threads)
+
+
+def _end_with_group(runner: ModelRunner | GroupRunner, life: Lifecycle) -> None:
+    """A group that cannot compute any more takes this process with it, which a supervisor starts anew. There is
+    nothing to drain: what runs goes on at another worker.
+    """
+    if not isinstance(runner, GroupRunner):
+        return
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        life.hurrying.set()
+        life.stop(EXIT_FAILED)
+
+    def on_lost(_: GroupLost) -> None:
+        # A loop that has ended meanwhile has nothing left to be told.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)
+
+    runner.on_lost(on_lost)
 
 
 async def serve(config: WorkerConfig, life: Lifecycle) -> None:
@@ -107,6 +193,7 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     model = await asyncio.to_thread(fingerprint, config.model_dir, cache_dir)
     vocabulary = await asyncio.to_thread(Vocabulary.from_directory, config.model_dir)
     runner = await asyncio.to_thread(load_runner, config)
+    _end_with_group(runner, life)
     try:
         _log.info(
             "model_loaded",
@@ -117,20 +204,18 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
         )
         if life.stopping.is_set():
             return
-        projection = await asyncio.to_thread(prove_projection, runner)
-        profile = Path(config.profile) if config.profile else None
-        costs = await asyncio.to_thread(measured_costs, profile, runner, projection, threads=config.threads)
+        projection, costs = await asyncio.to_thread(_prove_restoring, config, runner)
         loads = await asyncio.to_thread(make_loads, config, runner)
         saving = make_saving(config, runner, projection)
-        bus = await connect(config.nats, config.id)
+        bus = await connect_with(config, config.id)
         disk_reads: DiskReads | None = None
         try:
             disk_reads = make_disk_reads(config, runner, bus)
             identity = WorkerIdentity(
-                worker_id=config.id, incarnation=ids.new_id("inc"), node=ids.node_name(), model=model
+                worker_id=config.id, incarnation=ids.new_id("inc"), node=config.node_name, model=model
             )
             shell = WorkerShell(
-                config,
+                msgspec.structs.replace(config, threads=config.rank_threads),
                 identity,
                 bus,
                 runner,

@@ -23,6 +23,7 @@ from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import Sampled, SampleRow, prompt_logprobs, sample
 from services.worker.importance.importance_step import ImportanceStep
+from services.worker.parallel.group_lost import GroupLost
 from services.worker.restore.first_layers import PassRunner
 from services.worker.sparse_prefixes import SparsePrefixes
 from services.worker.step_saving import NOT_SAVED, SavedStep
@@ -93,12 +94,17 @@ class StepComputer:
     def isolate(
         self, work: Sequence[Work], saved: SavedStep = NOT_SAVED
     ) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
-        """Each work alone: what could be computed, and what could not and why. Never raises."""
+        """Each work alone: what could be computed, and what could not and why.
+
+        Raises GroupLost, which is no work's fault, and nothing else.
+        """
         done: list[Computed] = []
         failed: list[tuple[Work, Exception]] = []
         for item in work:
             try:
                 done += self.compute([item], None, saved)
+            except GroupLost:
+                raise
             except Exception as error:
                 saved.drop([item])
                 failed.append((item, error))

@@ -10,8 +10,9 @@ Who maps what:
 Nothing here imports torch. ``torch.from_numpy(view.pages)`` keeps a mapping alive, because it holds the array.
 """
 
+from shared.memory.device_parts import DevicePartsView
 from shared.memory.device_pool_view import DevicePoolView
 from shared.memory.host_pool import HostPoolView, pages_for
 from shared.memory.segment import SharedSegment, reap, unlink_all
 
-__all__ = ["DevicePoolView", "HostPoolView", "SharedSegment", "pages_for", "reap", "unlink_all"]
+__all__ = ["DevicePartsView", "DevicePoolView", "HostPoolView", "SharedSegment", "pages_for", "reap", "unlink_all"]

@@ -12,7 +12,7 @@ import pickle
 from typing import Any
 
 from shared.errors import TransportError
-from shared.memory.device_pool_view import check_device_handle
+from shared.memory.device_pool_view import check_device_handle, check_is_whole
 from shared.messages.pools import PoolHandle
 
 _ALLOWED = {
@@ -48,6 +48,7 @@ def open_halves(handle: PoolHandle) -> Any:
     tensor lives. Raises TransportError if the handle is no such pool's or CUDA cannot open it.
     """
     check_device_handle(handle)
+    check_is_whole(handle)
     rebuild, arguments = unpickle_handle(handle.ipc)
     try:
         halves = rebuild(*arguments)

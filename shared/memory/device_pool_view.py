@@ -39,6 +39,15 @@ class DevicePages(Protocol):
         """Unmap; see ``SharedSegment.close``."""
 
 
+class GatheredPages(DevicePages, Protocol):
+    """What is asked of a part of a device pool besides (``shared.memory.device_parts``)."""
+
+    def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
+        """``count`` pages from page ``device``, page-first: uint8 [count, layers, 2, half_bytes], to be read at once.
+        Raises TransportError when the device pool cannot be read.
+        """
+
+
 def device_nbytes(geometry: KvGeometry, pages: int) -> int:
     """Bytes of a device pool of ``pages`` pages."""
     return pages * geometry.page_bytes
@@ -65,6 +74,7 @@ class DevicePoolView:
         if handle.kind != "shm":
             raise TransportError(f"device pool {handle.name!r} is {handle.kind} memory, which needs the GPU bridge")
         check_device_handle(handle)
+        check_is_whole(handle)
         return cls(SharedSegment.attach(handle.name, handle.nbytes, writable=writable), handle)
 
     @property
@@ -76,7 +86,11 @@ class DevicePoolView:
         geometry = self.handle.geometry
         device, host, count = run
         target = into[host : host + count].reshape(count, geometry.layers, 2, geometry.half_bytes)
-        target[...] = self.halves[:, :, device : device + count].transpose(2, 0, 1, 3)
+        target[...] = self.gather(device, count)
+
+    def gather(self, device: int, count: int) -> npt.NDArray[np.uint8]:
+        """See :class:`GatheredPages`; a view."""
+        return self.halves[:, :, device : device + count].transpose(2, 0, 1, 3)
 
     def close(self) -> bool:
         """Drop the view and unmap; the view is of no use afterwards."""
@@ -97,3 +111,22 @@ def check_device_handle(handle: PoolHandle) -> None:
             f"the handle of pool {handle.name!r} contradicts itself: {handle.pages} pages of "
             f"{handle.geometry.page_bytes} bytes in {handle.nbytes} bytes"
         )
+    _check_parts(handle)
+
+
+def check_is_whole(handle: PoolHandle) -> None:
+    """Raise TransportError for a pool in parts, where only one in a single piece can be mapped."""
+    if handle.parts:
+        raise TransportError(f"the device pool is that of a group of {len(handle.parts)} ranks, in as many parts")
+
+
+def _check_parts(handle: PoolHandle) -> None:
+    """The parts have every head of a page, and no others."""
+    if not handle.parts:
+        return
+    heads = [heads for heads, _ in handle.part_handles()]
+    covered = {head for part in heads for head in part}
+    if covered != set(range(handle.geometry.kv_heads)) or not all(heads):
+        raise TransportError(f"the parts of a device pool with {handle.geometry.kv_heads} heads have {heads}")
+    for _, part in handle.part_handles():
+        check_device_handle(part)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from shared.messages.base import Message
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -61,7 +63,12 @@ class KvGeometry(Message, frozen=True):
     @property
     def half_bytes(self) -> int:
         """Bytes of K alone (or V alone) of one page in one layer: page_size * kv_heads * head_dim."""
-        return self.page_size * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return self.page_size * self.kv_heads * self.head_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of K (or V) of one token in one head of one layer."""
+        return self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def loaded_layers(self) -> int:
@@ -104,6 +111,20 @@ class KvGeometry(Message, frozen=True):
         return ""
 
 
+class PoolPart(Message, frozen=True):
+    """A part of a device pool that several processes own: of every page ``kv_heads`` heads from ``first_head``.
+
+    It is layer-first itself, with page p of the pool as its page p. ``name``, ``nbytes`` and ``ipc`` are as in
+    ``PoolHandle``.
+    """
+
+    first_head: int
+    kv_heads: int
+    name: str
+    nbytes: int
+    ipc: bytes = b""
+
+
 class PoolHandle(Message, frozen=True):
     """How another process maps a pool.
 
@@ -113,6 +134,9 @@ class PoolHandle(Message, frozen=True):
     uint8 and then the checksum table ``[pages, units]`` little-endian uint64 (xxh3_64 over the bytes of that page and
     unit, K then V of a layer where it holds KV alone, seeded with the low 8 bytes of the identity).
     ``kind`` is ``shm`` (``name`` is a file in /dev/shm) or ``cuda_ipc`` (``ipc`` is the exported handle).
+
+    A device pool with ``parts`` is that of a tensor-parallel group: its pages lie in pieces, heads by heads, and it has
+    no memory of its own. ``geometry`` is that of whole pages, ``nbytes`` the sum of the parts. A head may be in many.
     """
 
     kind: Literal["shm", "cuda_ipc"]
@@ -123,3 +147,21 @@ class PoolHandle(Message, frozen=True):
     geometry: KvGeometry
     table_offset: int = 0
     ipc: bytes = b""
+    parts: tuple[PoolPart, ...] = ()
+
+    def part_handles(self) -> list[tuple[range, PoolHandle]]:
+        """The KV heads of each part, and the handle by which it is mapped as a pool of its own."""
+        return [
+            (
+                range(part.first_head, part.first_head + part.kv_heads),
+                msgspec.structs.replace(
+                    self,
+                    name=part.name,
+                    nbytes=part.nbytes,
+                    ipc=part.ipc,
+                    geometry=msgspec.structs.replace(self.geometry, kv_heads=part.kv_heads),
+                    parts=(),
+                ),
+            )
+            for part in self.parts
+        ]

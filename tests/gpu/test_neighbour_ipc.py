@@ -24,7 +24,7 @@ pytestmark = [
 def test_pages_of_a_neighbours_gpu_memory_arrive(mover: MoverName) -> None:
     """To the bit, layer by layer behind the gate; after the neighbour is detached its loads fail."""
     with exported_pool() as handle:
-        pool = DevicePool.create(GEOMETRY, 8, device="cuda", shm_prefix="test-ipc")
+        pool = DevicePool.create(GEOMETRY, 8, device="cuda", shm_prefix="test-neighbour-ipc")
         moving = make_mover(pool, mover, programs=2)
         loads = Loads(GEOMETRY, 8, moving, timeout_s=30, clock_ns=lambda: 7, device_type="cuda")
         load = PageLoad(

@@ -67,10 +67,15 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str) -> Any:
     missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
     if missing:
         raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModel(f"{type(model).__name__} cannot compute logits for chosen rows only")
+    check_forward(model)
     model.eval().requires_grad_(False)
     return model.to(torch.device(device))
+
+
+def check_forward(model: Any) -> None:
+    """Raise UnsupportedModel unless ``model`` can be asked for the logits of chosen rows."""
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{type(model).__name__} cannot compute logits for chosen rows only")
 
 
 def expected_windows(config: Any) -> list[int | None]:

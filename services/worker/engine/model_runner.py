@@ -6,7 +6,7 @@ Any other way to compute a step (a fused path for one family, say) replaces what
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class ModelRunner:
         count = pages if pages is not None else (device_kv_bytes or 0) // geometry.page_bytes
         pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
         try:
-            verification = Verification(model, _probe_tokens(model, pool))
+            verification = Verification(model, probe_tokens(model, count, page_size))
             if pool.device.type == "cpu":
                 pack_linears(model)
             runner = cls(model, pool, vocab_size=verification.vocab_size)
@@ -127,28 +127,47 @@ class ModelRunner:
         return logits
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step, so that the first request pays for no lazy set-up.
-
-        Overwrites the pool's first pages: call it before any request is admitted.
-        """
-        page_size = self.geometry.page_size
-        tokens = min(256, self.max_context - 1, self.pool.pages * page_size - 1)
-        table = np.arange(self.pool.pages, dtype=np.int32)
-        for rows, context in ((tokens, 0), (1, tokens)):
-            if rows > 0:
-                meta = ForwardMeta.build([Segment(rows, context, table)], page_size, self._device)
-                positions = torch.arange(context, context + rows)
-                self.forward(torch.zeros(rows, dtype=torch.int64), positions, meta, torch.tensor([rows - 1]))
+        """See :func:`warm_up`."""
+        warm_up(self)
 
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""
         self.pool.close()
 
 
-def _probe_tokens(model: Any, pool: DevicePool) -> int:
-    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little."""
+class _Warmed(Protocol):
+    """What is asked of a runner to warm it up."""
+
+    pool: DevicePool
+    max_context: int
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+def warm_up(runner: _Warmed) -> None:
+    """Run a prefill and a decode step, so that the first request pays for no lazy set-up.
+
+    Overwrites the pool's first pages: call it before any request is admitted.
+    """
+    page_size, pages = runner.pool.geometry.page_size, runner.pool.pages
+    tokens = min(256, runner.max_context - 1, pages * page_size - 1)
+    table = np.arange(pages, dtype=np.int32)
+    for rows, context in ((tokens, 0), (1, tokens)):
+        if rows > 0:
+            meta = ForwardMeta.build([Segment(rows, context, table)], page_size, runner.pool.device)
+            positions = torch.arange(context, context + rows)
+            runner.forward(torch.zeros(rows, dtype=torch.int64), positions, meta, torch.tensor([rows - 1]))
+
+
+def probe_tokens(model: Any, pages: int, page_size: int) -> int:
+    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little.
+
+    Raises ConfigError when a pool of ``pages`` pages cannot hold them.
+    """
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
-    tokens = min(wanted, max_context_tokens(model.config), pool.pages // 2 * pool.geometry.page_size)
+    tokens = min(wanted, max_context_tokens(model.config), pages // 2 * page_size)
     if tokens < 2:
-        raise ConfigError(f"a device pool of {pool.pages} pages is too small to serve anything")
+        raise ConfigError(f"a device pool of {pages} pages is too small to serve anything")
     return tokens

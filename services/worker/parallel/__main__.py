@@ -1,0 +1,33 @@
+"""``python -m services.worker.parallel FD``: a rank of a worker that was started with ``--tensor-parallel``.
+
+The worker starts it; FD is the socket on which it gets its orders.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from services.worker.parallel.channel import Channel
+from services.worker.parallel.orders import RankOrder
+
+FIRST_TIMEOUT_S = 60.0
+"""Bounds sending until the first order tells the worker's own setting."""
+
+
+def main(argv: list[str]) -> int:
+    """Run until told to stop; returns the exit code (see ``shared.lifecycle``)."""
+    channel = Channel(socket.socket(fileno=int(argv[0])), RankOrder, timeout_s=FIRST_TIMEOUT_S)
+    # Imported here so that rank 0 sees at once whether this process runs at all.
+    from services.worker.parallel.rank import Rank
+
+    return Rank(channel).run()
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The threads of the collectives do not end while the other ranks have not; the kernel takes them along.
+    os._exit(exit_code)

@@ -1,0 +1,69 @@
+"""The only exchanges between ranks while they compute: those of the model itself."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import TransportError
+
+_LOCAL_HOST = "127.0.0.1"
+
+# torch leaves this name out of what the module declares.
+_TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009
+
+
+def make_store(timeout_s: float) -> Any:
+    """Where the ranks of a group find one another, in the process of rank 0, on a port that the system chooses."""
+    return _TCPStore(_LOCAL_HOST, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+
+
+def join_store(port: int, timeout_s: float) -> Any:
+    """The same in the process of another rank. Raises TransportError when rank 0 does not answer."""
+    try:
+        return _TCPStore(_LOCAL_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise TransportError(f"rank 0 is not reached: {error}") from error
+
+
+class Collectives:
+    """Sums and joins tensors of all ranks. Every rank makes the same calls in the same order."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    @classmethod
+    def join(cls, store: Any, rank: int, ranks: int, device: torch.device, timeout_s: float) -> Collectives:
+        """Blocks until all ranks have joined; ``timeout_s`` bounds that and every exchange. Raises TransportError."""
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if backend == "gloo":
+            # All ranks are on this machine, and its name may resolve to an address that it does not have.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            raise TransportError(f"rank {rank} of {ranks} cannot join the others: {error}") from error
+        return cls(ranks)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place where memory allows."""
+        tensor = tensor.contiguous()
+        dist.all_reduce(tensor)
+        return tensor
+
+    def concatenate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``[..., n]`` of every rank to ``[..., ranks * n]``, in the order of the ranks."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts, dim=-1)
+
+    def close(self) -> None:
+        """Leave; idempotent."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,172 @@
+"""Rank 0's side of a group: the ``forward`` of a whole model, of which this process computes a share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+
+from services.worker.engine.attention import AttentionStep
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.model_runner import ModelRunner, probe_tokens, warm_up
+from services.worker.engine.paged_step import AttentionBackend, PagedStep
+from services.worker.kv.device_pool import DevicePool
+from services.worker.parallel.collectives import make_store
+from services.worker.parallel.division import Share, whole_geometry
+from services.worker.parallel.gates import TellingGate
+from services.worker.parallel.group_lost import GroupLost
+from services.worker.parallel.group_pool import GroupPool, attach_part
+from services.worker.parallel.orders import (
+    JoinGroup,
+    MakePool,
+    RankLoaded,
+    RankReady,
+    StartRank,
+    step_order,
+)
+from services.worker.parallel.rank_model import RankModel
+from services.worker.parallel.ranks import Ranks
+from shared.errors import ConfigError, InvariantViolated, OperatorError
+from shared.messages.pools import KvGeometry
+
+
+class GroupRunner:
+    """What the worker asks of ``engine.model_runner.ModelRunner``, for paged steps. Not thread-safe."""
+
+    def __init__(self, runner: ModelRunner, pool: GroupPool, ranks: Ranks, model: RankModel) -> None:
+        """``runner`` computes rank 0's share, over the first part of ``pool``."""
+        self._runner, self._ranks, self._model = runner, ranks, model
+        self.pool: DevicePool = pool
+        self.weight_bytes: list[int] = []  # Of the parameters of each rank.
+        self.max_context = runner.max_context
+        self.vocab_size = runner.vocab_size
+        self.eos_token_ids = runner.eos_token_ids
+        self._steps = 0
+
+    @property
+    def geometry(self) -> KvGeometry:
+        return self.pool.geometry
+
+    @property
+    def parts(self) -> GroupPool:
+        """The pool, for what moves its pages."""
+        assert isinstance(self.pool, GroupPool)
+        return self.pool
+
+    @property
+    def rank_pids(self) -> dict[int, int]:
+        """Processes of the other ranks, by rank."""
+        return self._ranks.pids
+
+    @property
+    def attention(self) -> AttentionBackend:
+        raise InvariantViolated("a group computes paged steps only")
+
+    def paged_step(self, meta: ForwardMeta) -> PagedStep:
+        """Not to be had: see :meth:`run`."""
+        raise InvariantViolated("a group computes paged steps only")
+
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Not to be had: the other ranks could not be told what another kind of step does."""
+        raise InvariantViolated("a group computes paged steps only")
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``ModelRunner.forward``. Raises what the step's gate raises, GroupLost, and nothing else: a rank that
+        fails in the middle of a step leaves the others in it.
+        """
+        self._steps += 1
+        gate = None
+        if meta.gate is not None:
+            gate = TellingGate(meta.gate, self._steps, self.geometry.layers, self._ranks.tell)
+        self._ranks.tell(step_order(self._steps, ids, positions, meta, last_rows))
+        try:
+            logits = self._runner.forward(ids, positions, replace(meta, gate=gate), last_rows)
+        except GroupLost:
+            raise
+        except Exception as error:
+            raise self._ranks.lose(f"step {self._steps}: {type(error).__name__}: {error}") from error
+        if gate is not None:
+            gate.settle()
+        return logits
+
+    def warm_up(self) -> None:
+        """See ``model_runner.warm_up``."""
+        warm_up(self)
+
+    def on_lost(self, callback: Callable[[GroupLost], object]) -> None:
+        """``callback`` is called once, on any thread, when the group cannot compute any more."""
+        self._ranks.on_lost(callback)
+
+    def close(self) -> None:
+        """End the ranks, then give all memory back."""
+        self._ranks.close()
+        self._model.close()
+        self.pool.close()
+
+
+def load_group(start: StartRank, *, device_kv_bytes: int, pages: int | None) -> GroupRunner:
+    """Load a model as ``start.ranks`` ranks and prove that the group serves it exactly. ``start`` is rank 0's order,
+    without a port. ``pages`` and ``device_kv_bytes`` are as in ``ModelRunner.load``, for the group as a whole.
+
+    Raises OperatorError with the reason why it cannot be served, naming the rank if it is not this one.
+    """
+    timeout_s = start.timeout_ms / 1e3
+    with contextlib.ExitStack() as undo:
+        if start.device == "cuda" and torch.cuda.device_count() < start.ranks:
+            raise ConfigError(f"--tensor-parallel {start.ranks}: torch finds {torch.cuda.device_count()} GPUs here")
+        store = make_store(timeout_s)
+        starts = [msgspec.structs.replace(start, rank=rank, store_port=store.port) for rank in range(start.ranks)]
+        ranks = Ranks(starts[1:], timeout_s=timeout_s)
+        undo.callback(ranks.close)
+        model = RankModel(starts[0])
+        undo.callback(model.close)
+        weights = [model.weight_bytes, *(each.weight_bytes for each in ranks.collect(RankLoaded))]
+        try:
+            group = _join(starts[0], model, ranks, store, undo, device_kv_bytes=device_kv_bytes, pages=pages)
+        except OperatorError:
+            raise
+        except Exception as error:  # Of a collective, mostly: the rank that failed has told why.
+            raise ranks.reason() or error from error
+        undo.pop_all()
+    group.weight_bytes = weights
+    return group
+
+
+def _join(
+    start: StartRank,
+    model: RankModel,
+    ranks: Ranks,
+    store: Any,
+    undo: contextlib.ExitStack,
+    *,
+    device_kv_bytes: int,
+    pages: int | None,
+) -> GroupRunner:
+    """What all ranks do together once each has its weights."""
+    ranks.tell(JoinGroup())
+    model.join(store)
+    geometry = whole_geometry(model.part, model.config)
+    count = pages if pages is not None else device_kv_bytes // geometry.page_bytes
+    tokens = probe_tokens(model.model, count, start.page_size)
+    own = model.make_pool(count)
+    undo.callback(own.close)
+    ranks.tell(MakePool(pages=count, probe_tokens=tokens))
+    ready = ranks.collect(RankReady)
+    heads = [Share(rank, start.ranks).kv_heads(geometry.kv_heads) for rank in range(start.ranks)]
+    pool = GroupPool(geometry, [(heads[0], own)], [own.handle(), *(each.for_cell for each in ready)])
+    undo.callback(pool.close)
+    for part, each in zip(heads[1:], ready, strict=True):
+        pool.parts.append((part, attach_part(each.for_group)))
+    expected = model.expect(tokens)
+    runner = model.runner(own, expected.vocab_size)
+    group = GroupRunner(runner, pool, ranks, model)
+    expected.check(group.forward, pages=count, page_size=start.page_size)
+    return group

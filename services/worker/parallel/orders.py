@@ -1,0 +1,135 @@
+"""What rank 0 tells the other ranks, and what they answer. Nothing of it leaves the machine, or the group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
+from shared.messages.base import Message, pack_int32
+from shared.messages.pools import PoolHandle
+
+
+class StartRank(Message, frozen=True):
+    """The first order: who the rank is and what it loads. ``store_port`` is where the ranks find one another."""
+
+    rank: int
+    ranks: int
+    model_dir: str
+    dtype: str
+    device: str
+    threads: int
+    page_size: int
+    shm_prefix: str
+    store_port: int
+    timeout_ms: int
+    worker_id: str = ""
+    log_level: str = "info"
+
+
+class JoinGroup(Message, frozen=True):
+    """Every rank has its weights: join the collectives, and run the model once to see the shape of its KV."""
+
+
+class MakePool(Message, frozen=True):
+    """Make a part of ``pages`` pages, answer with its handles, then let the model answer the prompts by which rank 0
+    proves it, of ``probe_tokens`` each.
+    """
+
+    pages: int
+    probe_tokens: int
+
+
+class RunStep(Message, frozen=True):
+    """One step, see ``ModelRunner.forward``: numbers are packed int32. ``rows`` and ``contexts`` have an entry for each
+    segment, ``pages`` its page table. If it ``waits``, a layer's attention waits for ``LayersLanded``.
+    """
+
+    number: int
+    ids: bytes
+    positions: bytes
+    last_rows: bytes
+    rows: bytes
+    contexts: bytes
+    pages: tuple[bytes, ...]
+    waits: bool = False
+
+
+class LayersLanded(Message, frozen=True):
+    """In step ``number``, the loads of the first ``layers`` layers are on all devices, or will not be used."""
+
+    number: int
+    layers: int
+
+
+class StopRank(Message, frozen=True):
+    """There will be no more steps."""
+
+
+RankOrder = StartRank | JoinGroup | MakePool | RunStep | LayersLanded | StopRank
+
+
+class RankLoaded(Message, frozen=True):
+    """The rank has its weights, ``weight_bytes`` of them."""
+
+    weight_bytes: int
+
+
+class RankReady(Message, frozen=True):
+    """The rank's part of the device pool: for rank 0, and for the rest of the cell (an exported GPU handle is good for
+    one taker).
+    """
+
+    for_group: PoolHandle
+    for_cell: PoolHandle
+
+
+class RankFailed(Message, frozen=True):
+    """The rank ends, and why. ``is_refusal``: another start would end the same way."""
+
+    reason: str
+    is_refusal: bool = False
+
+
+RankAnswer = RankLoaded | RankReady | RankFailed
+
+
+def step_order(
+    number: int, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+) -> RunStep:
+    """The order for a step, with no more of its page tables than it reads."""
+    segments = meta.segments
+    return RunStep(
+        number=number,
+        ids=_packed(ids),
+        positions=_packed(positions),
+        last_rows=_packed(last_rows),
+        rows=pack_int32([segment.rows for segment in segments]),
+        contexts=pack_int32([segment.context for segment in segments]),
+        pages=tuple(pack_int32(one.pages[: pages_for(one.length, meta.page_size)]) for one in segments),
+        waits=meta.gate is not None,
+    )
+
+
+def step_meta(order: RunStep, page_size: int, device: torch.device, gate: LayerGate | None) -> ForwardMeta:
+    """What ``order`` tells attention."""
+    return ForwardMeta.build(_segments(order), page_size, device, gate)
+
+
+def unpacked(packed: bytes) -> torch.Tensor:
+    """Numbers of an order as int64."""
+    return torch.from_numpy(np.frombuffer(packed, dtype="<i4").astype(np.int64))
+
+
+def _packed(numbers: torch.Tensor) -> bytes:
+    return pack_int32(numbers.cpu().numpy())
+
+
+def _segments(order: RunStep) -> Sequence[Segment]:
+    rows, contexts = np.frombuffer(order.rows, dtype="<i4"), np.frombuffer(order.contexts, dtype="<i4")
+    return [
+        Segment(int(count), int(context), np.frombuffer(pages, dtype="<i4"))
+        for count, context, pages in zip(rows, contexts, order.pages, strict=True)
+    ]

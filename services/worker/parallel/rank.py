@@ -1,0 +1,127 @@
+"""Ranks 1 and up: load a share, join the group, then carry out step after step until told to stop.
+
+Such a process has no connection to the cell. When rank 0 is gone, however that came, it ends at once, in the middle of
+a collective if need be, and removes its shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from typing import NoReturn, TypeVar
+
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.device_pool import DevicePool
+from services.worker.parallel.channel import Channel, ChannelClosed
+from services.worker.parallel.collectives import join_store
+from services.worker.parallel.gates import ToldGate
+from services.worker.parallel.orders import (
+    JoinGroup,
+    MakePool,
+    RankFailed,
+    RankLoaded,
+    RankReady,
+    RunStep,
+    StartRank,
+    StopRank,
+    step_meta,
+    unpacked,
+)
+from services.worker.parallel.rank_model import RankModel
+from shared import logs
+from shared.errors import InvariantViolated, OperatorError
+from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, die_with_parent
+
+_log = logs.get_logger("worker")
+
+Order = TypeVar("Order", JoinGroup, MakePool, StartRank)
+
+
+class Rank:
+    """One such process, from its first order to its last."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pool: DevicePool | None = None
+
+    def run(self) -> int:
+        """Returns the exit code. The collectives are left to the end of the process: leaving them in order would wait
+        for ranks that end at the same time.
+        """
+        self._end_with_rank_0()
+        try:
+            self._serve()
+        except ChannelClosed:
+            return EXIT_FAILED
+        except Exception as error:
+            return self._fail(error)
+        finally:
+            if self._pool is not None:
+                self._pool.close()
+        return EXIT_OK
+
+    def _serve(self) -> None:
+        start = self._next(StartRank)
+        logs.configure("worker", f"{start.worker_id}/{start.rank}", level=start.log_level)
+        model = RankModel(start)
+        self._channel.timeout_s = start.timeout_ms / 1e3
+        self._channel.send(RankLoaded(weight_bytes=model.weight_bytes))
+        self._next(JoinGroup)
+        model.join(join_store(start.store_port, start.timeout_ms / 1e3))
+        order = self._next(MakePool)
+        self._pool = pool = model.make_pool(order.pages)
+        self._channel.send(RankReady(for_group=pool.handle(), for_cell=pool.handle()))
+        model.expect(order.probe_tokens)
+        self._run_steps(model.runner(pool, vocab_size=0))
+
+    def _run_steps(self, runner: ModelRunner) -> None:
+        while True:
+            order = self._channel.receive()
+            if isinstance(order, StopRank):
+                return
+            if not isinstance(order, RunStep):
+                raise InvariantViolated(f"{order} between steps")
+            gate = ToldGate(order.number, self._channel.receive) if order.waits else None
+            meta = step_meta(order, runner.geometry.page_size, runner.pool.device, gate)
+            runner.forward(unpacked(order.ids), unpacked(order.positions), meta, unpacked(order.last_rows))
+
+    def _next(self, kind: type[Order]) -> Order:
+        order = self._channel.receive()
+        if isinstance(order, StopRank):
+            raise ChannelClosed("the group ends")
+        if not isinstance(order, kind):
+            raise InvariantViolated(f"{order} where {kind.__name__} was due")
+        return order
+
+    def _fail(self, error: Exception) -> int:
+        """Tell rank 0 why this rank ends."""
+        is_refusal = isinstance(error, OperatorError)
+        _log.error("rank_failed", error=repr(error), exc_info=None if is_refusal else error)
+        try:
+            self._channel.send(RankFailed(reason=f"{type(error).__name__}: {error}", is_refusal=is_refusal))
+        except Exception as unsaid:  # Rank 0 learns of the end of this process as well.
+            _log.warning("rank_failure_unsaid", error=repr(unsaid))
+        return EXIT_REFUSED if is_refusal else EXIT_FAILED
+
+    def _end_with_rank_0(self) -> None:
+        """Whatever the main thread is in the middle of, this process does not outlive rank 0."""
+        # Ctrl-C at a terminal reaches every process there; rank 0 says when it is over.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._end_now())
+        die_with_parent()
+        threading.Thread(target=self._watch_rank_0, name="watch", daemon=True).start()
+
+    def _watch_rank_0(self) -> None:
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLRDHUP)
+        poll.poll()
+        self._end_now()
+
+    def _end_now(self) -> NoReturn:
+        try:
+            if self._pool is not None:
+                self._pool.close()
+        finally:
+            os._exit(EXIT_FAILED)

@@ -1,0 +1,81 @@
+"""One rank's share of the model, from the checkpoint to a runner. Every rank takes these steps in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.engine.model_loading import expected_windows, load_config
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.packed_linear import pack_linears
+from services.worker.engine.probe import Verification, find_geometry
+from services.worker.kv.device_pool import DevicePool
+from services.worker.parallel.collectives import Collectives
+from services.worker.parallel.division import Share, kv_heads_of
+from services.worker.parallel.loading import connect, load_share, weight_bytes
+from services.worker.parallel.orders import StartRank
+from shared.errors import InvariantViolated, UnsupportedModel
+from shared.messages.pools import KvGeometry
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+
+class RankModel:
+    """Its weights are loaded when it is made, which needs no other rank."""
+
+    def __init__(self, start: StartRank) -> None:
+        """Raises OperatorError with the reason why this rank cannot serve."""
+        self._start = start
+        self.share = Share(start.rank, start.ranks)
+        self.device = torch.device("cpu" if start.device == "cpu" else f"{start.device}:{start.rank}")
+        if self.device.type == "cuda":
+            _cuda.set_device(self.device)
+        if start.threads:
+            torch.set_num_threads(start.threads)
+        self.config = load_config(Path(start.model_dir))
+        self.model = load_share(Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device)
+        self.weight_bytes = weight_bytes(self.model)
+        self._collectives: Collectives | None = None
+        self._part: KvGeometry | None = None
+
+    @property
+    def part(self) -> KvGeometry:
+        """The geometry of this rank's part of a page; known after :meth:`join`."""
+        if self._part is None:
+            raise InvariantViolated("the rank has not joined its group")
+        return self._part
+
+    def join(self, store: Any) -> None:
+        """Meet the other ranks and run two tokens through the model. Raises TransportError, UnsupportedModel."""
+        start = self._start
+        timeout_s = start.timeout_ms / 1e3
+        self._collectives = Collectives.join(store, start.rank, start.ranks, self.device, timeout_s)
+        connect(self.model, self.config, self.share, self._collectives)
+        part = find_geometry(self.model, expected_windows(self.config), start.page_size)
+        heads = len(self.share.kv_heads(kv_heads_of(self.config)))
+        if part.kv_heads != heads:
+            raise UnsupportedModel(f"{type(self.model).__name__} has {part.kv_heads} KV heads in a rank, not {heads}")
+        self._part = part
+
+    def make_pool(self, pages: int) -> DevicePool:
+        """This rank's part of the device pool."""
+        return DevicePool.create(self.part, pages, device=self.device, shm_prefix=self._start.shm_prefix)
+
+    def expect(self, tokens: int) -> Verification:
+        """What the model gives by its own attention; afterwards it is made as fast as it can be."""
+        expected = Verification(self.model, tokens)
+        if self.device.type == "cpu":
+            pack_linears(self.model)
+        return expected
+
+    def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
+        """What computes steps of this rank over ``pool``."""
+        return ModelRunner(self.model, pool, vocab_size=vocab_size)
+
+    def close(self) -> None:
+        """Leave the group; idempotent."""
+        if self._collectives is not None:
+            self._collectives.close()

@@ -1,0 +1,185 @@
+"""Ranks in processes of their own, as one model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.storage.pools import open_device_pool
+from services.worker.kv.layer_gate import LoadRejected
+from services.worker.kv.loads import Loads
+from services.worker.kv.movers.batched import BatchedMover
+from services.worker.parallel.group_lost import GroupLost
+from services.worker.parallel.group_runner import GroupRunner, load_group
+from services.worker.parallel.orders import RankLoaded
+from services.worker.parallel.parts_mover import PartsMover
+from services.worker.parallel.ranks import Ranks
+from shared.errors import ConfigError, OperatorError
+from shared.memory import HostPoolView, unlink_all
+from tests.checkpoints import make_checkpoint
+from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.reference import Reference
+from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of, start_order
+from tests.unit.worker.pools import identity_of, page_load
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Whatever a test ends with, its segments do not stay."""
+    yield
+    unlink_all(SHM_PREFIX)
+
+
+def segments() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if SHM_PREFIX in name]
+
+
+def check_tokens(group: GroupRunner, model: Path) -> None:
+    """Steps that mix chunks of prompts with decode tokens give what Hugging Face generates for each prompt alone."""
+    prompts = [random_prompt(length, seed=length) for length in (37, 5, 70)]
+    tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
+    requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
+
+    decode_greedily(group, requests, [16, 5, 33], 12)
+
+    reference = Reference(model)
+    for request, prompt in zip(requests, prompts, strict=True):
+        expected = reference.greedy(prompt, 12)
+        assert request.output[: len(expected)] == expected
+
+
+def loads_from(group: GroupRunner, host: HostPoolView) -> Loads:
+    """What loads pages of ``host`` into the group's device pool."""
+    loads = Loads(
+        group.geometry,
+        group.pool.pages,
+        PartsMover(group.geometry, group.parts.parts, BatchedMover),
+        timeout_s=10,
+        clock_ns=time.monotonic_ns,
+    )
+    loads.attach("s", host.handle)
+    return loads
+
+
+def check_host_prefix(group: GroupRunner) -> None:
+    """A prefix that was backed up and loaded again, layer by layer beside the step, gives the same logits; where its
+    load fails the step ends as one that is thrown away, and the next one is right.
+    """
+    prompt, labels = random_prompt(40, seed=9), ["a", "b"]
+    first = Request(list(prompt), np.array([3, 9, 5], dtype=np.int32))
+    run_step(group, [(first, 32)])
+    expected = run_step(group, [(first, 8)])
+    host = HostPoolView.create(SHM_PREFIX, group.geometry, 4)
+    view = open_device_pool(group.pool.handle())
+    for page, (device, label) in enumerate(zip((3, 9), labels, strict=True)):
+        view.copy_run((device, page, 1), host.pages)
+        host.seal_page(page, identity_of(label))
+    loads = loads_from(group, host)
+
+    transfer = loads.start([page_load([0, 1], [20, 21], labels)])
+    again = Request(list(prompt), np.array([20, 21, 22], dtype=np.int32), computed=32)
+    found = run_step(group, [(again, 8)], gate=transfer.gate)
+
+    assert not transfer.finish().failures
+    assert torch.equal(found, expected)
+    host.pages[1, 1, 5] ^= 1
+    failing = loads.start([page_load([0, 1], [24, 25], labels)])
+    third = Request(list(prompt), np.array([24, 25, 26], dtype=np.int32), computed=32)
+    with pytest.raises(LoadRejected):
+        run_step(group, [(third, 8)], gate=failing.gate)
+    assert failing.finish().failures
+    repeated = Request(list(prompt), np.array([3, 9, 22], dtype=np.int32), computed=32)
+    assert torch.equal(run_step(group, [(repeated, 8)]), expected)
+    loads.close()
+    view.close()
+    host.unlink()
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_mha", "qwen2", "qwen3"])
+def test_two_ranks_answer_as_one_does(family: str, tmp_path: Path) -> None:
+    """Grouped queries, a KV head for each query, biases, and norms of heads; prefixes on device and host."""
+    model = make_checkpoint(family, tmp_path / family)
+
+    with group_of(model, 2) as group:
+        assert len(group.weight_bytes) == 2
+        check_tokens(group, model)
+        check_host_prefix(group)
+
+    assert not segments()
+
+
+def test_four_ranks_share_two_kv_heads(tmp_path: Path) -> None:
+    """Tied embeddings too, whose head rank 0 has alone."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+
+    with group_of(model, 4) as group:
+        check_tokens(group, model)
+        check_host_prefix(group)
+
+
+def test_a_rank_that_dies_ends_the_group(tmp_path: Path) -> None:
+    """Whoever watches is told at once; a step raises; no process and no memory stays."""
+    model = make_checkpoint("llama", tmp_path / "model")
+    told, lost = threading.Event(), []
+
+    with group_of(model, 2) as group:
+        pids = list(group.rank_pids.values())
+        group.on_lost(lambda reason: (lost.append(reason), told.set()))
+        os.kill(pids[0], signal.SIGKILL)
+        assert told.wait(60)
+        with pytest.raises(GroupLost, match="rank 1 ended with exit code -9"):
+            group.warm_up()
+
+    assert len(lost) == 1
+    assert not segments()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_rank_that_hangs_ends_the_group(tmp_path: Path) -> None:
+    """After the time that ranks wait for one another; the one that hangs is killed."""
+    model = make_checkpoint("llama", tmp_path / "model")
+
+    with group_of(model, 2, timeout_ms=20_000) as group:
+        (pid,) = group.rank_pids.values()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(GroupLost):
+            group.warm_up()
+
+    assert not Path(f"/proc/{pid}").exists()
+    assert not segments()
+
+
+def test_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """A pool that does not fit is refused by whichever rank, and nothing stays."""
+    model = make_checkpoint("llama", tmp_path / "model")
+
+    with pytest.raises(OperatorError, match="attention heads"):
+        load_group(start_order(model, 3), device_kv_bytes=0, pages=32)
+    with pytest.raises(ConfigError, match="too small"):
+        load_group(start_order(model, 2), device_kv_bytes=0, pages=1)
+
+    assert not segments()
+
+
+def test_the_rank_that_refuses_to_start_is_named(tmp_path: Path) -> None:
+    """With its reason, though another rank was killed for it and is asked first."""
+    model = make_checkpoint("llama", tmp_path / "model")
+    ranks = Ranks(
+        [start_order(model, 4, rank=1), start_order(tmp_path / "nothing", 4, rank=2)],
+        timeout_s=60,
+    )
+    try:
+        with pytest.raises(OperatorError, match="rank 2: UnsupportedModel"):
+            ranks.collect(RankLoaded)
+    finally:
+        ranks.close()
