@@ -26,6 +26,7 @@ Input = (
     | requests.CancelRequest
     | requests.ResumeRequest
     | worker_events.WorkerJoined
+    | worker_events.WorkerDraining
     | worker_events.WorkerLeft
     | worker_events.BatchDone
     | worker_events.LeaseRequested

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from prometheus_client import Gauge
 
 from shared import logs, subjects
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus
 from shared.codec import encode
 from shared.errors import InternalError, TransportError, Unavailable
@@ -94,7 +95,7 @@ class EventOutbox:
 
     async def run(self) -> None:
         """Send in order, for ever. Raises PayloadTooLarge: such an event could never be stored."""
-        delay = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
         while True:
             if not self._pending:
                 self._changed.clear()
@@ -105,10 +106,9 @@ class EventOutbox:
                 self.stored_seq = await self._send(self._pending[0])
             except (Unavailable, TransportError) as error:
                 _log.warning("event_delayed", subject=self._subject, waiting=len(self._pending), reason=error.message)
-                await self._pause(delay)
-                delay = min(RETRY_MOST_S, delay * 2)
+                await self._pause(backoff.next_s())
                 continue
-            delay = RETRY_FIRST_S
+            backoff.reset()
             self._pending.popleft()
             self._waiting.set(len(self._pending))
             self._room.set()

@@ -28,16 +28,23 @@ HEARTBEAT_S = 1.0
 
 
 class Lifecycle:
-    """``stopping`` is set once, by a signal or by the service itself."""
+    """``stopping`` is set once, by a signal or by the service itself; ``hurrying`` by a second signal."""
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
+        self.hurrying = asyncio.Event()
         self.exit_code = EXIT_OK
 
     def stop(self, exit_code: int = EXIT_OK) -> None:
         """Ask the process to end; the first exit code that is not 0 wins."""
         self.exit_code = self.exit_code or exit_code
         self.stopping.set()
+
+    def signalled(self) -> None:
+        """SIGTERM or SIGINT came. Who sends another does not want to wait for what can be left undone."""
+        if self.stopping.is_set():
+            self.hurrying.set()
+        self.stop()
 
     async def watch(self, *tasks: asyncio.Task[None]) -> None:
         """Wait until stopping, or until one of ``tasks`` ends; its exception is raised here."""
@@ -93,7 +100,7 @@ def run_process(service: str, main: Callable[[Lifecycle], Awaitable[None]]) -> i
         life = Lifecycle()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, life.stop)
+            loop.add_signal_handler(number, life.signalled)
         await main(life)
         return life.exit_code
 

@@ -14,6 +14,7 @@ from typing import Generic
 from prometheus_client import Counter, Histogram
 
 from shared import logs, subjects
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus, Delivery, Subscription
 from shared.codec import decode_published
 from shared.errors import CodecError, TransportError, Unavailable
@@ -79,6 +80,7 @@ class PlanReceiver(Generic[P]):
     async def stop(self) -> None:
         """Deliver no more plans; a delivery under way, wherever its plan came from, finishes first."""
         self._is_stopped = True
+        self._wanted.set()
         if self._subscription is not None:
             await self._subscription.close()
             self._subscription = None
@@ -86,8 +88,12 @@ class PlanReceiver(Generic[P]):
             pass
 
     async def run(self) -> None:
-        """Read from the stream what was missed, for ever. Raises TransportError when a gap cannot be closed."""
-        while True:
+        """Read from the stream what was missed, until stopped. Raises TransportError when a gap cannot be closed.
+
+        A cancellation that comes together with a reply of the broker can be lost in the client's wait_for, so what is
+        relied on to end this is :meth:`stop`.
+        """
+        while not self._is_stopped:
             try:
                 # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the event.
                 async with asyncio.timeout(self._resync_s):
@@ -99,7 +105,7 @@ class PlanReceiver(Generic[P]):
                 await self._catch_up()
 
     async def _catch_up(self) -> None:
-        last, since, delay = self._order.last, self._clock_s(), RETRY_FIRST_S
+        last, since, backoff = self._order.last, self._clock_s(), Backoff(RETRY_FIRST_S, RETRY_MOST_S)
         while True:
             try:
                 await self._read_stream()
@@ -109,15 +115,14 @@ class PlanReceiver(Generic[P]):
             except TransportError as error:
                 _log.warning("plans_not_read", subject=self._subject, reason=error.message)
             missing = self._order.missing
-            if missing is None:
+            if missing is None or self._is_stopped:
                 return
             if self._order.last != last:
                 # Deliveries may take long; only time without progress counts.
                 last, since = self._order.last, self._clock_s()
             elif self._clock_s() - since > GAP_TIMEOUT_S:
                 raise TransportError(f"plans {missing.start} to {missing.stop - 1} are nowhere to be found")
-            await asyncio.sleep(delay)
-            delay = min(RETRY_MOST_S, delay * 2)
+            await asyncio.sleep(backoff.next_s())
 
     async def _read_stream(self) -> None:
         messages = self._bus.follow(subjects.OUTPUTS_STREAM, from_seq=self._next_seq, subject=self._subject, live=False)

@@ -36,6 +36,8 @@ class CellView:
             reasons.append(f"the scheduler was last heard of {now_s - self.heard_s:.1f} s ago")
         elif not self.status.workers:
             reasons.append("no worker has joined")
+        elif all(worker.draining for worker in self.status.workers):
+            reasons.append("every worker is about to leave")
         elif self.status.model and self.status.model != self.model_fingerprint:
             reasons.append("the cell serves another model than this gateway")
         return reasons

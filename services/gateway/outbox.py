@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from shared import logs
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus
 from shared.codec import encode
 from shared.errors import ThermoclineError, Unavailable
@@ -19,7 +20,8 @@ from shared.messages.requests import CancelRequest, ResumeRequest
 
 MAX_WAITING = 65_536
 PARALLEL_APPENDS = 64
-RETRY_S = 0.5
+RETRY_FIRST_S = 0.1
+RETRY_MOST_S = 1.0
 
 _log = logs.get_logger("gateway.outbox")
 
@@ -58,6 +60,7 @@ class Outbox:
 
     async def run(self) -> None:
         """Send what is queued, for ever."""
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
         while True:
             await self._event.wait()
             if not self._waiting:
@@ -69,7 +72,9 @@ class Outbox:
             self._sending = 0
             if unsent:
                 self._waiting.extendleft(reversed(unsent))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(backoff.next_s())
+            else:
+                backoff.reset()
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until everything is stored; False when ``timeout_s`` passed first."""

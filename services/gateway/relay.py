@@ -19,6 +19,7 @@ from services.gateway import metrics
 from services.gateway.assembly import Placement
 from services.gateway.pending import Choice, PendingTable
 from shared import logs, subjects
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus, Delivery
 from shared.codec import decode, encode
 from shared.errors import CodecError, ThermoclineError
@@ -26,7 +27,8 @@ from shared.messages.status import GetOutputs, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 
 FETCH_TRIES = 5
-FETCH_RETRY_S = 0.2
+FETCH_FIRST_S = 0.2
+FETCH_MOST_S = 1.0
 CALL_S = 2.0
 PARALLEL_FETCHES = 32
 PARALLEL_SEARCHES = 4
@@ -116,8 +118,9 @@ class TokenRelay:
 
     async def _fetch_until_joined(self, choice: Choice, worker_ids: list[str]) -> None:
         """Ask the workers of this choice, newest first, until one brings it forward or all tries are spent."""
+        backoff = Backoff(FETCH_FIRST_S, FETCH_MOST_S)
         try:
-            for tried in range(FETCH_TRIES):
+            for _ in range(FETCH_TRIES):
                 if self._is_gone(choice):
                     return
                 before = choice.assembly.next_index
@@ -127,7 +130,7 @@ class TokenRelay:
                 if is_known and not choice.assembly.has_gap and not has_grown:
                     return
                 if not has_grown:  # An answer may have been cut to fit a message: then ask on at once.
-                    await asyncio.sleep(FETCH_RETRY_S * (tried + 1))
+                    await asyncio.sleep(backoff.next_s())
         finally:
             choice.is_fetching = False
 

@@ -29,6 +29,9 @@ from shared.plan_receiver import PlanReceiver
 # What a stop may take beyond the copies that run.
 FLUSH_S = 5.0
 
+LEAVE_S = 40.0
+"""Longest stop in all. Copies seldom take seconds, but their answers wait for room while the broker is away."""
+
 _log = logs.get_logger("storage")
 
 
@@ -111,7 +114,11 @@ class StorageShell:
             await self._plans.stop()
             for subscription in (status, *calls):
                 await subscription.close()
-            await self._leave(copying, moving)
+            try:
+                async with asyncio.timeout(LEAVE_S):
+                    await self._leave(copying, moving)
+            except TimeoutError:
+                _log.warning("left_unfinished", reason=f"copies and their answers took longer than {LEAVE_S:.0f} s")
         finally:
             for task in tasks:
                 task.cancel()
@@ -127,7 +134,11 @@ class StorageShell:
                 _log.error("given_up", reason="the cell has given this incarnation up; another must be started")
                 life.stop(EXIT_FAILED)
 
-        return Membership(lambda status: lists_storage(status, self._config.id, self.incarnation), given_up)
+        return Membership(
+            lambda status: lists_storage(status, self._config.id, self.incarnation),
+            given_up,
+            lambda: self._outbox.stored_seq,
+        )
 
     async def _join(self) -> None:
         config = self._config

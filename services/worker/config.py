@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from shared.config import NATS_URL
-from shared.ids import is_valid_name
+from shared.broker import BrokerSettings
+from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
 
 Doc = msgspec.Meta
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     """See each field's description; sizes may be written ``64MiB``."""
 
     model: Annotated[str, Doc(description="directory of a Hugging Face checkpoint with its tokenizer")]
-    nats: Annotated[tuple[str, ...], Doc(description="broker URLs, comma-separated")] = (NATS_URL,)
     id: Annotated[str, Doc(description="name of this worker; drawn at random when empty")] = ""
+    node: Annotated[str, Doc(description="name of this machine, as its storage has it; by default its host name")] = ""
     device: Annotated[Literal["cpu", "cuda"], Doc(description="where the model runs: cpu or cuda")] = "cpu"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -28,7 +29,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, Doc(description="tokens of one KV page", ge=1, le=1024)] = 16
     device_kv_bytes: Annotated[int, Doc(description="size of the device pool", ge=1)] = 64 * 2**20
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
-    threads: Annotated[int, Doc(description="CPU threads of the model; 0 is torch's default", ge=0)] = 0
+    threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
+    tensor_parallel: Annotated[
+        int, Doc(description="processes that share the model, with a GPU each on cuda; this one is the first", ge=1)
+    ] = 1
+    rank_timeout_ms: Annotated[
+        int, Doc(description="longest wait of one such process for another; past it the worker ends", ge=1000)
+    ] = 60_000
     lease_low_tokens: Annotated[
         int, Doc(description="decode room below which more pages are asked for, or half the last lease", ge=1)
     ] = 32
@@ -77,6 +84,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         1024
     )
     pending_events: Annotated[int, Doc(description="events kept while the broker is away", ge=16)] = 65_536
+    drain_timeout_ms: Annotated[
+        int,
+        Doc(
+            description="time after SIGTERM for running requests and hot prefixes to get to other places; 0: none", ge=0
+        ),
+    ] = 25_000
     stop_timeout_ms: Annotated[int, Doc(description="longest wait for the last step when stopping", ge=1)] = 30_000
     shm_prefix: Annotated[str, Doc(description="prefix of shared-memory names")] = "thermocline"
     data_dir: Annotated[str, Doc(description="where digests of weights are remembered; empty: nowhere")] = ""
@@ -87,10 +100,24 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
+        faults = self.broker_faults()
         if self.id and not is_valid_name(self.id):
-            raise ValueError(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
-        if not self.nats:
-            raise ValueError("--nats must name one URL at least")
+            faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
+        if self.node and not is_valid_name(self.node):
+            faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def node_name(self) -> str:
+        return self.node or node_name()
+
+    @property
+    def rank_threads(self) -> int:
+        """CPU threads of each rank; 0 is torch's default, which only a worker of one rank has for itself."""
+        if self.tensor_parallel == 1:
+            return self.threads
+        return max(1, (self.threads or len(os.sched_getaffinity(0))) // self.tensor_parallel)
 
     @property
     def model_dir(self) -> Path:

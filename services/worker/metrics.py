@@ -37,6 +37,7 @@ STATE_ROWS = counter("worker_state_rows", "Tokens whose state was taken down wit
 STATE_CHUNKS_SAVED = counter("worker_state_chunks_saved", "Chunks of state written to leased pages and sealed")
 STATE_STOPPED = counter("worker_state_stopped", "Sequences whose state was saved no further for lack of room")
 RUNNING = gauge("worker_running_requests", "Requests known to the worker")
+DRAINING = gauge("worker_draining", "1 while the worker ends: it gets nothing new, and hands over what is hot")
 QUEUED_ORDERS = gauge("worker_queued_orders", "Orders that wait for the compute thread")
 PENDING_EVENTS = gauge("worker_pending_events", "Events that wait to be stored in the inputs stream")
 TOKEN_MESSAGES = counter("worker_token_messages", "Token messages sent to gateways")

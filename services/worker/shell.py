@@ -43,14 +43,17 @@ from shared.lifecycle import Lifecycle, beat
 from shared.membership import Membership, lists_worker
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
-from shared.messages.worker_events import RestorationCosts, WorkerJoined, WorkerLeft
-from shared.messages.worker_plans import AbortRequest, Dismiss, WorkerPlan
+from shared.messages.worker_events import RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
+from shared.messages.worker_plans import AbortRequest, Dismiss, LeaveCell, WorkerPlan
 from shared.plan_receiver import PlanReceiver
 
 _log = logs.get_logger("worker")
 
 TOKEN_MESSAGES_QUEUED = 4096
 LEAVE_TIMEOUT_S = 5.0
+
+TOLD_GRACE = 0.9
+"""Of the time for draining, what the scheduler is told: its last word should come before we stop waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +129,15 @@ class WorkerShell:
         self._membership = Membership(
             lambda status: lists_worker(status, identity.worker_id, identity.incarnation),
             lambda: self._end(TransportError("the cell has given this incarnation up")),
+            lambda: self._outbox.stored_seq,
         )
         self._stopping = False
+        self._let_go = asyncio.Event()  # The scheduler has nothing left for this worker to do.
         self._ended = asyncio.Event()
         self._reason: Exception | None = None
 
     async def run(self, life: Lifecycle) -> None:
-        """Join, work until stopping, leave. Raises OperatorError when the cell dismisses this worker."""
+        """Join, work until stopping, drain, leave. Raises OperatorError when the cell dismisses this worker."""
         if not await wait_for_streams(self._bus, life):
             return
         subscriptions = [
@@ -166,6 +171,7 @@ class WorkerShell:
         dismissed = False
         try:
             await life.watch(*tasks)
+            await self._drain(life, tasks)
         except OperatorError:
             dismissed = True
             raise
@@ -187,6 +193,32 @@ class WorkerShell:
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)
+
+    async def _drain(self, life: Lifecycle, tasks: list[asyncio.Task[None]]) -> None:
+        """Go on until the scheduler lets this worker go, its time is over, or a second signal comes.
+
+        What ends a task is raised here as it is by ``Lifecycle.watch``.
+        """
+        grace_ms = self._config.drain_timeout_ms
+        if not grace_ms or life.hurrying.is_set():
+            return
+        self._outbox.put(
+            WorkerDraining(
+                worker_id=self._who.worker_id,
+                incarnation=self._who.incarnation,
+                grace_ms=int(grace_ms * TOLD_GRACE),
+            )
+        )
+        _log.info("draining", running=len(self.executor.request_ids), grace_ms=grace_ms)
+        metrics.DRAINING.set(1)
+        ends = self._spawn(_until(self._let_go), _until(life.hurrying))
+        try:
+            done, _ = await asyncio.wait({*ends, *tasks}, timeout=grace_ms / 1e3, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _cancel(ends)
+        _log.info("drained", let_go=self._let_go.is_set(), running=len(self.executor.request_ids))
 
     async def _leave(
         self,
@@ -239,6 +271,9 @@ class WorkerShell:
         """Hand a plan to the compute thread."""
         if isinstance(plan.order, Dismiss):
             self._end(OperatorError(f"dismissed: {plan.order.reason}"))
+            return
+        if isinstance(plan.order, LeaveCell):
+            self._let_go.set()
             return
         if not self._stopping:
             self._hand_over(Arrival(plan.number, plan.order, time.time_ns()))
@@ -312,6 +347,10 @@ class WorkerShell:
 
 async def _finished(result: Future[None]) -> None:
     await asyncio.wrap_future(result)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

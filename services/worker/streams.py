@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from shared import logs, subjects
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus
 from shared.errors import TransportError, Unavailable
 from shared.lifecycle import Lifecycle
@@ -17,7 +18,7 @@ _log = logs.get_logger("worker")
 
 async def wait_for_streams(bus: Bus, life: Lifecycle) -> bool:
     """Return when there are both streams; False when stopped before that."""
-    delay = RETRY_FIRST_S
+    backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
     while not life.stopping.is_set():
         try:
             await bus.stream_info(subjects.INPUTS_STREAM)
@@ -25,6 +26,5 @@ async def wait_for_streams(bus: Bus, life: Lifecycle) -> bool:
             return True
         except (TransportError, Unavailable) as error:
             _log.info("waiting_for_streams", reason=error.message)
-            await asyncio.sleep(delay)
-            delay = min(RETRY_MOST_S, delay * 2)
+            await asyncio.sleep(backoff.next_s())
     return False

@@ -13,8 +13,12 @@ import msgspec
 import numpy as np
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base class; the class name is the tag on the wire."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
+    """Base class; the class name is the tag on the wire.
+
+    Messages refer to values and to other messages, never back to what refers to them, so the cyclic collector need
+    not look at them: reference counts free them all.
+    """
 
 
 def pack_int32(values: Sequence[int] | Iterable[int] | np.ndarray) -> bytes:

@@ -37,6 +37,7 @@ class WorkerStatus(Message, frozen=True):
     incarnation: str
     running: int
     waiting: int
+    draining: bool = False  # It is given nothing new and is about to leave.
 
 
 class RestorationStatus(Message, frozen=True):

@@ -41,6 +41,17 @@ class WorkerLeft(Message, frozen=True):
     incarnation: str
 
 
+class WorkerDraining(Message, frozen=True):
+    """The worker was asked to end. It goes on with what it has for ``grace_ms`` at the most, and waits to be let go.
+
+    Answered by ``LeaveCell`` once nothing on its device is needed any more, or when that time is over.
+    """
+
+    worker_id: str
+    incarnation: str
+    grace_ms: int
+
+
 class LoadFailure(Message, frozen=True):
     """Host pages (packed int32) whose identity or checksum was wrong when they were loaded."""
 

@@ -210,6 +210,10 @@ class DetachNeighbour(Message, frozen=True):
     worker_incarnation: str
 
 
+class LeaveCell(Message, frozen=True):
+    """Answer to ``WorkerDraining``: the worker says that it left, and ends. What it still runs goes on elsewhere."""
+
+
 class Dismiss(Message, frozen=True):
     """The worker cannot serve in this cell (other model, geometry or page size); it exits with this reason."""
 
@@ -227,6 +231,7 @@ WorkerOrder = (
     | DetachHostPool
     | AttachNeighbour
     | DetachNeighbour
+    | LeaveCell
     | Dismiss
 )
 

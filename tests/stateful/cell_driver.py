@@ -35,6 +35,9 @@ STATE_TROUBLES = ("state_page_rots", "every_state_page_rots", "state_chunk_rots"
 SPARSE_TROUBLES = ("sparse_reads_fail", "sparse_chunk_is_gone")
 """What else can happen where chunks are read in part."""
 
+DRAINS = ("worker_drains", "drain_timer")
+"""A worker is asked to end, and a part of its grace is over."""
+
 NOISES = (
     "cancel",
     "timer",
@@ -182,6 +185,14 @@ class CellDriver:
             name = f"worker-{index % 2}"
             cell.workers.pop(name, None)
             cell.add_worker(name, pages=self.pages + index % 3)
+        elif kind == "worker_drains" and cell.workers:
+            worker = self._worker(index)
+            if not worker.is_draining:
+                worker.drain(grace_ms=(0, 1_000)[index % 2])
+        elif kind == "drain_timer":
+            waits = [name for name in cell.timers if name.startswith("drain.")]
+            if waits:
+                cell.fire(waits[index % len(waits)])
         elif kind == "chunk_fails" and cell.workers:
             worker = self._worker(index)
             if worker.requests:
@@ -297,6 +308,11 @@ class CellDriver:
         if not cell.workers:
             cell.add_worker("worker-0", pages=self.pages)
         cell.drain()
+        if not cell.workers:  # The last one was on its way out.
+            cell.add_worker("worker-0", pages=self.pages)
+            cell.drain()
+        for timer_id in list(cell.state.late_reads):
+            cell.fire(timer_id)
         cell.check_answers()
         assert not cell.state.requests
         assert not cell.state.transfers

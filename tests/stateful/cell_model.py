@@ -262,7 +262,10 @@ class CellModel:
         """Append the oldest event of a process; returns whether there was one."""
         if not process.outbox:
             return False
-        self.feed(process.outbox.popleft())
+        message = process.outbox.popleft()
+        self.feed(message)
+        if isinstance(message, worker_events.WorkerLeft) and self.workers.get(message.worker_id) is process:
+            del self.workers[message.worker_id]
         return True
 
     def fire(self, timer_id: str) -> None:

@@ -60,6 +60,8 @@ class ModelWorker:
         self.promotions: deque[tuple[plans.PromotePages, HostPool | None]] = deque()
         self.last_plan = 0
         self.is_dismissed = False
+        self.is_draining = False
+        self.has_left = False
         self.finishes_before_batch_done = False
         self.prefilled_tokens = 0
         self.fail_next_chunk_of: str | None = None
@@ -67,11 +69,15 @@ class ModelWorker:
     # Plans.
 
     def receive(self, plan: plans.WorkerPlan) -> None:
+        if self.has_left:
+            return
         assert plan.number == self.last_plan + len(self.inbox) + 1, "a plan is missing"
         self.inbox.append(plan)
 
     def step(self) -> bool:
         """Execute plans up to and with the next RunBatch, and one decode step; returns whether anything was done."""
+        if self.has_left:
+            return False
         worked = False
         if self.saved_late and not self.inbox and not self.requests:
             self.outbox.append(self.saved_late.popleft())
@@ -142,10 +148,29 @@ class ModelWorker:
                 self.neighbours[order.worker_id] = self.cell.known_workers[order.worker_id, order.worker_incarnation]
             case plans.DetachNeighbour():
                 assert self.neighbours.pop(order.worker_id).incarnation == order.worker_incarnation
+            case plans.LeaveCell():
+                self._leave_cell()
             case plans.Dismiss():
                 self.is_dismissed = True
             case _:
                 raise AssertionError(f"unknown order {order}")
+
+    def drain(self, grace_ms: int) -> None:
+        """Ask to leave."""
+        self.is_draining = True
+        said = worker_events.WorkerDraining(worker_id=self.worker_id, incarnation=self.incarnation, grace_ms=grace_ms)
+        self.outbox.append(said)
+
+    def _leave_cell(self) -> None:
+        """End: what it still has is forgotten, and what was saved is told before."""
+        assert self.is_draining, "told to leave without having asked"
+        self.has_left = True
+        self.outbox.extend(self.saved_late)
+        self.outbox.append(worker_events.WorkerLeft(worker_id=self.worker_id, incarnation=self.incarnation))
+        self.inbox.clear()
+        self.requests.clear()
+        self.promotions.clear()
+        self.saved_late.clear()
 
     def _admit(self, order: plans.AdmitRequest) -> None:
         assert order.request_id not in self.requests, "admitted twice"

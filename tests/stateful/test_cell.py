@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, SPARSE_TROUBLES, TROUBLES, VARIANTS, CellDriver
+from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, SPARSE_TROUBLES, TROUBLES, VARIANTS, CellDriver
 
 index = st.integers(min_value=0, max_value=1_000)
 
@@ -84,7 +84,7 @@ class Cell(RuleBasedStateMachine):
     def storage_fetches(self, **choice):
         self.driver.storage_fetches(**choice)
 
-    @rule(kind=st.sampled_from(TROUBLES + SPARSE_TROUBLES), index=index)
+    @rule(kind=st.sampled_from(TROUBLES + SPARSE_TROUBLES + DRAINS), index=index)
     def trouble(self, **choice):
         self.driver.trouble(**choice)
 

@@ -82,8 +82,8 @@ def pages_for(state: CellState, request: Request, tokens: int) -> int:
 
 def _fresh_pages(state: CellState, request: Request, found: Reach, span: SparseSpan | None) -> int:
     """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
-    total = pages_for(state, request, request.token_count + lease_room(state, request))
-    fresh = total - found.device_pages - found.joined_pages
+    tokens = request.token_count + lease_room(state, request)
+    fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
     if span is None:
         return fresh
     page_size = state.tree.page_size
@@ -131,7 +131,8 @@ def _take_over(
     request.sparse_choice = None
     own = fresh if span is None else begin_sparse(state, request, worker, span, fresh, found.loaded_pages)
     cached = found.pages * state.tree.page_size if span is None else span.end
-    admitted_from_queue(turn, request, worker, request.token_count - cached)
+    uncached = request.token_count - cached
+    admitted_from_queue(turn, request, worker, uncached)
     request.state = next_state(request.state, RequestEvent.ADMIT)
     request.worker_id = worker.worker_id
     name = worker.worker_id
@@ -145,9 +146,9 @@ def _take_over(
     request.is_poisoned = False
     request.lease_generated = -1
     worker.running.append(request.request_id)
-    worker.unplanned += request.token_count - cached
+    worker.unplanned += uncached
     if span is None:
-        announce(state, request, request.token_count - cached)
+        announce(state, request, uncached)
     else:
         withdraw(state, request)
     reused = found.nodes
@@ -224,9 +225,10 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
         count(state, "bundle_hits")
         count(state, "bundle_hit_tokens", found.joined_pages * page_size)
     # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
-    device_tokens = min(device_hit, submit.prompt_tokens)
-    loaded_tokens = min(device_hit + loaded_hit, submit.prompt_tokens) - device_tokens
-    neighbour_tokens = neighbour_tokens_of(found, submit.prompt_tokens)
+    prompt_tokens = submit.prompt_tokens
+    device_tokens = min(device_hit, prompt_tokens)
+    loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
+    neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
     request.no_kv_from = request.no_state_from = -1
@@ -237,7 +239,7 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             attempt=request.attempt,
             gateway_id=submit.gateway_id,
             tokens=request.tokens,
-            prompt_tokens=submit.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             sampling=submit.sampling,
             pages=request.pages,
             cached_tokens=device_hit + loaded_hit if request.sparse is None else request.sparse.end,

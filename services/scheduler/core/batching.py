@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.admission import try_admit
 from services.scheduler.core.deferral import wake_load_waiters
 from services.scheduler.core.draft import Draft, is_loading_bound
+from services.scheduler.core.draining import go_on_draining
 from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.look import Look
@@ -39,6 +40,8 @@ def schedule(turn: Turn, *, everywhere: bool) -> None:
 
 def _serve(turn: Turn, worker: Worker) -> bool:
     """Leases first, then batches, then room ahead of need; returns whether that was much for one step."""
+    if worker.drain is not None and worker.drain.is_over:
+        return False
     if worker.lease_waits:
         serve_leases(turn, worker)
     if worker.load_waiters:
@@ -47,6 +50,8 @@ def _serve(turn: Turn, worker: Worker) -> bool:
     admissions = turn.state.admissions
     while len(worker.batches) < turn.state.config.batches_ahead and _send_batch(turn, worker):
         is_batch_sent = True
+    if worker.drain is not None:  # Nothing comes that room or promotions would be for.
+        return go_on_draining(turn, worker) or is_batch_sent
     admissions = turn.state.admissions - admissions
     is_evicting = keep_reserve(turn, worker, is_busy=is_batch_sent, admissions=admissions)
     if not is_batch_sent:  # It stays due: the step has done enough, and the worker's next input goes on with it.

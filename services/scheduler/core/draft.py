@@ -12,6 +12,9 @@ from services.scheduler.core.reach import Reach, may_reuse
 from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
 from shared.messages.worker_plans import PageLoad, RestoreChunk
 
+Start = tuple[str, bytes]
+"""A namespace, and the tokens from the root to the end of a node's first page, packed."""
+
 
 @dataclass(slots=True, eq=False)
 class Candidate:
@@ -89,12 +92,16 @@ def is_loading_bound(state: CellState, worker: Worker, draft: Draft, load: int =
 
 
 def bundle_hits_among(state: CellState, draft: Draft, requests: Sequence[Request]) -> list[Request]:
-    """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate.
+    """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate."""
+    return stand_on(state, starts_of_loads(state.tree, draft), requests)
+
+
+def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Request]) -> list[Request]:
+    """Those that reuse what begins like this (see :func:`starts_of_loads`). In their order; does not mutate.
 
     A request does if its tokens begin with all that lies above one of the loads and a page of the load itself.
     Comparing them in place costs less than following where its last match ended, and far less than to match again.
     """
-    starts = _starts_of_loads(state.tree, draft)
     page_bytes = state.tree.page_token_bytes
     any_start = tuple(start for _, start in starts)
 
@@ -111,7 +118,7 @@ def bundle_hits_among(state: CellState, draft: Draft, requests: Sequence[Request
     return [request for request in likely if stands_on_it(request)]
 
 
-def _starts_of_loads(tree: PrefixTree, draft: Draft) -> list[tuple[str, bytes]]:
+def starts_of_loads(tree: PrefixTree, draft: Draft) -> list[Start]:
     """For each uppermost node that the batch loads, its namespace and all tokens to the end of its first page."""
     starts = []
     for node_id in draft.loading:

@@ -9,12 +9,14 @@ from services.scheduler.core.heat import coldest_together, worth
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.pins import is_wanted
 from services.scheduler.core.prefix_tree import Node, ancestors, page_count
-from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, take_host_victim
+from services.scheduler.core.residency import drop_host, host_pool, is_host_evictable, offer, take_host_victim
 from services.scheduler.core.saves import save_leaving
 from services.scheduler.core.state import CellState, Storage, count
 from services.scheduler.core.trimming import trim
 from services.scheduler.core.turn import Turn
 from shared.errors import InvariantViolated
+
+_MOST_PASSED_OVER = 8
 
 
 def admit_to_host(turn: Turn, storage: Storage, node: Node) -> bytes | None:
@@ -90,6 +92,29 @@ def displace_colder(turn: Turn, storage: Storage, pages: int, value: float, spar
             return None
         for victim in victims:
             _drop_end(turn, storage, victim, pages - pool.free)
+    return allocate(pool, pages)
+
+
+def displace_cheaper(turn: Turn, storage: Storage, pages: int, value: float, spared: Container[int]) -> bytes | None:
+    """Host pages for what is worth ``value``, evicting what the pool's policy names as long as that is worth less.
+
+    None if that frees too few; nodes of ``spared`` ids stay. Passes over a few that are worth more and no further, so
+    that it costs little in a pool that holds nothing cheaper. May cut or remove nodes as :func:`take_host_pages` does.
+    """
+    state, pool = turn.state, host_pool(storage)
+    if pages > pool.free + pool.cached:
+        return None
+    passed_over: list[Node] = []
+    while pool.free < pages and len(passed_over) < _MOST_PASSED_OVER:
+        victim = take_host_victim(state, storage.storage_id)
+        if victim is None:
+            break
+        if victim.id in spared or worth(state, victim) >= value:
+            passed_over.append(victim)
+        else:
+            _drop_end(turn, storage, victim, pages - pool.free)
+    for victim in passed_over:
+        offer(state, victim)
     return allocate(pool, pages)
 
 

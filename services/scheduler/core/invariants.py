@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from services.scheduler.core.digests import extend
+from services.scheduler.core.drain_invariants import check_drain
 from services.scheduler.core.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.loads import copies_up
 from services.scheduler.core.nothing import NOTHING
 from services.scheduler.core.page_pool import PagePool
+from services.scheduler.core.placement import takes_requests
 from services.scheduler.core.prefix_tree import (
     IDENTITY_BYTES,
     TOKEN_BYTES,
@@ -35,6 +37,7 @@ def check_invariants(state: CellState) -> None:
         _check_device_pool(state, worker)
         _check_locks(state, worker)
         _check_worker(state, worker)
+        check_drain(state, worker)
     for storage in state.storages.values():
         if storage.pool is not None:
             _check_host_pool(state, storage)
@@ -267,7 +270,7 @@ def _check_requests(state: CellState) -> None:
             _require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
     for request_id in state.unplaced:
         places[request_id] = places.get(request_id, 0) + 1
-    _require(not state.unplaced or not state.workers, "a request is unplaced though there are workers")
+    _require(not state.unplaced or not takes_requests(state), "a request is unplaced though there are workers")
     queued = tokens = 0
     for request in state.requests.values():
         name = request.request_id
@@ -318,6 +321,11 @@ def _check_timers(state: CellState) -> None:
             _require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
         elif timer.kind == "state_fetch":
             _require(int(timer.subject) in state.state_fetches, f"timer {timer_id} is for no fetch of state")
+        elif timer.kind == "reads":
+            _require(timer_id in state.late_reads, f"timer {timer_id} is for no late reads")
+        elif timer.kind == "drain":
+            drain = state.workers[timer.subject].drain
+            _require(drain is not None and drain.timer_id == timer_id, f"timer {timer_id} is for no drain")
         elif timer.kind == "fetch":
             _require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.scheduler.core.deferral import announce, defer_for_load, defer_for_producer, find_producer
-from services.scheduler.core.draft import Candidate, Draft, bundle_hits_among
+from services.scheduler.core.draft import Candidate, Draft, stand_on, starts_of_loads
 from services.scheduler.core.fetch_waits import waits_for_fetch
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefetch import prefetch_for_first
 from services.scheduler.core.reach import matched_path, reach
-from services.scheduler.core.ready_order import first_in_line
+from services.scheduler.core.ready_order import first_in_line, opened_by
 from services.scheduler.core.restorations import loaded_share, restored_share, tokens_to_restore
 from services.scheduler.core.sparse_prefixes import current_span
 from services.scheduler.core.state import Request, Worker
@@ -51,13 +51,17 @@ class Look:
         """
         state = self._turn.state
         requests, seen = state.requests, self._seen
-        names = first_in_line(state, self._worker, state.config.queue_window)
-        waiting = [requests[name] for name in names if name not in seen]
-        if not waiting:
+        starts = starts_of_loads(state.tree, self._draft)
+        page_bytes = state.tree.page_token_bytes
+        alike = opened_by(self._worker, dict.fromkeys(tokens[:page_bytes] for _, tokens in starts))
+        if not alike:
             return []
-        highest = waiting[0].submit.priority  # The window begins with the most urgent.
+        names = [name for name in first_in_line(state, self._worker, state.config.queue_window) if name not in seen]
+        if not names:
+            return []
+        highest = requests[names[0]].submit.priority  # The window begins with the most urgent.
         hits = []
-        for request in bundle_hits_among(state, self._draft, waiting):
+        for request in stand_on(state, starts, [requests[name] for name in names if name in alike]):
             if request.submit.priority == highest:
                 candidate = self._look_at(request.request_id)
                 if candidate is not None:

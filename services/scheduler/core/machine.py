@@ -11,6 +11,7 @@ from services.scheduler.core.cancellation import cancel_gateway, end_early
 from services.scheduler.core.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.completion import batch_done, request_finished, request_preempted
 from services.scheduler.core.configure import configure
+from services.scheduler.core.draining import begin_drain
 from services.scheduler.core.fetches import cancel_unwanted, chunks_fetched
 from services.scheduler.core.flush import flush
 from services.scheduler.core.hosts import host_pool_created, remove_storage, storage_joined
@@ -125,6 +126,12 @@ def _worker_gone(turn: Turn, message: worker_events.WorkerLeft | cell_events.Wor
     worker = _worker(turn, message.worker_id, message.incarnation)
     if worker is not None:
         remove_worker(turn, worker)
+
+
+def _worker_draining(turn: Turn, message: worker_events.WorkerDraining) -> None:
+    worker = _worker(turn, message.worker_id, message.incarnation)
+    if worker is not None:
+        begin_drain(turn, worker, message)
 
 
 def _batch_done(turn: Turn, message: worker_events.BatchDone) -> None:
@@ -252,6 +259,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     requests.CancelRequest: _cancel,
     requests.ResumeRequest: _resume,
     worker_events.WorkerJoined: worker_joined,
+    worker_events.WorkerDraining: _worker_draining,
     worker_events.WorkerLeft: _worker_gone,
     worker_events.BatchDone: _batch_done,
     worker_events.LeaseRequested: _lease_requested,

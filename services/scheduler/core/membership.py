@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import inf
 
 from services.scheduler.core.backups import abandon_backups_of_worker
+from services.scheduler.core.draining import end_drain
 from services.scheduler.core.hosts import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.loads import copies_up
 from services.scheduler.core.neighbours import attach_neighbours, detach_neighbour
 from services.scheduler.core.page_pool import new_pool
 from services.scheduler.core.prefix_tree import Node
-from services.scheduler.core.queueing import arrival_order, dequeue, enqueue, fail, replace_waiting
-from services.scheduler.core.ready_order import waiting_at
+from services.scheduler.core.queueing import dequeue, enqueue, fail, replace_waiting, take_waiting
 from services.scheduler.core.residency import unlock_host
 from services.scheduler.core.resumption import worker_gone
 from services.scheduler.core.saves import abandon_saves_of_worker
@@ -103,9 +103,8 @@ def remove_worker(turn: Turn, worker: Worker) -> None:
     """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
     state = turn.state
     count(state, "workers_lost")
-    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=arrival_order)
-    for request in waiting:
-        dequeue(state, request)
+    waiting = take_waiting(state, worker)
+    end_drain(turn, worker)
     abandon_backups_of_worker(turn, worker)
     abandon_saves_of_worker(state, worker)
     drop_leases_of_worker(turn, worker)

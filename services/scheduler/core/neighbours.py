@@ -4,19 +4,28 @@ A worker is told whose pools to map as workers of its node come and go. A load f
 load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
 is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
 vouches for pages on a device but the map of it.
+
+A worker that was given up may only have stood still, and read on when it goes on. What it says then counts at a gateway
+until that has heard of the request's next attempt. So what it was reading stays locked for as long as that may take.
 """
 
 from __future__ import annotations
 
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.residency import unlock_path
-from services.scheduler.core.state import CellState, Load, Worker, count
+from services.scheduler.core.state import CellState, LateRead, Load, Worker, count
 from services.scheduler.core.turn import Turn
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
 
+LATE_READS_MS = 30_000
+"""A gateway that can hear of tokens looks for notices that it missed every ten seconds."""
+
 
 def attach_neighbours(turn: Turn) -> None:
-    """Tell workers of a node about one another, as far as they were not told yet and it is switched on."""
+    """Tell workers of a node about one another, as far as they were not told yet and it is switched on.
+
+    One that drains loads nothing more, and once it may leave, nobody begins to read from it.
+    """
     state = turn.state
     if not state.config.neighbour_loads:
         return
@@ -24,8 +33,9 @@ def attach_neighbours(turn: Turn) -> None:
     for worker in state.workers.values():
         nodes.setdefault(worker.node, []).append(worker)
     for members in nodes.values():
+        readable = [worker for worker in members if worker.drain is None or not worker.drain.is_over]
         for worker in members:
-            for other in members:
+            for other in readable if worker.drain is None else ():
                 if other is not worker and other.worker_id not in worker.neighbours:
                     _attach(turn, worker, other)
 
@@ -41,9 +51,9 @@ def _attach(turn: Turn, worker: Worker, other: Worker) -> None:
 def detach_neighbour(turn: Turn, worker: Worker) -> None:
     """A worker is gone, and with it what others were reading from it and what it read from others."""
     state = turn.state
-    for batch in worker.batches:
-        for load in batch.loads:
-            release_neighbour(turn, load)
+    _read_on(turn, worker)
+    for reads in state.late_reads.values():
+        reads[:] = [read for read in reads if read.neighbour_id != worker.worker_id]
     for other in state.workers.values():
         for batch in other.batches:
             for load in batch.loads:
@@ -60,6 +70,26 @@ def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
     if len(usable) < 2:
         return usable[0] if usable else ""
     return next(name for name in state.workers if name in usable)
+
+
+def _read_on(turn: Turn, worker: Worker) -> None:
+    """The locks of a worker's loads outlive it for a while."""
+    reads = []
+    for load in (load for batch in worker.batches for load in batch.loads):
+        if load.neighbour_id in turn.state.workers:
+            reads.append(LateRead(neighbour_id=load.neighbour_id, node=load.node))
+        load.neighbour_id = ""
+    if reads:
+        timer_id = f"reads.{turn.seq}"
+        turn.state.late_reads[turn.set_timer(timer_id, "reads", timer_id, LATE_READS_MS)] = reads
+
+
+def end_late_reads(turn: Turn, timer_id: str) -> None:
+    """Whatever a worker that was given up says from now on, nobody listens."""
+    for read in turn.state.late_reads.pop(timer_id):
+        neighbour = turn.state.workers[read.neighbour_id]
+        unlock_path(turn.state, turn.state.tree.nodes[read.node], neighbour)
+        turn.touch(neighbour.worker_id)
 
 
 def release_neighbour(turn: Turn, load: Load) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import InvariantViolated
 
 # Bounds the time of one search. What lies higher is found once the pages below it are taken.
-_PAGES_SEARCHED = 1 << 17
+_PAGES_SEARCHED = 1 << 15
 # Pages that are looked at together where no run is long enough, from a free one on.
 _WINDOW = 1 << 14
 
@@ -70,7 +71,7 @@ def _take_scattered(pool: PagePool, count: int) -> bytes:
     start = pool.lowest
     while count:
         start = pool.free_map.find(_FREE, start)  # A long stretch without one is passed over at once.
-        found = np.flatnonzero(view[start : start + _WINDOW])[:count] + start
+        found = view[start : start + _WINDOW].nonzero()[0][:count] + start
         view[found] = False
         pieces.append(found.astype("<i4"))
         count -= len(found)
@@ -82,17 +83,30 @@ def release(pool: PagePool, pages: bytes) -> None:
     """Give packed pages back. Mutates the pool; raises InvariantViolated when one of them is free already."""
     if not pages:
         return
-    listed = np.frombuffer(pages, dtype="<i4")
-    steps = listed[1:] - listed[:-1]
-    is_run = bool((steps == 1).all())
-    ordered = listed if is_run or bool((steps > 0).all()) else np.sort(listed)
+    count = len(pages) // 4
+    first = int.from_bytes(pages[:4], "little", signed=True)
+    if pages == np.arange(first, first + count, dtype="<i4").tobytes():
+        _check_bounds(pool, first, first + count - 1)
+        if pool.free_map.find(_FREE, first, first + count) >= 0:
+            raise InvariantViolated(f"one of the pages {first}..{first + count - 1} was released twice")
+        pool.free_map[first : first + count] = _FREE * count
+    else:
+        first = _release_scattered(pool, np.sort(np.frombuffer(pages, dtype="<i4")))
+    pool.free += count
+    pool.lowest = min(pool.lowest, first)
+
+
+def _release_scattered(pool: PagePool, ordered: NDArray[np.int32]) -> int:
+    """Mark these pages as free, and return the first."""
     first, last = int(ordered[0]), int(ordered[-1])
+    _check_bounds(pool, first, last)
+    view = np.frombuffer(pool.free_map, dtype=np.bool_)
+    if np.count_nonzero(view[ordered]) or np.count_nonzero(ordered[1:] == ordered[:-1]):
+        raise InvariantViolated(f"one of the pages {first}..{last} was released twice")
+    view[ordered] = True
+    return first
+
+
+def _check_bounds(pool: PagePool, first: int, last: int) -> None:
     if first < 0 or last >= pool.total:
         raise InvariantViolated(f"pages {first}..{last} are not all of a pool of {pool.total}")
-    view = np.frombuffer(pool.free_map, dtype=np.bool_)
-    where = slice(first, last + 1) if is_run else ordered
-    if view[where].any() or bool((ordered[1:] == ordered[:-1]).any()):
-        raise InvariantViolated(f"one of the pages {first}..{last} was released twice")
-    view[where] = True
-    pool.free += len(ordered)
-    pool.lowest = min(pool.lowest, first)

@@ -41,9 +41,14 @@ def fits(state: CellState, request: Request, worker: Worker) -> bool:
     return tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
 
 
+def takes_requests(state: CellState) -> bool:
+    """Whether there is a worker that is given new requests. Does not mutate."""
+    return any(worker.drain is None for worker in state.workers.values())
+
+
 def place(state: CellState, request: Request) -> Placement | None:
     """The best worker for a request, or None when it fits nowhere. Ties: first joined."""
-    if not state.workers:
+    if not takes_requests(state):
         return None
     path = matched_path(state, request)
     coming = tokens_coming(state, request)
@@ -139,7 +144,11 @@ def _compared(
     tokens = request.max_tokens_total
     pages = -(-tokens // state.tree.page_size)
     workers = state.workers
-    fitting = [worker for worker in workers.values() if tokens <= worker.max_context and pages <= worker.pool.total]
+    fitting = [
+        worker
+        for worker in workers.values()
+        if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
+    ]
     if len(fitting) <= _ALL_COMPARED:
         return fitting
     unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.

@@ -7,6 +7,8 @@ matching is a comparison of bytes in place and no loop runs over tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import xxhash
@@ -109,7 +111,7 @@ Path = list[tuple[Node, int]]
 
 def page_count(tree: PrefixTree, node: Node) -> int:
     """Pages of a node's own span."""
-    return len(node.tokens) // tree.page_token_bytes
+    return len(node.tokens) // (tree.page_size * TOKEN_BYTES)
 
 
 def match_prefix(tree: PrefixTree, namespace: str, tokens: bytes, max_pages: int) -> Path:
@@ -232,9 +234,8 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
     return root
 
 
-def _page_key(page: bytes) -> int:
-    """The key of a first page among siblings: eight bytes instead of the page's tokens."""
-    return xxhash.xxh3_64_intdigest(page)
+_page_key: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
+"""The key of a first page among siblings: eight bytes instead of the page's tokens."""
 
 
 def child_of(tree: PrefixTree, node: Node, tokens: bytes, offset: int) -> Node | None:
@@ -368,6 +369,8 @@ def remove_leaf(tree: PrefixTree, node: Node) -> Node | None:
 
 def remove_subtree(tree: PrefixTree, top: Node) -> tuple[list[Node], Node | None]:
     """Remove a node with all below it; returns them, every child before its parent, and what remove_leaf returns."""
+    if not top.children:
+        return [top], remove_leaf(tree, top)
     gone = descendants_first(tree, top)
     for node in gone:
         node.children = NOTHING

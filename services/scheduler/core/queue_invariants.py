@@ -6,6 +6,7 @@ from services.scheduler.core.deferral import is_deferred
 from services.scheduler.core.fair_share import Queue
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefix_tree import ancestors
+from services.scheduler.core.reach import may_reuse
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.state import CellState, Request, Worker
 from shared.errors import InvariantViolated
@@ -47,6 +48,8 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     waiting = [state.requests[request_id] for request_id in waiting_at(worker)]
     _require(all(request.state is RequestState.WAITING for request in waiting), f"{name} queues what does not wait")
     _require(worker.queued_cost == sum(request.cost for request in waiting), f"{name} miscounts its queue")
+    alike = {page: dict.fromkeys(sorted(names)) for page, names in worker.openings.items()}
+    _require(alike == _openings(state, worker), f"{name} does not know how its ready requests begin")
     running = [state.requests[request_id] for request_id in worker.running]
     unplanned = sum(request.token_count - request.planned for request in running)
     _require(worker.unplanned == unplanned, f"{name} miscounts what it has not planned")
@@ -58,6 +61,18 @@ def _check_worker(state: CellState, worker: Worker) -> None:
         _require(bool(names), f"nobody waits for node {node_id}")
         waits = all(state.requests[request_id].waits_node == node_id for request_id in names)
         _require(waits, f"{name} keeps one who does not wait for node {node_id}")
+
+
+def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
+    """What ``Worker.openings`` must hold, in order of the ids."""
+    size = state.tree.page_token_bytes
+    found: dict[bytes, dict[str, None]] = {}
+    for name in sorted(waiting_at(worker)):
+        request = state.requests[name]
+        first = request.tokens[:size]
+        if name not in worker.deferred and may_reuse(request) and len(first) == size:
+            found.setdefault(first, {})[name] = None
+    return found
 
 
 def _check_tenants(state: CellState) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from services.scheduler.core.deferral import end_deferral, forget_deferral, is_deferred, withdraw
 from services.scheduler.core.fetch_waits import forget_fetch_waits
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.placement import Placement, place
+from services.scheduler.core.placement import Placement, place, takes_requests
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch_when_near
-from services.scheduler.core.ready_order import serve, stand_in_line, step_out
+from services.scheduler.core.ready_order import serve, stand_in_line, step_out, waiting_at
 from services.scheduler.core.saves import remember_key
 from services.scheduler.core.state import CellState, Request, Worker, count
 from services.scheduler.core.state_runs import drop_run
@@ -95,7 +95,7 @@ def enqueue(turn: Turn, request: Request) -> None:
     """Put a WAITING request into the queue of the worker that suits it best."""
     state = turn.state
     placement = place(state, request)
-    if placement is None and state.workers:
+    if placement is None and takes_requests(state):
         fail(turn, request, "context_length_exceeded", "prompt and answer do not fit any worker's context and pool")
         return
     _count_waiting(state, request, 1)
@@ -166,6 +166,14 @@ def _count_waiting(state: CellState, request: Request, change: int) -> None:
         state.tenants[tenant] = waiting
     else:
         del state.tenants[tenant]
+
+
+def take_waiting(state: CellState, worker: Worker) -> list[Request]:
+    """Take everybody out of a worker's queue; returns them in order of arrival, to be placed anew."""
+    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=arrival_order)
+    for request in waiting:
+        dequeue(state, request)
+    return waiting
 
 
 def replace_waiting(turn: Turn) -> None:

@@ -330,7 +330,8 @@ def remove_all(state: CellState, tops: list[Node]) -> None:
     """Remove these nodes with what hangs below them; an upper node comes before those below it."""
     tree = state.tree
     returned: dict[str, list[bytes]] = {}
-    parents: list[Node] = []
+    parents: dict[int, Node] = {}
+    now = moment(state)
     for top in tops:
         if top.id not in tree.nodes:
             continue
@@ -338,15 +339,15 @@ def remove_all(state: CellState, tops: list[Node]) -> None:
         for node in gone:
             for storage_id, pages in node.host.items():
                 returned.setdefault(storage_id, []).append(pages)
-                order_of(state, HOST, storage_id).remove(node, moment(state))
+                order_of(state, HOST, storage_id).remove(node, now)
         if parent is not None and parent.parent:
-            parents.append(parent)
+            parents[parent.id] = parent
     for storage_id, lists in returned.items():
         pool = host_pool(state.storages[storage_id])
         pages = b"".join(lists)
         pool.cached -= len(pages) // 4
         release(pool, pages)
-    for parent in parents:
+    for parent in parents.values():
         if parent.id in tree.nodes:
             offer(state, parent)
 

@@ -41,14 +41,19 @@ def check_neighbours(state: CellState) -> None:
             _require(load.neighbour_id in worker.neighbours, f"{worker.worker_id} reads {load.neighbour_id} unmapped")
             _require(not load.storage_id, f"a load of {worker.worker_id} has two sources")
             _require(worker.worker_id in state.tree.nodes[load.node].loading, "a load that is over locks a neighbour")
+    for timer_id, reads in state.late_reads.items():
+        _require(timer_id in state.timers, "what a lost worker was reading is locked for ever")
+        _require(all(read.neighbour_id in state.workers for read in reads), "a neighbour that is gone is read")
 
 
 def locks_beside_requests(state: CellState, worker: Worker) -> dict[int, int]:
-    """By node, the locks that saves and the loads of neighbours hold on this worker. Does not mutate."""
+    """By node, the locks of saves and of neighbours that load, or were lost while they did. Does not mutate."""
     held = [save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node]
     for other in state.workers.values():
         for batch in other.batches:
             held += [load.node for load in batch.loads if load.neighbour_id == worker.worker_id]
+    for reads in state.late_reads.values():
+        held += [read.node for read in reads if read.neighbour_id == worker.worker_id]
     locks: dict[int, int] = {}
     for node_id in held:
         for node in ancestors(state.tree, state.tree.nodes[node_id]):

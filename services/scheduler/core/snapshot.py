@@ -9,7 +9,7 @@ from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 
-_VERSION = 7
+_VERSION = 8
 
 
 class _Snapshot(msgspec.Struct):

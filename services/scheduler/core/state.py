@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.candidates import Candidates
+from services.scheduler.core.drain import Drain
 from services.scheduler.core.eviction import AnyPolicy
 from services.scheduler.core.fair_share import Queue
 from services.scheduler.core.hotness.filter import HotnessFilter
@@ -180,6 +181,7 @@ class Worker(msgspec.Struct):
     pool: PagePool
     number: int = 0  # Last plan number.
     queue: Queue = msgspec.field(default_factory=Queue)  # Waiting requests that are ready to run.
+    openings: dict[bytes, dict[str, None]] = {}  # Those of them that may reuse a prefix, by their first page of tokens.
     deferred: dict[str, int] = {}  # Waiting requests that are not, by when they will: tokens of their producer.
     load_waiters: dict[int, dict[str, int]] = {}  # Those of them that wait for a load, by node.
     queued_cost: int = 0  # Of all waiting requests, deferred ones included.
@@ -195,6 +197,7 @@ class Worker(msgspec.Struct):
     neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
     restoration: RestorationCosts | None = None  # As it said when it joined.
     restoring: Rate = msgspec.field(default_factory=Rate)  # Tokens restored, as observed.
+    drain: Drain | None = None  # It was asked to end: it gets nothing new.
 
 
 class Storage(msgspec.Struct):
@@ -321,10 +324,17 @@ class Pin(msgspec.Struct):
     refusal: str = ""
 
 
+class LateRead(msgspec.Struct):
+    """What a worker that was given up may still be reading of a neighbour's device: the path to ``node``, locked."""
+
+    neighbour_id: str
+    node: int
+
+
 class Timer(msgspec.Struct):
     """A timer of the shell.
 
-    ``kind`` is deadline, deferral, prefetch, resume, backup, save, lease, fetch, state_fetch or pin.
+    ``kind`` is deadline, deferral, prefetch, resume, backup, save, lease, fetch, state_fetch, pin, reads or drain.
     """
 
     at_ns: int
@@ -345,7 +355,7 @@ class CellState(msgspec.Struct):
     storages: dict[str, Storage] = {}
     requests: dict[str, Request] = {}
     ended: dict[str, int] = {}  # Last attempt of requests that ended lately; fences events of a repeated id.
-    unplaced: dict[str, int] = {}  # Waiting requests while no worker is joined, by their place in arrival order.
+    unplaced: dict[str, int] = {}  # Waiting requests while no worker takes any, by their place in arrival order.
     queued: int = 0  # Waiting requests, wherever.
     queued_tokens: int = 0
     tenants: dict[str, int] = {}  # Waiting requests of each tenant that has any.
@@ -370,6 +380,7 @@ class CellState(msgspec.Struct):
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.
     pins: dict[str, Pin] = {}
     timers: dict[str, Timer] = {}
+    late_reads: dict[str, list[LateRead]] = {}  # By the timer that ends them.
     gateways: dict[str, int] = {}  # Last notice number of each gateway.
     counters: dict[str, int] = {}
     now_ns: int = 0  # Time of the input that is being folded, or was folded last.

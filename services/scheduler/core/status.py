@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.deferral import transient_nodes
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import MethodError
-from services.scheduler.core.state import CellState, Storage
+from services.scheduler.core.state import CellState, Storage, Worker
 from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, WorkerStatus
 
 
@@ -30,7 +30,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         running=sum(len(worker.running) for worker in state.workers.values()),
         max_queued=state.config.max_queued,
         max_context=max(
-            (min(worker.max_context, worker.pool.total * page_size) for worker in state.workers.values()), default=0
+            (min(worker.max_context, worker.pool.total * page_size) for worker in _serving(state)), default=0
         ),
         workers=tuple(
             WorkerStatus(
@@ -38,6 +38,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
                 incarnation=worker.incarnation,
                 running=len(worker.running),
                 waiting=worker.queue.size + len(worker.deferred),
+                draining=worker.drain is not None,
             )
             for worker in state.workers.values()
         ),
@@ -58,6 +59,11 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         in_flight_nodes=in_flight,
         restorations=tuple(_restoration(kind, found) for kind, found in state.predictions.by_kind.items()),
     )
+
+
+def _serving(state: CellState) -> list[Worker]:
+    """The workers that new requests go to, or all where none takes any."""
+    return [worker for worker in state.workers.values() if worker.drain is None] or list(state.workers.values())
 
 
 def _restoration(kind: str, found: MethodError) -> RestorationStatus:

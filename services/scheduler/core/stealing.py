@@ -35,7 +35,7 @@ def steal(turn: Turn) -> list[Worker]:
 
 
 def _is_idle(worker: Worker) -> bool:
-    return not (worker.running or worker.batches or worker.queue.size or worker.deferred)
+    return not (worker.running or worker.batches or worker.queue.size or worker.deferred or worker.drain)
 
 
 def _steal_for(turn: Turn, thief: Worker) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.scheduler.core.nothing import without_entry
 from services.scheduler.core.pins import forget_hold
-from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.residency import DEVICE, HOST, forget_order, remove_all
 from services.scheduler.core.state import CellState
 
@@ -21,7 +20,9 @@ def strike_device(state: CellState, worker_id: str) -> None:
         node = stack.pop()
         if worker_id in node.below:
             stack += [
-                child for child in map(nodes.__getitem__, node.children.values()) if _is_coming_or_on(child, worker_id)
+                child
+                for child in map(nodes.__getitem__, node.children.values())
+                if worker_id in child.device or worker_id in child.loading
             ]
             node.below = without_entry(node.below, worker_id)
         if worker_id in node.device:
@@ -34,10 +35,6 @@ def strike_device(state: CellState, worker_id: str) -> None:
             homeless.append(node)
     forget_order(state, DEVICE, worker_id)
     remove_all(state, homeless)
-
-
-def _is_coming_or_on(node: Node, worker_id: str) -> bool:
-    return worker_id in node.device or worker_id in node.loading
 
 
 def strike_host(state: CellState, storage_id: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from services.scheduler.core.backups import expire_backup
 from services.scheduler.core.cancellation import end_early
 from services.scheduler.core.deferral import expire_deferral
+from services.scheduler.core.draining import expire_drain
 from services.scheduler.core.fetch_waits import expire_fetch_wait
 from services.scheduler.core.fetches import expire_fetch
+from services.scheduler.core.neighbours import end_late_reads
 from services.scheduler.core.pins import expire_pin
 from services.scheduler.core.queueing import fail
 from services.scheduler.core.saves import expire_save
@@ -81,6 +83,15 @@ def _pin(turn: Turn, timer: Timer) -> None:
     expire_pin(turn, turn.state.pins[timer.subject])
 
 
+def _reads(turn: Turn, timer: Timer) -> None:
+    end_late_reads(turn, timer.subject)
+
+
+def _drain(turn: Turn, timer: Timer) -> None:
+    turn.touch(timer.subject)
+    expire_drain(turn, turn.state.workers[timer.subject])
+
+
 _HANDLERS = {
     "deadline": _deadline,
     "deferral": _deferral,
@@ -92,4 +103,6 @@ _HANDLERS = {
     "pin": _pin,
     "save": _save,
     "lease": _lease,
+    "reads": _reads,
+    "drain": _drain,
 }

@@ -8,6 +8,9 @@ from shared.messages.gateway_notices import GatewayNotice, GatewayWord
 from shared.messages.storage_plans import StorageOrder, StoragePlan
 from shared.messages.worker_plans import WorkerOrder, WorkerPlan
 
+MOST_GATEWAYS = 4096
+"""Gateways whose notices are numbered on. A name is of one life, and one after which so many others lived is over."""
+
 
 class Turn:
     """Numbers and collects what one input leads to."""
@@ -62,9 +65,12 @@ class Turn:
         )
 
     def to_gateway(self, gateway_id: str, word: GatewayWord) -> None:
-        """Tell a gateway."""
-        number = self.state.gateways.get(gateway_id, 0) + 1
-        self.state.gateways[gateway_id] = number
+        """Tell a gateway. Of very many that are known, the one is forgotten that was told nothing for longest."""
+        gateways = self.state.gateways
+        number = gateways.pop(gateway_id, 0) + 1
+        gateways[gateway_id] = number
+        if len(gateways) > MOST_GATEWAYS:
+            del gateways[next(iter(gateways))]
         self.outputs.append(
             GatewayNotice(gateway_id=gateway_id, number=number, epoch=self.state.epoch, cause=self.seq, word=word)
         )

@@ -226,10 +226,13 @@ def test_notices_are_placed_by_number() -> None:
     assert [cursor.place(number) for number in (3, 4, 5)] == ["repeated", "next", "gap"]
 
 
-def status(workers: int = 1, model: str = "") -> CellStatus:
+def status(workers: int = 1, model: str = "", draining: int = 0) -> CellStatus:
     return CellStatus(
         scheduler_id="s", epoch=1, seq=1, model=model, page_size=16, queued=0, running=0, max_queued=1, max_context=100,
-        workers=tuple(WorkerStatus(worker_id=f"w{n}", incarnation="i", running=0, waiting=0) for n in range(workers)),
+        workers=tuple(
+            WorkerStatus(worker_id=f"w{n}", incarnation="i", running=0, waiting=0, draining=n < draining)
+            for n in range(workers)
+        ),
     )  # fmt: skip
 
 
@@ -250,6 +253,17 @@ def test_readiness_needs_a_broker_a_scheduler_and_a_worker() -> None:
     assert cell.reasons_not_ready(4.0, is_connected=True) == []
     cell.is_draining = True
     assert "shutting down" in cell.reasons_not_ready(4.0, is_connected=True)[0]
+
+
+def test_a_cell_whose_workers_all_drain_is_not_ready() -> None:
+    """Requests would wait for a worker that has not joined yet; one that stays is enough."""
+    cell = CellView("fingerprint")
+    cell.hear(status(workers=2, draining=2), 1.0)
+    reasons = cell.reasons_not_ready(1.0, is_connected=True)
+    cell.hear(status(workers=2, draining=1), 1.0)
+
+    assert reasons == ["every worker is about to leave"]
+    assert cell.reasons_not_ready(1.0, is_connected=True) == []
 
 
 def test_the_context_is_the_smaller_of_model_and_cell() -> None:

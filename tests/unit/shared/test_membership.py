@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from shared.bus.protocol import Delivery
 from shared.codec import encode
-from shared.membership import Membership, lists_storage, lists_worker
+from shared.membership import SUPERSEDED_MOST, UNLISTED_MOST, Membership, lists_storage, lists_worker
 from shared.messages.status import CellStatus, WorkerStatus
 
 EMPTY = CellStatus(
@@ -31,13 +32,13 @@ WITH_WORKER = CellStatus(
 class Lost:
     """Counts how often a member was told that it is lost."""
 
-    def __init__(self, kind: str, incarnation: str) -> None:
-        self.times = 0
+    def __init__(self, kind: str, incarnation: str, stored_seq: int = 0) -> None:
+        self.times, self.stored_seq = 0, stored_seq
         is_listed = {
             "worker": lambda status: lists_worker(status, "w", incarnation),
             "storage": lambda status: lists_storage(status, "d", incarnation),
         }[kind]
-        self._membership = Membership(is_listed, self._count)
+        self._membership = Membership(is_listed, self._count, lambda: self.stored_seq)
 
     def _count(self) -> None:
         self.times += 1
@@ -67,3 +68,50 @@ async def test_another_incarnation_of_the_name_is_somebody_else(kind: str) -> No
 async def test_a_status_that_cannot_be_read_says_nothing() -> None:
     """Nobody ends for a message that is not understood."""
     assert await Lost("storage", "one").see(WITH_WORKER, b"\xff") == 0
+
+
+@pytest.mark.parametrize("kind", ["worker", "storage"])
+async def test_who_was_given_up_before_a_status_listed_it_learns_it_all_the_same(kind: str) -> None:
+    """Cut off between its join and the first status, it would wait for orders for ever."""
+    lost = Lost(kind, "one", stored_seq=7)
+    behind = structs.replace(EMPTY, seq=7)
+
+    assert await lost.see(*[behind] * (UNLISTED_MOST - 1)) == 0
+    assert await lost.see(behind) == 1
+
+
+@pytest.mark.parametrize("stored_seq", [0, 8])
+async def test_a_status_from_before_the_join_says_nothing(stored_seq: int) -> None:
+    """Whether the join is not stored yet, or the scheduler has not come so far."""
+    behind = structs.replace(EMPTY, seq=7)
+
+    assert await Lost("worker", "one", stored_seq).see(*[behind] * 3 * UNLISTED_MOST) == 0
+
+
+async def test_events_that_follow_the_join_do_not_put_the_end_off() -> None:
+    """What counts is the first place that was known, or a busy process would always be ahead of the status."""
+    lost = Lost("worker", "one", stored_seq=7)
+    await lost.see(EMPTY)
+    for seq in range(7, 7 + UNLISTED_MOST):
+        lost.stored_seq = seq + 100
+        await lost.see(structs.replace(EMPTY, seq=seq))
+
+    assert lost.times == 1
+
+
+async def test_a_superseded_scheduler_gives_nobody_up() -> None:
+    """One that stood still while others joined says what it knew before it is fenced."""
+    lost = Lost("worker", "one")
+    listed = structs.replace(WITH_WORKER, epoch=2)
+
+    assert await lost.see(listed, EMPTY, listed, EMPTY, EMPTY, listed) == 0
+    assert await lost.see(structs.replace(EMPTY, epoch=2)) == 1
+
+
+async def test_epochs_that_begin_anew_are_believed_in_the_end() -> None:
+    """The streams were lost, and the cell with them: nobody contradicts what the new one says."""
+    lost = Lost("worker", "one")
+    await lost.see(structs.replace(WITH_WORKER, epoch=2))
+
+    assert await lost.see(*[EMPTY] * SUPERSEDED_MOST) == 0
+    assert await lost.see(EMPTY) == 1

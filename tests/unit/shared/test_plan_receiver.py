@@ -17,6 +17,7 @@ from shared.errors import TransportError
 from shared.messages.storage_plans import DetachDevicePool, StoragePlan
 from shared.messages.worker_plans import DetachHostPool, WorkerPlan
 from shared.plan_receiver import GAP_TIMEOUT_S, RESYNC_S, PlanReceiver
+from tests.waiting import until
 
 SUBJECT = subjects.worker_output("w")
 
@@ -53,6 +54,7 @@ class Cell:
         self.gate = asyncio.Event()  # Deliveries wait for it.
         self.gate.set()
         self.entered = asyncio.Event()  # A delivery has begun.
+        self.looks = 0  # How often the receiver has asked for the time, which it does whenever it reads the stream.
         self.delays = Histogram("delays", "Of this test alone", registry=None)
         self.fetched = Counter("fetched", "Of this test alone", registry=None)
         self.receiver = PlanReceiver(
@@ -69,6 +71,7 @@ class Cell:
         )
 
     def _clock(self) -> float:
+        self.looks += 1
         self.now += self.tick
         return self.now
 
@@ -189,7 +192,7 @@ async def test_a_start_before_the_stream_is_made_loses_nothing() -> None:
     made = Cell(resync_s=0.01)
     await made.receiver.start()
     async with running(made):
-        await asyncio.sleep(0.05)
+        await until(lambda: made.looks >= 2)
         await made.scheduler.ensure_streams(StreamLimits())
         await made.lose(plan(1), plan(2))
 
@@ -272,7 +275,7 @@ async def test_nothing_is_handed_on_after_stop() -> None:
         await made.until(1)
         await made.receiver.stop()
         await made.publish(plan(2), plan(3))
-        await asyncio.sleep(0.05)
+        await made.receiver.run()  # It ends at once, and reads nothing more.
 
         assert made.got == [1]
         assert made.receiver.last == 1
@@ -304,3 +307,15 @@ async def test_the_delay_of_a_plan_is_measured() -> None:
         await made.until(1)
 
     assert made.delays._sum.get() > 1e9
+
+
+async def test_a_stop_ends_the_reading_without_a_cancellation() -> None:
+    """A cancellation can be lost in a call to the broker; who leaves then must not wait for ever."""
+    cell = Cell(resync_s=600.0)
+    await cell.receiver.start()
+    reading = asyncio.create_task(cell.receiver.run())
+
+    await cell.receiver.stop()
+
+    async with asyncio.timeout(20):
+        await reading

@@ -8,29 +8,13 @@ import msgspec
 import pytest
 
 from shared.errors import ConfigError
-from shared.quality_gate import GatedRatio, QualityGate, read_gate, require, write_gate
+from shared.quality_gate import QualityGate, read_gate, require, write_gate
+from tests.unit.shared.quality_gates import LIMIT, quality_gate
 
 
-def gate_of(*passed: bool) -> QualityGate:
+def gate_with(*passed: bool) -> QualityGate:
     """Ratios of 0.5, 0.25 and 0.1 with these outcomes."""
-    return QualityGate(
-        model="abc",
-        dtype="float32",
-        task="documents",
-        task_digest="def",
-        questions=2000,
-        method="importance",
-        probe_heads=3,
-        probe_unit="kv_head",
-        alpha=0.6,
-        first_tokens=0,
-        recent_tokens=0,
-        max_drop_points=0.2,
-        ratios=tuple(
-            GatedRatio(ratio=ratio, drop_points=0.1, standard_error_points=0.1, passed=one)
-            for ratio, one in zip((0.5, 0.25, 0.1), passed, strict=True)
-        ),
-    )
+    return quality_gate({ratio: 0.0 if one else 2 * LIMIT for ratio, one in zip((0.5, 0.25, 0.1), passed, strict=True)})
 
 
 @pytest.mark.parametrize(
@@ -44,13 +28,13 @@ def gate_of(*passed: bool) -> QualityGate:
 )
 def test_a_ratio_passes_with_all_larger_ones(passed: tuple[bool, ...], least: float) -> None:
     """A smaller ratio that passed below one that did not was luck."""
-    assert gate_of(*passed).least_ratio == least
+    assert gate_with(*passed).least_ratio == least
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.3, 0.25])
 def test_what_passed_is_allowed(ratio: float) -> None:
     """So is any ratio above it."""
-    require(gate_of(True, True, False), model="abc", ratio=ratio)
+    require(gate_with(True, True, False), model="abc", ratio=ratio)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +43,12 @@ def test_what_passed_is_allowed(ratio: float) -> None:
 def test_anything_else_is_not(model: str, ratio: float, message: str) -> None:
     """A smaller ratio, and any other model."""
     with pytest.raises(ConfigError, match=message):
-        require(gate_of(True, True, False), model=model, ratio=ratio)
+        require(gate_with(True, True, False), model=model, ratio=ratio)
 
 
 def test_a_gate_is_read_as_it_was_written(tmp_path: Path) -> None:
     """The file has everything."""
-    gate = gate_of(True, False, True)
+    gate = gate_with(True, False, True)
 
     write_gate(gate, tmp_path / "new" / "gate.json")
 

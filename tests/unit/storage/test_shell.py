@@ -16,6 +16,7 @@ from services.storage.thread_priority import COPY_NICENESS
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.codec import Input, decode, decode_input, encode
+from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle
 from shared.memory import DevicePoolView, HostPoolView
 from shared.memory.device_pool_view import DevicePages, DeviceRun
@@ -358,6 +359,28 @@ async def test_a_stop_finishes_the_copy_and_leaves_nothing_behind(
     assert events[-1] == StorageLeft(storage_id="s0", incarnation=INCARNATION)
     assert not (SHM_DIRECTORY / host.handle.name).exists()
     host.verify_layer(0, 0, bytes([1]) * 16)
+
+
+async def test_a_stop_whose_answers_find_no_room_ends_all_the_same(
+    broker: MemoryBroker,
+    shm_prefix: str,
+    geometry: KvGeometry,
+    make_device_pool: MakePool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The outbox is full and stays so, because nobody takes anything from it."""
+    monkeypatch.setattr("services.storage.shell.LEAVE_S", 0.01)
+
+    async def wait_for_ever(_outbox: EventOutbox, _event: object) -> None:
+        await asyncio.Event().wait()
+
+    async with _running(broker, shm_prefix) as cell:
+        host = await cell.create_pools(geometry, make_device_pool(geometry, 6))
+        monkeypatch.setattr(EventOutbox, "put_when_room", wait_for_ever)
+
+        await asyncio.wait_for(cell.stop(), 20)
+
+    assert not (SHM_DIRECTORY / host.handle.name).exists()
 
 
 async def test_a_stop_without_a_broker_ends_all_the_same(

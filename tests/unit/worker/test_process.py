@@ -104,7 +104,8 @@ async def cell(nats_url: str, model: Path, *flags: str) -> AsyncIterator[Cell]:
     first_seq = (await bus.stream_info(subjects.INPUTS_STREAM)).last_seq + 1
     process = await spawn(
         "--nats", nats_url, "--id", worker_id, "--model", str(model), "--page-size", "4", "--device-pages", "64",
-        "--dtype", "float32", "--threads", "1", "--shm-prefix", f"thermocline-{worker_id}", *flags,
+        "--dtype", "float32", "--threads", "1", "--shm-prefix", f"thermocline-{worker_id}",
+        "--drain-timeout-ms", "0", *flags,
     )  # fmt: skip
     made = Cell(bus, process, worker_id, first_seq)
     await bus.subscribe(subjects.tokens(f"g-{worker_id}"), made.hear_tokens)

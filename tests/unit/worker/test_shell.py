@@ -32,10 +32,11 @@ from shared.messages.worker_events import (
     LeaseRequested,
     RequestFinished,
     RestorationCosts,
+    WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
-from shared.messages.worker_plans import Dismiss, WorkerOrder, WorkerPlan
+from shared.messages.worker_plans import Dismiss, LeaveCell, WorkerOrder, WorkerPlan
 from tests.unit.worker.driven_executor import admit, batch, chunk, extend, vocabulary
 from tests.unit.worker.fake_model import GEOMETRY, FakeRunner, continuation
 
@@ -55,6 +56,7 @@ class Cell:
         self.runner = FakeRunner()
         self.disk_reads: DiskReads | None = None
         self.life = Lifecycle()
+        self.drain_timeout_ms = 0  # Nobody here would let it go.
         self.heard: list[TokenBatch] = []
         self.run: asyncio.Task[None]
         self._number = 0
@@ -64,7 +66,7 @@ class Cell:
         await self.other.subscribe(subjects.tokens("g"), self._hear)
         loads = Loads(GEOMETRY, self.runner.pool.pages, BatchedMover(self.runner.pool), timeout_s=5, clock_ns=lambda: 1)
         self.shell = WorkerShell(
-            WorkerConfig(model="unused", id="w", lease_low_tokens=2),
+            WorkerConfig(model="unused", id="w", lease_low_tokens=2, drain_timeout_ms=self.drain_timeout_ms),
             WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="fingerprint"),
             self.worker,
             self.runner,
@@ -106,6 +108,24 @@ class Cell:
         self.life.stop()
         await asyncio.wait_for(asyncio.gather(self.run, return_exceptions=True), 20)
         self.runner.close()
+
+    async def told_to_stop(self) -> WorkerDraining:
+        """SIGTERM came; returns what the worker says to that."""
+        self.life.signalled()
+        return await self.event(WorkerDraining)
+
+
+@asynccontextmanager
+async def draining_cell(drain_timeout_ms: int = 60_000) -> AsyncIterator[Cell]:
+    """A worker that drains when it is told to stop."""
+    made = Cell()
+    made.drain_timeout_ms = drain_timeout_ms
+    await made.start()
+    try:
+        yield made
+    finally:
+        made.life.hurrying.set()
+        await made.stop()
 
 
 @asynccontextmanager
@@ -177,6 +197,67 @@ async def test_a_worker_joins_serves_and_leaves() -> None:
     assert (inventory.last_plan, inventory.pages_total, inventory.requests) == (2, 64, ())
     assert inventory.counters["prefill_tokens_computed"] == 10
     assert all((sent.worker_id, sent.incarnation) == ("w", "inc") for sent in made.heard)
+
+
+async def test_a_worker_that_is_told_to_stop_works_on_until_it_is_let_go() -> None:
+    """It finishes what it runs, takes orders, and says its last word when nothing is left for it to do."""
+    async with draining_cell() as made:
+        await made.give(admit(PROMPT, range(3)), batch(chunk(0, 10)))
+        await made.event(LeaseRequested)
+        said = await made.told_to_stop()
+        await made.give(extend([30, 31]))
+        finished = await made.event(RequestFinished)
+        is_done_before = made.run.done()
+        await made.give(LeaveCell())
+        await asyncio.wait_for(made.run, 20)
+
+    assert said.grace_ms == 54_000
+    assert unpack_int32(finished.output) == continuation(PROMPT, 8)
+    assert not is_done_before
+    assert [type(event) for event in made.events()] == [
+        WorkerJoined,
+        BatchDone,
+        LeaseRequested,
+        WorkerDraining,
+        RequestFinished,
+        WorkerLeft,
+    ]
+
+
+async def test_a_second_signal_ends_the_drain() -> None:
+    """Who sends it does not want to wait; what ran is left to others."""
+    async with draining_cell() as made:
+        await made.give(admit(PROMPT, range(3)), batch(chunk(0, 10)))
+        await made.event(LeaseRequested)
+        await made.told_to_stop()
+        made.life.signalled()
+
+        await asyncio.wait_for(made.run, 20)
+    assert [type(event) for event in made.events()][-2:] == [WorkerDraining, WorkerLeft]
+
+
+async def test_a_worker_whose_scheduler_is_away_leaves_after_its_grace() -> None:
+    """Nobody answers, and it does not wait for longer than it was given."""
+    async with draining_cell(drain_timeout_ms=1) as made:
+        await made.told_to_stop()
+
+        await asyncio.wait_for(made.run, 20)
+    assert [type(event) for event in made.events()] == [WorkerJoined, WorkerDraining, WorkerLeft]
+
+
+async def test_a_device_that_breaks_while_the_worker_drains_ends_it() -> None:
+    """The error reaches the process as it does at any other time."""
+    async with draining_cell() as made:
+        await made.told_to_stop()
+        made.runner.is_broken = True
+        await made.give(
+            admit(PROMPT, range(5)), admit(PROMPT, range(5, 10), request_id="q"),
+            batch(chunk(0, 10), chunk(0, 10, request_id="q")),
+        )  # fmt: skip
+
+        with pytest.raises(InternalError, match="every request"):
+            await asyncio.wait_for(made.run, 20)
+    assert isinstance(made.events()[-1], WorkerLeft)
 
 
 async def test_decoding_goes_on_without_a_broker() -> None:

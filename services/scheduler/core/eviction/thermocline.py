@@ -134,8 +134,8 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     def offer(self, node: Node) -> None:
         record = self._record(node.id)
         if record is not None:
-            last = self.records.contexts[record.context].last
-            self.ranking.offer(node.id, last, self._code(record), self._cost(node), self.clock, self.law)
+            context = self.records.contexts[record.context]
+            self.ranking.offer(node.id, context.last, code_of(record, context), self._cost(node), self.clock, self.law)
 
     def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
         while True:
@@ -259,7 +259,8 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         for digest in duel.entering:
             record = records.find(digest)
             if record is not None:
-                duel.enter(digest, records.contexts[record.context].last, self._code(record))
+                context = records.contexts[record.context]
+                duel.enter(digest, context.last, code_of(record, context))
         duel.entering = []
         mean = max(self.tokens_seen / self.requests, 1.0)
         self.ranking.follow(duel.settle(self.capacity, mean, self.clock, self.law))

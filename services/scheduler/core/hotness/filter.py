@@ -108,11 +108,17 @@ class HotnessFilter(msgspec.Struct):
         Returns whether it is known now. It is not when there is no room for a new entry: then nothing has changed.
         """
         tag, home, other = self._places(digest)
-        slot = self._find(tag, home, other)
+        slot = self._search(tag, home)
+        if slot < 0:
+            slot = self._search(tag, other)
         if slot < 0:
             return self._insert(tag, home, other, (1, self.max_age, depth))
-        frequency = read(self.frequencies, self.frequency_bits, slot)
-        self._write(slot, frequency + 1, self.max_age, depth)
+        if self.frequency_bits == self.clock_bits == self.depth_bits == 8:  # As below, for what nearly every use meets.
+            self.frequencies[slot] += self.frequencies[slot] < 255
+            self.clocks[slot] = 255
+            self.depths[slot] = depth if depth < 255 else 255
+        else:
+            self._write(slot, read(self.frequencies, self.frequency_bits, slot) + 1, self.max_age, depth)
         return True
 
     def put(self, digest: int, frequency: int, clock: int, depth: int) -> bool:
@@ -191,7 +197,7 @@ class HotnessFilter(msgspec.Struct):
         """The tag's bytes and the two candidate buckets (Equations 2 to 4, by partial-key hashing)."""
         mixed = mix(digest)
         growth, base = self.growth_bits, self.base_bits
-        bits = self.tag_bits
+        bits = self.fingerprint_bits + growth
         tag = mixed & ((1 << bits) - 1)
         if not tag >> growth:
             tag += 1 << growth  # A fingerprint of 0 would look empty.

@@ -6,6 +6,8 @@ from services.scheduler.core.prefix_tree import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.restoring import restoring_cell
+from tests.unit.scheduler.core.saving_state import saving_cell
 
 
 @pytest.fixture
@@ -47,6 +49,18 @@ def make_cell():
         return cell
 
     return make
+
+
+@pytest.fixture
+def make_restoring_cell(make_cell):
+    """Build a cell whose disk may hold state, which it brings back."""
+    return lambda **settings: restoring_cell(make_cell, **settings)
+
+
+@pytest.fixture
+def make_saving_cell(make_cell):
+    """Build a cell that saves state."""
+    return lambda **settings: saving_cell(make_cell, **settings)
 
 
 @pytest.fixture

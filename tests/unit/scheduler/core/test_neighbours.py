@@ -104,7 +104,7 @@ def test_a_neighbour_that_comes_back_is_trusted_again(cell):
 
 @pytest.mark.parametrize("lost", ["worker-0", "worker-1"])
 def test_a_load_outlives_neither_of_its_workers(cell, lost):
-    """Nothing stays locked for it, and its request ends well."""
+    """Its request ends well, and nothing stays locked on a device that is gone."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
 
     cell.lose_worker(lost)
@@ -114,6 +114,46 @@ def test_a_load_outlives_neither_of_its_workers(cell, lost):
     cell.drain()
     cell.check_answers()
     assert cell.gateways["gateway"].ended["next"] == "finished"
+
+
+def late_reads(cell):
+    """The timers of what lost workers may still be reading."""
+    return [timer_id for timer_id, timer in cell.state.timers.items() if timer.kind == "reads"]
+
+
+def test_what_a_lost_worker_was_reading_stays_locked_for_a_while(cell):
+    """It may only have stood still: read later, other pages would give wrong tokens that a gateway still takes."""
+    cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
+
+    cell.lose_worker("worker-1")
+    cell.drain()
+    cell.feed(FlushCache(call_id="flush"))
+
+    assert "worker-0" in nodes_of(cell, DOCUMENT)[0].locks
+    (timer_id,) = late_reads(cell)
+    cell.fire(timer_id)
+    cell.feed(FlushCache(call_id="again"))
+    assert not nodes_of(cell, DOCUMENT)
+    assert not cell.state.late_reads
+
+
+def test_what_is_read_of_a_lost_neighbour_is_let_go_with_it(cell):
+    """Its device is gone, whoever maps it still."""
+    cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
+    cell.lose_worker("worker-1")
+
+    cell.lose_worker("worker-0")
+
+    (timer_id,) = late_reads(cell)
+    cell.fire(timer_id)
+    assert not cell.state.late_reads
+
+
+def test_a_worker_that_was_reading_nothing_leaves_no_locks(cell):
+    """A loss costs nothing where no load was under way."""
+    cell.lose_worker("worker-1")
+
+    assert not late_reads(cell)
 
 
 def test_workers_of_a_node_are_told_of_one_another(make_cell, orders):

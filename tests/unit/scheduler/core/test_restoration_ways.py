@@ -6,13 +6,7 @@ from msgspec import structs
 from shared.messages.storage_plans import FetchChunks
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_in_store, put_on_disk
-from tests.unit.scheduler.core.restoring import SLOW_DISK, bring, put_state, restores, restoring_cell
-
-
-@pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: restoring_cell(make_cell, **settings)
+from tests.unit.scheduler.core.restoring import SLOW_DISK, bring, put_state, restores
 
 
 def forms(cell, orders):
@@ -23,9 +17,9 @@ def forms(cell, orders):
 @pytest.mark.parametrize(
     ("restoring", "expected"), [("planned", ["state"]), ("state", ["state"]), ("kv", ["kv"]), ("recompute", [])]
 )
-def test_the_setting_says_which_form_is_fetched(cell_that, orders, restoring, expected):
+def test_the_setting_says_which_form_is_fetched(make_restoring_cell, orders, restoring, expected):
     """The disk has both, and state is half the bytes."""
-    cell = cell_that(restoring=restoring)
+    cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(3))
     put_state(cell, prompt(3))
 
@@ -36,9 +30,9 @@ def test_the_setting_says_which_form_is_fetched(cell_that, orders, restoring, ex
     cell.check_answers()
 
 
-def test_state_is_fetched_before_kv_is_shared_where_it_must_be(cell_that, orders):
+def test_state_is_fetched_before_kv_is_shared_where_it_must_be(make_restoring_cell, orders):
     """With ``state``, a fetch of KV of the same chunks for another is nothing to join."""
-    cell = cell_that(restoring="state", defer_tokens=0)
+    cell = make_restoring_cell(restoring="state", defer_tokens=0)
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
     put_state(cell, prompt(3))
@@ -51,9 +45,9 @@ def test_state_is_fetched_before_kv_is_shared_where_it_must_be(cell_that, orders
 
 
 @pytest.mark.parametrize("has_both", [True, False])
-def test_where_computing_is_faster_nothing_is_fetched(cell_that, orders, has_both):
+def test_where_computing_is_faster_nothing_is_fetched(make_restoring_cell, orders, has_both):
     """The worker's profile says so; the request does not wait."""
-    cell = cell_that(costs=SLOW_DISK)
+    cell = make_restoring_cell(costs=SLOW_DISK)
     put_on_disk(cell, prompt(3))
     if has_both:
         put_state(cell, prompt(3))
@@ -65,9 +59,9 @@ def test_where_computing_is_faster_nothing_is_fetched(cell_that, orders, has_bot
     assert [order.request_id for order in cell.admitted] == [name]
 
 
-def test_behind_a_queue_the_disk_costs_nothing(cell_that, orders):
+def test_behind_a_queue_the_disk_costs_nothing(make_restoring_cell, orders):
     """Computing would be faster, but the worker has other things to do until the fetch is over."""
-    cell = cell_that(costs=structs.replace(SLOW_DISK, link_bytes_per_us=1e6), max_running=1)
+    cell = make_restoring_cell(costs=structs.replace(SLOW_DISK, link_bytes_per_us=1e6), max_running=1)
     for kind in (1, 2):
         put_on_disk(cell, prompt(3, kind=kind))
     cell.submit(prompt(3, kind=2))
@@ -80,9 +74,9 @@ def test_behind_a_queue_the_disk_costs_nothing(cell_that, orders):
     cell.check_answers()
 
 
-def test_kv_is_fetched_whatever_it_costs_where_that_is_asked_for(cell_that, orders):
+def test_kv_is_fetched_whatever_it_costs_where_that_is_asked_for(make_restoring_cell, orders):
     """``kv`` is for comparing: it weighs nothing."""
-    cell = cell_that(costs=SLOW_DISK, restoring="kv")
+    cell = make_restoring_cell(costs=SLOW_DISK, restoring="kv")
     put_on_disk(cell, prompt(3))
 
     cell.submit(prompt(3))
@@ -101,9 +95,9 @@ def test_without_a_profile_kv_is_fetched_as_ever(make_cell, orders):
     assert cell.state.counters["restorations_planned_kv"] == 1
 
 
-def test_state_goes_on_where_the_kv_ends(cell_that, orders):
+def test_state_goes_on_where_the_kv_ends(make_restoring_cell, orders):
     """One chunk is there as KV and the other two as state: both are fetched, in turn."""
-    cell = cell_that(restoring="planned")
+    cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(1))
     names = put_state(cell, prompt(3))
     del cell.state.storages["storage"].state_chunks[names[0]]
@@ -117,9 +111,9 @@ def test_state_goes_on_where_the_kv_ends(cell_that, orders):
     cell.check_answers()
 
 
-def test_too_little_state_is_not_fetched(cell_that, orders):
+def test_too_little_state_is_not_fetched(make_restoring_cell, orders):
     """A chunk is less than ``min_prefetch_tokens`` here."""
-    cell = cell_that(min_prefetch_tokens=CHUNK + 1)
+    cell = make_restoring_cell(min_prefetch_tokens=CHUNK + 1)
     put_state(cell, prompt(1))
 
     cell.submit(prompt(1))
@@ -127,9 +121,9 @@ def test_too_little_state_is_not_fetched(cell_that, orders):
     assert forms(cell, orders) == []
 
 
-def test_a_worker_that_cannot_project_gets_no_hidden_states(cell_that, orders):
+def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell, orders):
     """Its model does not allow it: what others of its node saved is of no use to it."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     cell.restoration = structs.replace(COSTS, hidden=0)
     cell.lose_worker("worker-0")
@@ -142,9 +136,9 @@ def test_a_worker_that_cannot_project_gets_no_hidden_states(cell_that, orders):
     cell.check_answers()
 
 
-def test_who_may_not_read_the_cache_gets_no_state(cell_that, orders):
+def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell, orders):
     """Neither form is fetched for it."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
 
     cell.submit(prompt(3), read=False)
@@ -152,9 +146,9 @@ def test_who_may_not_read_the_cache_gets_no_state(cell_that, orders):
     assert forms(cell, orders) == []
 
 
-def test_an_object_store_is_asked_where_nothing_else_is_known(cell_that, orders):
+def test_an_object_store_is_asked_where_nothing_else_is_known(make_restoring_cell, orders):
     """What it may have cannot be weighed; it is asked as without costs, for state and then for KV."""
-    cell = cell_that(has_remote=True, costs=SLOW_DISK)
+    cell = make_restoring_cell(has_remote=True, costs=SLOW_DISK)
     put_in_store(cell, prompt(3))
 
     cell.submit(prompt(3))
@@ -165,9 +159,9 @@ def test_an_object_store_is_asked_where_nothing_else_is_known(cell_that, orders)
     cell.check_answers()
 
 
-def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(cell_that):
+def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_cell):
     """With the batch that loads it; only where it was predicted at all."""
-    cell = cell_that(restoring="planned")
+    cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(3))
     name = cell.submit(prompt(3))
     assert cell.state.fetches[1].predicted_us > 0
@@ -180,9 +174,9 @@ def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(cell_that):
 
 
 @pytest.mark.parametrize("wait", ["best_effort", "deadline", "full"])
-def test_how_long_is_waited_is_as_for_kv(cell_that, wait):
+def test_how_long_is_waited_is_as_for_kv(make_restoring_cell, wait):
     """``best_effort`` waits for no part that is not there; a deadline ends the wait of the others."""
-    cell = cell_that(prefetch_wait=wait)
+    cell = make_restoring_cell(prefetch_wait=wait)
     put_state(cell, prompt(3))
 
     name = cell.submit(prompt(3))

@@ -17,21 +17,14 @@ from tests.unit.scheduler.core.restoring import (
     bring_at_once,
     put_state,
     restores,
-    restoring_cell,
     state_pool,
     worker_goes_on,
 )
 
 
-@pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: restoring_cell(make_cell, **settings)
-
-
-def test_state_is_fetched_into_leased_pages(cell_that, orders):
+def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
     """The order is of the form, names the run's pages, and the tree has no part in it."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     names = put_state(cell, prompt(3))
 
     name = cell.submit(prompt(3))
@@ -45,9 +38,9 @@ def test_state_is_fetched_into_leased_pages(cell_that, orders):
     assert not cell.state.tree.nodes
 
 
-def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arrives(cell_that):
+def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arrives(make_restoring_cell):
     """Three chunks arrive one by one; each is restored before the next is there, and then the tail is computed."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     bring(cell, 0)
@@ -67,9 +60,9 @@ def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arri
     assert cell.workers["worker-0"].prefilled_tokens == 3
 
 
-def test_nothing_is_planned_while_the_next_part_is_on_its_way(cell_that, orders):
+def test_nothing_is_planned_while_the_next_part_is_on_its_way(make_restoring_cell, orders):
     """What has arrived is planned; until more does the request has no chunk, and others are served."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     first = cell.submit(prompt(3))
     bring(cell, 1)
@@ -83,9 +76,9 @@ def test_nothing_is_planned_while_the_next_part_is_on_its_way(cell_that, orders)
     assert batch.restores == ()
 
 
-def test_restored_kv_is_shared_like_computed_kv(cell_that):
+def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell):
     """It is in the tree as soon as the worker says so, and a second request finds it on the device."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     cell.drain()
@@ -98,9 +91,9 @@ def test_restored_kv_is_shared_like_computed_kv(cell_that):
     cell.check_answers()
 
 
-def test_state_pages_come_back_part_by_part(cell_that):
+def test_state_pages_come_back_part_by_part(make_restoring_cell):
     """With each chunk that the worker has restored its pages are free; with the last, the run is over."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
     leased = [state_pool(cell).leased]
@@ -121,9 +114,9 @@ def test_state_pages_come_back_part_by_part(cell_that):
     assert (found.observations, found.observed_us) == (1, pytest.approx(30 + 21 / 3))
 
 
-def test_a_budget_bounds_what_a_batch_restores(cell_that):
+def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell):
     """A restored token counts as an eighth of a computed one here, in whole pages."""
-    cell = cell_that(max_batch_tokens=20, batches_ahead=1)
+    cell = make_restoring_cell(max_batch_tokens=20, batches_ahead=1)
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     bring_at_once(cell, 3)
@@ -135,9 +128,9 @@ def test_a_budget_bounds_what_a_batch_restores(cell_that):
     cell.check_answers()
 
 
-def test_a_budget_below_a_page_restores_a_page(cell_that):
+def test_a_budget_below_a_page_restores_a_page(make_restoring_cell):
     """Whole pages are restored, so a batch takes one however small its budget is."""
-    cell = cell_that(max_batch_tokens=1)
+    cell = make_restoring_cell(max_batch_tokens=1)
     put_state(cell, prompt(2))
     cell.submit(prompt(2))
     cell.drain()
@@ -146,9 +139,9 @@ def test_a_budget_below_a_page_restores_a_page(cell_that):
     cell.check_answers()
 
 
-def test_the_last_token_is_always_computed(cell_that):
+def test_the_last_token_is_always_computed(make_restoring_cell):
     """A prompt that is whole chunks keeps its last chunk to compute."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
 
     cell.submit(prompt(3, tail=0))
@@ -158,9 +151,9 @@ def test_the_last_token_is_always_computed(cell_that):
     cell.check_answers()
 
 
-def test_kv_comes_before_state_in_one_batch(cell_that):
+def test_kv_comes_before_state_in_one_batch(make_restoring_cell):
     """The first chunk is loaded from the host pool, the others are restored: the run begins where the load ends."""
-    cell = cell_that(host_writes="through")
+    cell = make_restoring_cell(host_writes="through")
     cell.submit(prompt(1))
     cell.drain()
     put_state(cell, prompt(3))
@@ -175,9 +168,9 @@ def test_kv_comes_before_state_in_one_batch(cell_that):
     cell.check_answers()
 
 
-def test_refused_state_costs_an_attempt_and_is_not_used_again(cell_that):
+def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cell):
     """A page that is not what was saved: the request starts again, computes, and no failure is held against it."""
-    cell = cell_that(max_attempts=1)
+    cell = make_restoring_cell(max_attempts=1)
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 2)
@@ -195,9 +188,9 @@ def test_refused_state_costs_an_attempt_and_is_not_used_again(cell_that):
     assert cell.state.counters["state_runs"] == 1
 
 
-def test_refused_state_gives_way_to_kv(cell_that):
+def test_refused_state_gives_way_to_kv(make_restoring_cell):
     """Where the disk has both forms, the second attempt fetches the other."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_on_disk(cell, prompt(3))
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
@@ -212,9 +205,9 @@ def test_refused_state_gives_way_to_kv(cell_that):
     cell.check_answers()
 
 
-def test_compute_speed_is_not_learned_from_restored_tokens(cell_that):
+def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell):
     """The worker learns how fast it restores, and its fit of computing has seen computed tokens alone."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     cell.drain()
@@ -230,9 +223,9 @@ def flush_device():
     return FlushCache(call_id="call", tiers=("device",))
 
 
-def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(cell_that):
+def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_restoring_cell):
     """Once it was observed to take half the time of computing, twice the budget's tokens are restored at once."""
-    cell = cell_that(max_batch_tokens=CHUNK, batches_ahead=1)
+    cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1)
     worker = cell.state.workers["worker-0"]
     note(worker.restoring, 1000.0, 1000.0 * COSTS.token_us / 2)
     put_state(cell, prompt(3))
@@ -242,9 +235,9 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(cell_that)
     assert [(order.start, order.end) for order in restores(cell)] == [(0, 2 * CHUNK)]
 
 
-def test_a_budget_that_restoring_has_used_up_computes_nothing_more(cell_that, orders):
+def test_a_budget_that_restoring_has_used_up_computes_nothing_more(make_restoring_cell, orders):
     """A restored token counts as much as a computed one here: the other request's chunk is in a later batch."""
-    cell = cell_that(max_batch_tokens=CHUNK, batches_ahead=1, restoring="state", schedule="fcfs")
+    cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring="state", schedule="fcfs")
     note(cell.state.workers["worker-0"].restoring, 1000.0, 1000.0 * COSTS.token_us)
     put_state(cell, prompt(2))
     name = cell.submit(prompt(2))
@@ -271,9 +264,9 @@ def test_a_restoration_counts_as_a_load_of_its_bytes():
     assert (draft.budget, draft.loaded, draft.beside, draft.computed, draft.tokens) == (92, 16, 8, 0, 64)
 
 
-def test_the_load_of_fetched_kv_completes_its_prediction(cell_that):
+def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell):
     """The batch's time to load as many tokens is added to the fetch's; a failed load says nothing."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
     bring(cell, 4)

@@ -10,7 +10,6 @@ from tests.unit.scheduler.core.restoring import (
     bring,
     put_state,
     restores,
-    restoring_cell,
     state_pool,
     storage_obeys,
     worker_goes_on,
@@ -20,17 +19,11 @@ EACH = CHUNK // PAGE
 
 
 @pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: restoring_cell(make_cell, **settings)
-
-
-@pytest.fixture
-def fetching(cell_that):
+def fetching(make_restoring_cell):
     """A cell in which a request waits for three chunks of its state, ``chunks`` of which have arrived."""
 
     def make(chunks=0, **settings):
-        cell = cell_that(**settings)
+        cell = make_restoring_cell(**settings)
         put_state(cell, prompt(3))
         name = cell.submit(prompt(3))
         bring(cell, chunks)
@@ -102,9 +95,9 @@ def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
     assert restores(cell) == []
 
 
-def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(cell_that):
+def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_cell):
     """State that is gone leaves the catalogue; the other form of the same chunks is asked for next."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     names = put_state(cell, prompt(3))
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -200,9 +193,9 @@ def test_a_flush_of_another_namespace_changes_nothing(fetching):
     cell.check_answers()
 
 
-def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(cell_that, orders):
+def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_restoring_cell, orders):
     """Of six chunks two are ordered, and the others as the worker has restored those before: none is computed."""
-    cell = cell_that(state_pages=4 * EACH)
+    cell = make_restoring_cell(state_pages=4 * EACH)
     put_state(cell, prompt(6))
     name = cell.submit(prompt(6))
     run = cell.state.requests[name].run
@@ -216,9 +209,9 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(cell_
     assert state_pool(cell).leased == 0
 
 
-def test_who_finds_no_room_is_looked_at_again_when_it_is_next(cell_that):
+def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cell):
     """The pool has room for two requests' state at a time; the third gets its own as the first gives pages back."""
-    cell = cell_that(state_pages=4 * EACH, max_running=1)
+    cell = make_restoring_cell(state_pages=4 * EACH, max_running=1)
     for kind in (1, 2, 3):
         put_state(cell, prompt(2, kind=kind))
 
@@ -231,9 +224,9 @@ def test_who_finds_no_room_is_looked_at_again_when_it_is_next(cell_that):
     assert cell.workers["worker-0"].restored_tokens == 3 * 2 * CHUNK
 
 
-def test_without_room_for_state_kv_is_fetched(cell_that):
+def test_without_room_for_state_kv_is_fetched(make_restoring_cell):
     """A pool of one chunk lends none of it, for half of that is less than a chunk."""
-    cell = cell_that(state_pages=EACH)
+    cell = make_restoring_cell(state_pages=EACH)
     put_state(cell, prompt(3))
     put_on_disk(cell, prompt(3))
 
@@ -245,9 +238,9 @@ def test_without_room_for_state_kv_is_fetched(cell_that):
     cell.check_answers()
 
 
-def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(cell_that, orders):
+def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(make_restoring_cell, orders):
     """One fetch is for all of them: the others are deferred until the first has it on the device."""
-    cell = cell_that(max_running=4)
+    cell = make_restoring_cell(max_running=4)
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     others = [cell.submit(prompt(3, tail=tail)) for tail in (4, 5)]
@@ -262,9 +255,9 @@ def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores
     assert [order.device_tokens for order in cell.admitted] == [0, 3 * CHUNK, 3 * CHUNK]
 
 
-def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(cell_that):
+def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(make_restoring_cell):
     """The second takes over, with a fetch of its own."""
-    cell = cell_that(max_running=4)
+    cell = make_restoring_cell(max_running=4)
     put_state(cell, prompt(3))
     first = cell.submit(prompt(3))
     second = cell.submit(prompt(3, tail=4))

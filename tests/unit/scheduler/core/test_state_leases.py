@@ -16,7 +16,6 @@ from tests.unit.scheduler.core.saving_state import (
     free_pages,
     leases_given,
     saves,
-    saving_cell,
     state_storage,
     worker_runs,
 )
@@ -24,20 +23,14 @@ from tests.unit.scheduler.core.saving_state import (
 EACH = CHUNK // PAGE
 
 
-@pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: saving_cell(make_cell, **settings)
-
-
 def names_of(tokens):
     """The names of a prompt's chunks."""
     return list(chunks_of(tokens))
 
 
-def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(cell_that):
+def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving_cell):
     """Three chunks of prompt, and one that the answer's first room completes; the names of three are known."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3, tail=0), max_tokens=100, ignore_eos=True)
 
     (lease,) = leases_given(cell)
@@ -48,17 +41,17 @@ def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(cell_that):
     assert free_pages(cell) == 64
 
 
-def test_the_last_token_of_an_answer_is_never_computed(cell_that):
+def test_the_last_token_of_an_answer_is_never_computed(make_saving_cell):
     """Neither is the chunk that it would complete, so nobody leases pages for that."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(1, tail=0), max_tokens=64, ignore_eos=True)
 
     assert count_int32(leases_given(cell)[0].pages) == EACH
 
 
-def test_what_is_cached_is_not_captured(cell_that):
+def test_what_is_cached_is_not_captured(make_saving_cell):
     """A lease begins with the first chunk that the request computes whole, behind the identity before it."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2, tail=PAGE), max_tokens=1)
     cell.drain()
     cell.submit([*prompt(2, tail=PAGE), *range(500, 700)], max_tokens=1)
@@ -71,9 +64,9 @@ def test_what_is_cached_is_not_captured(cell_that):
     cell.check_answers()
 
 
-def test_a_lease_goes_on_from_something_known(cell_that):
+def test_a_lease_goes_on_from_something_known(make_saving_cell):
     """The next whole chunk begins within the answer, and of that nobody knows a token: it is saved as KV."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2, tail=PAGE), max_tokens=1)
     cell.drain()
     cell.submit([*prompt(2, tail=PAGE), 5, 6], max_tokens=200, ignore_eos=True)
@@ -84,9 +77,9 @@ def test_a_lease_goes_on_from_something_known(cell_that):
 
 
 @pytest.mark.parametrize("form", ["state", "kv"])
-def test_what_is_known_below_is_skipped(cell_that, form):
+def test_what_is_known_below_is_skipped(make_saving_cell, form):
     """In either form; the lease begins behind it, though the request computes it again."""
-    cell = cell_that(restoring="recompute")
+    cell = make_saving_cell(restoring="recompute")
     chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))[:2]), form)
     cell.submit(prompt(3), max_tokens=1)
 
@@ -94,18 +87,18 @@ def test_what_is_known_below_is_skipped(cell_that, form):
     cell.drain()
 
 
-def test_nothing_new_needs_no_lease(cell_that):
+def test_nothing_new_needs_no_lease(make_saving_cell):
     """All is known, and the answer completes no chunk."""
-    cell = cell_that(restoring="recompute")
+    cell = make_saving_cell(restoring="recompute")
     chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))), "state")
     cell.submit(prompt(3), max_tokens=1)
 
     assert leases_given(cell) == [None]
 
 
-def test_two_do_not_save_the_same(cell_that):
+def test_two_do_not_save_the_same(make_saving_cell):
     """What another is saving is skipped where it comes first."""
-    cell = cell_that(defer_tokens=0)
+    cell = make_saving_cell(defer_tokens=0)
     cell.submit(prompt(2), max_tokens=1)
     cell.submit([*prompt(2, tail=0), *range(500, 700)], max_tokens=1)
 
@@ -115,9 +108,9 @@ def test_two_do_not_save_the_same(cell_that):
     assert len(state_storage(cell).state_chunks) == 5
 
 
-def test_a_lease_ends_where_anothers_begins(cell_that):
+def test_a_lease_ends_where_anothers_begins(make_saving_cell):
     """The disk lost what the other went on from."""
-    cell = cell_that(defer_tokens=0, restoring="recompute")
+    cell = make_saving_cell(defer_tokens=0, restoring="recompute")
     known = b"".join(names_of(prompt(4))[:2])
     chunks_added(cell.state, state_storage(cell), known, "state")
     cell.submit(prompt(4), max_tokens=1)
@@ -139,9 +132,9 @@ def test_a_lease_ends_where_anothers_begins(cell_that):
         {"state_form": "off"},
     ],
 )
-def test_settings_end_leasing(cell_that, settings):
+def test_settings_end_leasing(make_saving_cell, settings):
     """What was a cell that keeps state keeps no more of it; its pool stays."""
-    cell = cell_that()
+    cell = make_saving_cell()
     config = CellConfig(**{"state_form": "0/1/0", "lease_tokens": 64} | settings)
     cell.feed(CellConfigured(config=config))
     cell.submit(prompt(3), max_tokens=1)
@@ -150,9 +143,9 @@ def test_settings_end_leasing(cell_that, settings):
     assert leases_given(cell) == [None]
 
 
-def test_a_request_that_must_leave_no_trace_gets_none(cell_that):
+def test_a_request_that_must_leave_no_trace_gets_none(make_saving_cell):
     """Neither does one whose storage is late with a save."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1, write=False)
     assert leases_given(cell) == [None]
 
@@ -168,9 +161,9 @@ def test_a_request_that_must_leave_no_trace_gets_none(cell_that):
     assert leases_given(cell)[-1] is not None
 
 
-def test_a_worker_that_cannot_restore_saves_no_hidden_states(cell_that):
+def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell):
     """Its neighbour on the node does."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.restoration = None
     cell.lose_worker("worker-0")
     cell.add_worker("worker-1", pages=64)
@@ -179,9 +172,9 @@ def test_a_worker_that_cannot_restore_saves_no_hidden_states(cell_that):
     assert leases_given(cell) == [None]
 
 
-def test_auto_asks_again_whether_it_is_worth_it(cell_that):
+def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell):
     """The pool is there, but by now the disk is so fast that KV is the better copy."""
-    cell = cell_that(state_form="auto")
+    cell = make_saving_cell(state_form="auto")
     rate = state_storage(cell).disk_rate
     rate.observations, rate.amount, rate.elapsed_us = 5, 1e12, 1.0
     cell.submit(prompt(3), max_tokens=1)
@@ -191,9 +184,9 @@ def test_auto_asks_again_whether_it_is_worth_it(cell_that):
     assert len(state_storage(cell).chunks) == 3
 
 
-def test_one_request_gets_a_quarter_of_the_pool(cell_that):
+def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell):
     """As many whole chunks as that is; what does not fit is saved as KV."""
-    cell = cell_that(state_pages=4 * EACH * 2)
+    cell = make_saving_cell(state_pages=4 * EACH * 2)
     cell.submit(prompt(5), max_tokens=1)
     cell.drain()
 
@@ -202,9 +195,9 @@ def test_one_request_gets_a_quarter_of_the_pool(cell_that):
     assert list(state_storage(cell).chunks) == names_of(prompt(5))[2:]
 
 
-def test_without_room_there_is_no_lease(cell_that):
+def test_without_room_there_is_no_lease(make_saving_cell):
     """A pool of one chunk is one request's; the next does without."""
-    cell = cell_that(state_pages=EACH, defer_tokens=0)
+    cell = make_saving_cell(state_pages=EACH, defer_tokens=0)
     cell.submit(prompt(1), max_tokens=1)
     cell.submit(prompt(1, kind=2), max_tokens=1)
 
@@ -214,9 +207,9 @@ def test_without_room_there_is_no_lease(cell_that):
     assert list(state_storage(cell).chunks) == names_of(prompt(1, kind=2))
 
 
-def test_decode_room_brings_pages_along(cell_that):
+def test_decode_room_brings_pages_along(make_saving_cell):
     """A long answer is saved chunk by chunk, too."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(1, tail=0), max_tokens=300, ignore_eos=True)
     cell.drain()
 
@@ -227,9 +220,9 @@ def test_decode_room_brings_pages_along(cell_that):
     assert free_pages(cell) == 64
 
 
-def test_a_lease_that_was_cut_short_is_not_extended(cell_that):
+def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell):
     """What was computed beyond its end is gone, so pages for what follows would be of no use."""
-    cell = cell_that(state_pages=8 * EACH)
+    cell = make_saving_cell(state_pages=8 * EACH)
     cell.submit(prompt(3, tail=0), max_tokens=200, ignore_eos=True)
     cell.drain()
 
@@ -257,9 +250,9 @@ def finish(cell, lease_id, *, tokens=b"", chunks=0):
         (1, prompt(1, kind=2, tail=0)),
     ],
 )
-def test_a_senseless_answer_saves_nothing(cell_that, chunks, tokens):
+def test_a_senseless_answer_saves_nothing(make_saving_cell, chunks, tokens):
     """More chunks than pages, fewer than none, tokens of another number, or others than those of the prompt."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
 
     finish(cell, 1, chunks=chunks, tokens=pack_int32(tokens))
@@ -269,9 +262,9 @@ def test_a_senseless_answer_saves_nothing(cell_that, chunks, tokens):
     assert free_pages(cell) == 64
 
 
-def test_an_answer_to_nothing_is_ignored(cell_that):
+def test_an_answer_to_nothing_is_ignored(make_saving_cell):
     """Of an unknown lease, of another worker's, and a second one."""
-    cell = cell_that(workers=2)
+    cell = make_saving_cell(workers=2)
     cell.submit(prompt(3), max_tokens=1)
     (lease,) = cell.state.leases.values()
     other = next(worker for worker in cell.workers.values() if worker.worker_id != lease.worker_id)
@@ -284,9 +277,9 @@ def test_an_answer_to_nothing_is_ignored(cell_that):
     cell.drain()
 
 
-def test_a_lost_worker_gives_its_pages_back_at_once(cell_that):
+def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell):
     """Whoever reads them later verifies them; the request begins again elsewhere, with a lease of its own."""
-    cell = cell_that(workers=2)
+    cell = make_saving_cell(workers=2)
     cell.submit(prompt(3), max_tokens=1)
     (lease,) = cell.state.leases.values()
 
@@ -312,9 +305,9 @@ def left_without_an_answer(cell):
         cell.feed(message)
 
 
-def test_a_worker_that_never_answers_loses_the_lease(cell_that):
+def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell):
     """Its deadline runs from when the request left; then others may save those chunks, and KV may take their place."""
-    cell = cell_that()
+    cell = make_saving_cell()
     left_without_an_answer(cell)
     assert len(state_storage(cell).state_saving) == 3
 
@@ -330,9 +323,9 @@ def test_a_worker_that_never_answers_loses_the_lease(cell_that):
     assert len(state_storage(cell).chunks) == 3
 
 
-def test_state_that_was_computed_on_something_bad_is_not_saved(cell_that):
+def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell):
     """A chunk failed: what the attempt computed is dropped in both forms, and the next attempt has its own lease."""
-    cell = cell_that(max_batch_tokens=CHUNK)
+    cell = make_saving_cell(max_batch_tokens=CHUNK)
     cell.submit(prompt(3), max_tokens=1, request_id="failing")
     cell.workers["worker-0"].step()
     cell.workers["worker-0"].fail_next_chunk_of = "failing"
@@ -347,9 +340,9 @@ def test_state_that_was_computed_on_something_bad_is_not_saved(cell_that):
     assert free_pages(cell) == 64
 
 
-def test_a_preempted_request_keeps_what_it_had_saved(cell_that):
+def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell):
     """It leases from there on when it comes back; nothing is saved twice."""
-    cell = cell_that(pages=10, max_running=4, defer_tokens=0)
+    cell = make_saving_cell(pages=10, max_running=4, defer_tokens=0)
     for kind in (1, 2):
         cell.submit(prompt(1, kind=kind, tail=0), max_tokens=150, ignore_eos=True)
     cell.drain()
@@ -366,9 +359,9 @@ def names_of_order(order):
     return [order.identities[end - 16 : end] for end in range(16 * EACH, len(order.identities) + 1, 16 * EACH)]
 
 
-def test_saved_state_is_not_leased_for_a_second_time(cell_that):
+def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell):
     """After the answer, the next who computes the same has nothing to save."""
-    cell = cell_that(restoring="recompute")
+    cell = make_saving_cell(restoring="recompute")
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
     storage = state_storage(cell)
@@ -381,9 +374,9 @@ def test_saved_state_is_not_leased_for_a_second_time(cell_that):
     assert len(saves(cell)) == 1
 
 
-def test_a_save_that_the_disk_does_not_confirm_is_tried_again(cell_that):
+def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell):
     """What it does not say that it holds is unknown; so KV or state of it is saved by whoever computes it next."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1)
     worker_runs(cell)
     (order,) = saves(cell)
@@ -399,9 +392,9 @@ def test_a_save_that_the_disk_does_not_confirm_is_tried_again(cell_that):
     assert unpack_int32(saves(cell)[-1].tokens) == prompt(2, tail=0)
 
 
-def test_a_lease_of_an_encrypted_namespace_names_its_key(cell_that):
+def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell):
     """As the request did."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1, salt="theirs", key_id="5a" * 16)
     cell.drain()
 
@@ -410,9 +403,9 @@ def test_a_lease_of_an_encrypted_namespace_names_its_key(cell_that):
     assert order.value > 0
 
 
-def test_profiles_may_differ_in_width(cell_that):
+def test_profiles_may_differ_in_width(make_saving_cell):
     """A worker of other hidden states than the pool's leases none of it."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.restoration = structs.replace(cell.restoration, hidden=2)
     cell.lose_worker("worker-0")
     cell.add_worker("worker-1", pages=64)

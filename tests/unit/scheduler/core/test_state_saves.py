@@ -10,21 +10,15 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import ChunksDropped, ChunksListed, ChunksSaved
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
-from tests.unit.scheduler.core.saving_state import free_pages, saves, saving_cell, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_state import free_pages, saves, state_storage, worker_runs
 
 EACH = CHUNK // PAGE
 
 
 @pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: saving_cell(make_cell, **settings)
-
-
-@pytest.fixture
-def saving(cell_that):
+def saving(make_saving_cell):
     """A cell that has just ordered the state of three chunks to be saved."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
     worker_runs(cell)
     return cell
@@ -70,10 +64,10 @@ def test_pages_are_held_until_the_answer(saving):
     assert saving.state.counters["state_saves_done"] == 1
 
 
-def test_long_runs_are_cut(cell_that, monkeypatch):
+def test_long_runs_are_cut(make_saving_cell, monkeypatch):
     """Each order goes on where the one before ends."""
     monkeypatch.setattr(state_saves, "ORDER_CHUNKS", 2)
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(5), max_tokens=1)
     worker_runs(cell)
 
@@ -84,9 +78,9 @@ def test_long_runs_are_cut(cell_that, monkeypatch):
     assert list(state_storage(cell).state_chunks) == names_of(prompt(5))
 
 
-def test_what_became_known_meanwhile_is_not_saved(cell_that):
+def test_what_became_known_meanwhile_is_not_saved(make_saving_cell):
     """Its pages are free at once; what surrounds it makes two orders."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
     chunks_added(cell.state, state_storage(cell), names_of(prompt(3))[1], "state")
     worker_runs(cell)
@@ -96,9 +90,9 @@ def test_what_became_known_meanwhile_is_not_saved(cell_that):
     cell.drain()
 
 
-def test_numbers_are_unique_over_both_forms(cell_that):
+def test_numbers_are_unique_over_both_forms(make_saving_cell):
     """A storage's answers name no form."""
-    cell = cell_that(state_pages=4 * EACH)
+    cell = make_saving_cell(state_pages=4 * EACH)
     for kind in (1, 2):
         cell.submit(prompt(3, kind=kind), max_tokens=1)
         cell.drain()
@@ -108,10 +102,10 @@ def test_numbers_are_unique_over_both_forms(cell_that):
     assert len(set(numbers)) == len(numbers)
 
 
-def test_no_more_is_ordered_than_a_storage_may_have_before_it(cell_that, monkeypatch):
+def test_no_more_is_ordered_than_a_storage_may_have_before_it(make_saving_cell, monkeypatch):
     """The rest is given up, its pages are free, and its KV is saved when somebody uses it again."""
     monkeypatch.setattr(state_saves, "SAVING_CHUNKS", 2)
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
     worker_runs(cell)
 
@@ -123,9 +117,9 @@ def test_no_more_is_ordered_than_a_storage_may_have_before_it(cell_that, monkeyp
     assert list(state_storage(cell).chunks) == names_of(prompt(3))[2:]
 
 
-def test_saving_can_be_switched_off_under_a_lease(cell_that):
+def test_saving_can_be_switched_off_under_a_lease(make_saving_cell):
     """What was captured is dropped."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
     cell.feed(CellConfigured(config=CellConfig(disk_writes="off", state_form="0/1/0")))
     worker_runs(cell)
@@ -191,9 +185,9 @@ def test_answers_count_once_and_from_whom_was_asked(saving):
     assert free_pages(saving) == 64
 
 
-def test_kv_is_not_saved_beside_state(cell_that):
+def test_kv_is_not_saved_beside_state(make_saving_cell):
     """Neither while it is being computed nor when the answer's end is saved."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=100, ignore_eos=True)
     cell.drain()
 
@@ -201,9 +195,9 @@ def test_kv_is_not_saved_beside_state(cell_that):
     assert len(state_storage(cell).state_chunks) == 3
 
 
-def test_where_only_kv_comes_back_only_kv_is_saved(cell_that):
+def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell):
     """Also of what there is state of."""
-    cell = cell_that()
+    cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
     cell.feed(CellConfigured(config=CellConfig(restoring="kv", state_form="0/1/0")))

@@ -33,18 +33,11 @@ from tests.unit.scheduler.core.restoring import (
     bring,
     put_state,
     restores,
-    restoring_cell,
     state_pool,
     worker_goes_on,
 )
 
 EACH = CHUNK // PAGE
-
-
-@pytest.fixture
-def cell_that(make_cell):
-    """A cell that keeps state."""
-    return lambda **settings: restoring_cell(make_cell, **settings)
 
 
 @pytest.fixture
@@ -168,9 +161,9 @@ def test_holes_lie_before_and_between_stretches(names_of):
         ([4, 5], [(True, 0, 4)]),
     ],
 )
-def test_holes_are_computed_and_stretches_restored_in_turn(cell_that, orders, holes, spans):
+def test_holes_are_computed_and_stretches_restored_in_turn(make_restoring_cell, orders, holes, spans):
     """What is behind the last stretch is computed with the rest of the prompt."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), holes)
 
     cell.submit(prompt(6))
@@ -186,9 +179,9 @@ def test_holes_are_computed_and_stretches_restored_in_turn(cell_that, orders, ho
     assert [order.depth for order in fetched] == [start for is_restored, start, _ in expected if is_restored]
 
 
-def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(cell_that, orders):
+def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_restoring_cell, orders):
     """Its fetch begins when the one before is over, whatever the worker has done by then."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(4), [1])
     name = cell.submit(prompt(4))
 
@@ -203,9 +196,9 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(cell_that,
     cell.check_answers()
 
 
-def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(cell_that, orders):
+def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(make_restoring_cell, orders):
     """Each computes as much as it may, and none goes past where state goes on."""
-    cell = cell_that(max_batch_tokens=100)
+    cell = make_restoring_cell(max_batch_tokens=100)
     put_state_with_holes(cell, prompt(5), [1, 2, 3])
 
     cell.submit(prompt(5))
@@ -216,9 +209,9 @@ def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(cell_that, or
     assert computed == [(64, 164), (164, 256), (320, 323)]
 
 
-def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(cell_that, orders):
+def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell, orders):
     """Two chunks are on the device, the third has no state and no KV: the request is admitted at once."""
-    cell = cell_that(disk_writes="off")
+    cell = make_restoring_cell(disk_writes="off")
     cell.submit(prompt(2))
     cell.drain()
     put_state_with_holes(cell, prompt(6), [2])
@@ -237,9 +230,9 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(cell_that, orders):
     assert state_pool(cell).leased == 0
 
 
-def test_the_kv_of_a_hole_is_shared_like_any_other(cell_that):
+def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell):
     """A second request finds all of it on the device."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(4), [1])
     cell.submit(prompt(4))
     cell.drain()
@@ -251,9 +244,9 @@ def test_the_kv_of_a_hole_is_shared_like_any_other(cell_that):
     cell.check_answers()
 
 
-def test_what_is_saved_begins_behind_the_last_stretch(cell_that, orders):
+def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell, orders):
     """A worker captures tokens in a row: what lies between two stretches is not among them."""
-    cell = cell_that(disk_writes="through", min_prefetch_tokens=1)
+    cell = make_restoring_cell(disk_writes="through", min_prefetch_tokens=1)
     names = put_state_with_holes(cell, prompt(6), [1, 4, 5])
 
     cell.submit(prompt(6), max_tokens=2)
@@ -266,9 +259,9 @@ def test_what_is_saved_begins_behind_the_last_stretch(cell_that, orders):
     cell.check_answers()
 
 
-def test_where_computing_is_faster_no_stretch_is_fetched(cell_that, orders):
+def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell, orders):
     """The costs decide on stretches as on all else."""
-    cell = cell_that(costs=SLOW_DISK)
+    cell = make_restoring_cell(costs=SLOW_DISK)
     put_state_with_holes(cell, prompt(4), [1])
 
     cell.submit(prompt(4))
@@ -279,9 +272,9 @@ def test_where_computing_is_faster_no_stretch_is_fetched(cell_that, orders):
 
 
 @pytest.mark.parametrize("restoring", ["planned", "state"])
-def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(cell_that, orders, restoring):
+def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(make_restoring_cell, orders, restoring):
     """Left to itself the planner fetches KV, for computing the hole costs more than all of its disk time."""
-    cell = cell_that(restoring=restoring)
+    cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(4))
     put_state_with_holes(cell, prompt(4), [1])
 
@@ -293,9 +286,9 @@ def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(cell_t
     assert fetched == (["kv"] if restoring == "planned" else ["state", "state"])
 
 
-def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(cell_that, orders):
+def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restoring_cell, orders):
     """The first stretch is restored, the rest is computed in one go, and no page stays behind."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     names = put_state_with_holes(cell, prompt(6), [1])
     del cell.state_disks["storage"].chunks[names[3]]
     name = cell.submit(prompt(6))
@@ -311,9 +304,9 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(cell_that, o
     assert state_pool(cell).leased == 0
 
 
-def test_a_later_stretch_of_which_nothing_comes_is_computed(cell_that):
+def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell):
     """The run ends before the hole though that was being computed for it."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     names = put_state_with_holes(cell, prompt(6), [1])
     del cell.state_disks["storage"].chunks[names[2]]
     cell.submit(prompt(6))
@@ -325,9 +318,9 @@ def test_a_later_stretch_of_which_nothing_comes_is_computed(cell_that):
 
 
 @pytest.mark.parametrize("is_hole_computed", [False, True])
-def test_a_late_later_stretch_is_cut_off(cell_that, is_hole_computed):
+def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
     """The deadline of its fetch passes before or after the hole was computed: the rest is computed."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
@@ -346,9 +339,9 @@ def test_a_late_later_stretch_is_cut_off(cell_that, is_hole_computed):
     assert (state_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
 
 
-def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(cell_that):
+def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell):
     """What was restored and computed before it stays; the next attempt does without state."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
@@ -367,9 +360,9 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(cell_that):
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
-def test_a_request_that_is_cancelled_gives_all_pages_back(cell_that, chunks):
+def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell, chunks):
     """Wherever it has come to: the fetch that runs keeps its own until it is over."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1, 3])
     name = cell.submit(prompt(6))
     bring(cell, chunks)
@@ -381,9 +374,9 @@ def test_a_request_that_is_cancelled_gives_all_pages_back(cell_that, chunks):
     assert cell.state.state_fetches == {}
 
 
-def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(cell_that):
+def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell):
     """Its request begins anew elsewhere, and all pages come back."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
@@ -398,9 +391,9 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(cell_that):
     assert state_pool(cell).leased == 0
 
 
-def test_a_small_pool_brings_one_part_after_another(cell_that):
+def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
     """Half of it is two chunks: stretches are brought in parts, and what follows a hole waits for pages."""
-    cell = cell_that(state_pages=4 * EACH)
+    cell = make_restoring_cell(state_pages=4 * EACH)
     put_state_with_holes(cell, prompt(7), [3])
 
     cell.submit(prompt(7))
@@ -411,9 +404,9 @@ def test_a_small_pool_brings_one_part_after_another(cell_that):
     assert state_pool(cell).leased == 0
 
 
-def test_a_run_is_cut_where_it_has_arrived(cell_that):
+def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
     """Called off between two stretches it ends before the hole."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
@@ -429,9 +422,9 @@ def test_a_run_is_cut_where_it_has_arrived(cell_that):
     assert chunks_of(prompt(1)).keys() == {request.run.identities[-16:]}
 
 
-def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(cell_that):
+def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell):
     """The request is preempted with its run; the next attempt begins another where the device's KV ends."""
-    cell = cell_that()
+    cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
@@ -448,9 +441,9 @@ def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(cell_that):
     assert state_pool(cell).leased == 0
 
 
-def test_what_the_turns_of_a_conversation_left_is_restored(cell_that):
+def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell):
     """Each of five turns leaves one chunk that nobody passes through the model at once; all others come back."""
-    cell = cell_that(disk_writes="through", lease_tokens=64)
+    cell = make_restoring_cell(disk_writes="through", lease_tokens=64)
     tokens = prompt(3, tail=30)
     for turn in range(5):
         name = cell.submit(list(tokens), max_tokens=80, ignore_eos=True)

@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from services.worker.detokenizer import Vocabulary
 from services.worker.sparse_prefixes import ImportanceSettings
-from tests.checkpoints import make_checkpoint, save_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
 from tests.unit.worker.importance.sparse_cell import OFF, MakeCell, SparseCell
-from tests.unit.worker.restore.conftest import _mha
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
@@ -25,7 +24,7 @@ HEAD_DIM = 16
 
 def _agreeing(path: Path) -> Path:
     """Heads 1 and 2 look at what head 0 looks at, because they have its query and key weights; head 3 does not."""
-    save_checkpoint(_mha(), path)
+    make_checkpoint("llama_mha", path)
     model = AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -44,10 +43,7 @@ def importance_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def get(family: str) -> Path:
         if family not in made:
             path = tmp_path_factory.mktemp(family)
-            if family == "agreeing":
-                made[family] = _agreeing(path)
-            else:
-                made[family] = save_checkpoint(_mha(), path) if family == "llama_mha" else make_checkpoint(family, path)
+            made[family] = _agreeing(path) if family == "agreeing" else make_checkpoint(family, path)
         return made[family]
 
     return get

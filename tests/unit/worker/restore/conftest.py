@@ -1,4 +1,4 @@
-"""The engine's checkpoints and runners, and one family more: Llama with a K and a V for every head (MHA)."""
+"""Runners and cells of the families whose state is restored, llama_mha (a K and a V for every head) among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
 
 from services.worker.detokenizer import Vocabulary
 from tests.checkpoints import make_checkpoint
@@ -16,24 +15,6 @@ from tests.unit.worker.restore.state_pages import state_geometry
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
-
-
-def _mha() -> LlamaConfig:
-    """The configuration of the checkpoint ``llama_mha``, for those who change its weights."""
-    return LlamaConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -27,7 +28,7 @@ def test_every_length_has_its_figures(load_runner: LoadRunner) -> None:
     for figure in profile.figures:
         assert min(figure.io_hidden_s, figure.io_kv_s, figure.compute_hidden_s, figure.compute_token_s) > 0
     assert (profile.hidden_bytes, profile.kv_bytes) == (64 * 4, 2 * 4 * 16 * 4)
-    assert not list(SHM_DIRECTORY.glob("thermocline-restore.*"))
+    assert not list(SHM_DIRECTORY.glob(f"thermocline-restore.{os.getpid()}-*"))
 
 
 def test_it_is_read_as_it_was_written(load_runner: LoadRunner) -> None:

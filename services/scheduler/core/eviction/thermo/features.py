@@ -29,16 +29,18 @@ _HALVES = tuple(_halves(count) for count in range(_KNOWN))
 def code_of(record: Record, context: Context) -> int:
     """The code (see :func:`law.pack`) of a prefix that the request of this context used last."""
     prompt, count, turn = context.prompt, record.count, context.turn
-    branches, children = context.branches, record.children
+    branches, children, pace = context.branches, record.children, record.pace
+    new = prompt - context.known
+    pace_bits = 0 if pace < 0 else 1 + int(pace * 1000).bit_length()
     return (
-        (0 if record.pace < 0 else min(1 + int(record.pace * 1000).bit_length(), _MOST))
+        (pace_bits if pace_bits < _MOST else _MOST)
         | (_HALVES[count] if count < _KNOWN else _halves(count)) << 5
-        | (max(prompt - context.known, 0) >> _PART_BITS).bit_length() << 10
+        | ((new >> _PART_BITS).bit_length() << 10 if new > 0 else 0)
         | (prompt >> _PART_BITS).bit_length() << 15
         | (_HALVES[turn] if turn < _KNOWN else _halves(turn)) << 20
         | (record.end >= prompt) << 25
         | (_HALVES[branches] if branches < _KNOWN else _halves(branches)) << 30
         | (_HALVES[children] if children < _KNOWN else _halves(children)) << 35
         | record.passed << PASSED_SHIFT
-        | min(count, MOST_USES) << COUNT_SHIFT
+        | (count if count < MOST_USES else MOST_USES) << COUNT_SHIFT
     )

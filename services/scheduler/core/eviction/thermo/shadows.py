@@ -23,6 +23,9 @@ _MOST_EVICTED = 32  # At once, by one rule.
 _SPARE = 64  # Void entries that a small heap may hold.
 _ALL = (1 << RULES) - 1
 _PAIRS = RULES * RULES
+_PAIR_OF = tuple(divmod(place, RULES) for place in range(_PAIRS))
+_HOLDERS = tuple(tuple(rule for rule in range(RULES) if held >> rule & 1) for held in range(1 << RULES))
+"""The rules that a sample's ``held`` stands for."""
 
 
 class Shadow(msgspec.Struct, array_like=True, gc=False):
@@ -95,11 +98,16 @@ class Shadows(msgspec.Struct):
         if not any(self.hits[:_ALL]):  # What all rules held tells none from another.
             self.hits[_ALL] = 0
             return
-        by_rule = [sum(count for held, count in enumerate(self.hits) if held >> rule & 1) for rule in range(RULES)]
-        for place in range(_PAIRS):
-            lead = by_rule[place // RULES] - by_rule[place % RULES]
-            self.leads[place] += lead
-            self.squares[place] += lead * lead
+        by_rule = [0] * RULES
+        for held, count in enumerate(self.hits):
+            if count:
+                for rule in _HOLDERS[held]:
+                    by_rule[rule] += count
+        for place, (one, other) in enumerate(_PAIR_OF):
+            lead = by_rule[one] - by_rule[other]
+            if lead:
+                self.leads[place] += lead
+                self.squares[place] += lead * lead
         self.hits = [0] * (1 << RULES)
 
     def _rank(self, rule: int, digest: int, shadow: Shadow) -> None:

@@ -1,0 +1,62 @@
+"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from shared.errors import IllegalTransition
+
+
+class DrainState(Enum):
+    """How far a worker is on its way out. From ``released`` it is forgotten when it says that it left."""
+
+    FINISHING = "finishing"  # What it runs goes on.
+    CLEARING = "clearing"  # What it still ran was told to go on elsewhere.
+    RELEASED = "released"  # It was told that it may leave.
+
+
+class DrainEvent(Enum):
+    """What moves it on."""
+
+    TIME_SHORT = "time_short"  # The part of the grace that is for what runs is over.
+    EMPTIED = "emptied"  # Nothing runs, is read or is to be handed over any more.
+    TIME_UP = "time_up"  # All of the grace is over.
+
+
+_S, _E = DrainState, DrainEvent
+
+TRANSITIONS: dict[tuple[DrainState, DrainEvent], DrainState] = {
+    (_S.FINISHING, _E.TIME_SHORT): _S.CLEARING,
+    (_S.FINISHING, _E.EMPTIED): _S.RELEASED,
+    (_S.CLEARING, _E.EMPTIED): _S.RELEASED,
+    (_S.CLEARING, _E.TIME_UP): _S.RELEASED,
+}
+"""Every legal move; what is missing here cannot happen."""
+
+
+class Drain(msgspec.Struct):
+    """A worker on its way out.
+
+    ``nodes`` are ids of what is still to be handed over, the hottest at the end. They are ranked when it begins, and
+    once more, ``is_ranked_last``, when its last request has left and nothing is added to its device any more.
+    """
+
+    ends_ns: int  # Then it is released, whatever it has.
+    timer_id: str
+    state: DrainState = DrainState.FINISHING
+    nodes: list[int] = []
+    is_ranked_last: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the worker was told that it may leave."""
+        return self.state is DrainState.RELEASED
+
+    def advance(self, event: DrainEvent) -> None:
+        """Move on. Raises IllegalTransition when the table has no entry."""
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError as error:
+            raise IllegalTransition(f"a drain that is {self.state.value} cannot take {event.value}") from error

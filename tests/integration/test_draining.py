@@ -1,0 +1,79 @@
+"""A worker of a whole cell is told to end: answers go on, what was hot stays, and the process leaves by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.cell import Cell, running_cell
+from tests.checkpoints import make_checkpoint
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+PAGE = 16
+SETTINGS = {"page_size": PAGE, "device_kv_bytes": 4 * 2**20, "drain_timeout_ms": 60_000}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+async def holder_of(cell: Cell) -> str:
+    """The one worker that has anything cached."""
+    pools = (await cell.status()).pools
+    (found,) = [pool.owner for pool in pools if pool.tier == "device" and pool.cached]
+    return found
+
+
+async def stop_worker(cell: Cell, name: str) -> None:
+    """SIGTERM, and wait for its end."""
+    cell.lives[name].signalled()
+    async with asyncio.timeout(50):  # Less than it would wait for, had nobody let it go.
+        await cell.tasks[name]
+
+
+def details(answer):
+    return answer["usage"]["prompt_tokens_details"]
+
+
+async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(nats_server, checkpoint):
+    """Nothing evicted it, so without the hand-over it would be nowhere; and the answer is the same."""
+    prompt = [5 + number % 50 for number in range(8 * PAGE + 3)]
+    async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
+        before = (await cell.flush("host")).counters
+        first = await cell.complete(prompt, 4)
+        await cell.settle()
+        await stop_worker(cell, await holder_of(cell))
+        status = await cell.settle()
+        again = await cell.complete(prompt, 4)
+
+        assert [worker.draining for worker in status.workers] == [False]
+        assert status.counters["drains_done"] - before.get("drains_done", 0) == 1
+        assert status.counters["handed_over_pages"] - before.get("handed_over_pages", 0) >= 8
+        counters = (await cell.status()).counters
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    assert details(again)["cached_tokens"] == 8 * PAGE
+    assert counters["hit_tokens_host"] - before.get("hit_tokens_host", 0) == 8 * PAGE
+
+
+async def test_answers_of_a_worker_that_drains_end_where_they_began(nats_server, checkpoint):
+    """They have the time for it, so nobody is asked to go on elsewhere, and no token is another."""
+    prompts = [[7 + number + place % 40 for place in range(20)] for number in range(4)]
+    async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
+        alone = [(await cell.complete(prompt, 60))["choices"][0]["token_ids"] for prompt in prompts]
+        before = (await cell.flush("device", "host")).counters
+        asked = [asyncio.create_task(cell.complete(prompt, 60)) for prompt in prompts]
+        async with asyncio.timeout(60):
+            while (await cell.status()).running < len(prompts):
+                await asyncio.sleep(0.01)
+        running = {worker.worker_id: worker.running for worker in (await cell.status()).workers}
+        leaving = max(running, key=running.__getitem__)
+        await stop_worker(cell, leaving)
+        answers = [(await task)["choices"][0]["token_ids"] for task in asked]
+
+        counters = (await cell.settle()).counters
+    assert answers == alone
+    assert counters["drains_done"] - before.get("drains_done", 0) == 1
+    assert counters.get("resumes_needed", 0) == before.get("resumes_needed", 0)
