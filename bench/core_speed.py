@@ -14,6 +14,7 @@ in processor time (losses, too; of snapshots only the latter). "Cold" calls come
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from bench.million_nodes import (
     million_nodes,
 )
 from services.scheduler import core
+from services.scheduler.apart import Apart
 from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.insertion import publish_final
 from services.scheduler.core.page_pool import allocate, release
@@ -60,6 +62,7 @@ SHAPES = {
 """Into how many nodes a known prompt is cut, and how many such prompts there are."""
 
 EVICTED = 1000
+_LONGEST_ENCODING_S = 600.0
 _OTHER_MEMORY = np.ones(8 << 20, dtype=np.int64)
 
 
@@ -163,7 +166,7 @@ def measure_evictions(nodes: int, seed: int) -> dict[str, Any]:
 
 
 def measure_snapshot(cell: MillionNodes, folder: Path) -> dict[str, Any]:
-    """Encode here; decode in another process, whose memory holds nothing else."""
+    """Encode here and in a copy of this process; decode in another one, whose memory holds nothing else."""
     gc.collect()
     start = time.thread_time()
     encoded = core.encode_state(cell.state)
@@ -172,6 +175,11 @@ def measure_snapshot(cell: MillionNodes, folder: Path) -> dict[str, Any]:
     path = folder / "snapshot"
     path.write_bytes(encoded)
     del encoded
+    forks = Times()
+    for _ in range(3):
+        copy = forks.take(partial(Apart, partial(core.encode_state, cell.state)))
+        if len(asyncio.run(copy.result(_LONGEST_ENCODING_S))) != size:
+            raise SystemExit("a copy of this process encoded another state")
     answer = subprocess.run(
         [sys.executable, "-m", "bench.core_speed", "--decode", str(path)], capture_output=True, text=True, check=True
     )
@@ -179,6 +187,7 @@ def measure_snapshot(cell: MillionNodes, folder: Path) -> dict[str, Any]:
     path.unlink()
     return {
         "encode_s": round(encode_s, 2),
+        "fork": forks.summary(),
         "encoded_bytes": size,
         "decode_s": float(decode_s),
         "decoded_resident_bytes": int(resident),

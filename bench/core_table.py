@@ -62,6 +62,7 @@ def _state(results: dict[str, Any]) -> list[Row]:
     snapshot = results["snapshot"]
     return [
         ("snapshot: encode", f"processor {snapshot['encode_s']} s, {snapshot['encoded_bytes'] / 2**20:.0f} MiB", ""),
+        *_pause(snapshot),
         ("snapshot: decode", f"processor {snapshot['decode_s']} s", ""),
         *(
             (
@@ -72,6 +73,15 @@ def _state(results: dict[str, Any]) -> list[Row]:
             for who, loss in results["losses"].items()
         ),
     ]
+
+
+def _pause(snapshot: dict[str, Any]) -> list[Row]:
+    """Results from before a snapshot was encoded by a copy of the process have no such row."""
+    fork = snapshot.get("fork")
+    if fork is None:
+        return []
+    figures = f"{fork['p50_ms']:.0f}, {fork['max_ms']:.0f} ms (processor {fork['cpu_p50_ms']:.0f})"
+    return [("snapshot: pause for a copy of the process that encodes, median and longest of 3", figures, "")]
 
 
 def _memory(results: dict[str, Any]) -> list[Row]:

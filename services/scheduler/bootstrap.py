@@ -7,12 +7,15 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.hotness.expression import parse
 from services.scheduler.core.state_form import parse_form
+from services.scheduler.inputs_writer import append_until_stored
 from services.scheduler.shell import Shell
-from shared import metrics
-from shared.bus.nats_bus import connect
+from shared import metrics, subjects
+from shared.bus.nats_bus import connect_with
+from shared.bus.protocol import Bus
 from shared.errors import ConfigError
 from shared.ids import is_valid_name, new_id
 from shared.lifecycle import Lifecycle
+from shared.messages.cell_events import CellConfigured
 
 
 def check(config: SchedulerConfig) -> None:
@@ -34,8 +37,6 @@ def check(config: SchedulerConfig) -> None:
         parse_form(config.state_form)
     except ConfigError as fault:
         faults.append(f"--state-form: {fault.message}")
-    if not config.nats:
-        faults.append("--nats names no server")
     if faults:
         raise ConfigError("; ".join(faults))
 
@@ -43,12 +44,23 @@ def check(config: SchedulerConfig) -> None:
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
     """Connect, make sure that the streams exist, and run until stopped."""
     check(config)
-    bus = await connect(config.nats, config.id)
+    bus = await connect_with(config, config.id)
     collector = CellCollector()
     metrics.REGISTRY.register(collector)
     try:
         await bus.ensure_streams(config.stream_limits())
+        await _configure_new_cell(bus, config)
         await Shell(bus, config, new_id("scheduler"), collector=collector).run(life)
     finally:
         metrics.REGISTRY.unregister(collector)
         await bus.close()
+
+
+async def _configure_new_cell(bus: Bus, config: SchedulerConfig) -> None:
+    """Say the settings before anything else is said. Members join as soon as there are streams, before a scheduler is
+    active, and some decisions about them stay: whether they have a host pool, and the form of state.
+
+    Of several schedulers that start together one is heard; the active one says its own settings where they differ.
+    """
+    if not (await bus.stream_info(subjects.INPUTS_STREAM)).last_seq:
+        await append_until_stored(bus, CellConfigured(config=config.cell_config()), "first-configuration")

@@ -25,6 +25,8 @@ INPUT_AGE_SECONDS = metrics.histogram(
 SNAPSHOT_BYTES = metrics.gauge("scheduler_snapshot_bytes", "Size of the last snapshot")
 SNAPSHOT_PAUSE_SECONDS = metrics.gauge("scheduler_snapshot_pause_seconds", "Pause of the fold by the last snapshot")
 UNCONFIRMED = metrics.gauge("scheduler_outputs_unconfirmed", "Outputs that the broker has not confirmed")
+ACTIVE = metrics.gauge("scheduler_active", "1 of the active scheduler, 0 of a standby")
+BEHIND = metrics.gauge("scheduler_behind_inputs", "Inputs of the stream that this scheduler has not folded yet")
 
 
 _SCHEDULING = (
@@ -81,10 +83,13 @@ class CellCollector(Collector):
         requests = GaugeMetricFamily(
             "thermocline_worker_requests", "Requests of a worker by state", labels=["worker", "state"]
         )
+        draining = GaugeMetricFamily("thermocline_draining", "1 for a worker that is about to leave", labels=["worker"])
         for worker in status.workers:
+            draining.add_metric([worker.worker_id], float(worker.draining))
             requests.add_metric([worker.worker_id, "running"], worker.running)
             requests.add_metric([worker.worker_id, "waiting"], worker.waiting)
         yield requests
+        yield draining
         pages = GaugeMetricFamily("thermocline_pool_pages", "Pages of a pool by use", labels=["owner", "tier", "state"])
         for pool in status.pools:
             for state, count in (("free", pool.free), ("cached", pool.cached), ("leased", pool.leased)):

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
+from shared.broker import BrokerSettings
 from shared.bus.protocol import StreamLimits
-from shared.config import NATS_URL
 from shared.messages.cell_events import CellConfig
 
 _CELL = CellConfig()
 
 
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     """Flags, environment and file of ``thermocline scheduler``."""
 
-    nats: Annotated[tuple[str, ...], Meta(description="NATS URLs, comma-separated")] = (NATS_URL,)
     id: Annotated[str, Meta(description="name of this process")] = "scheduler"
     metrics_port: Annotated[int, Meta(description="serve /metrics on this port; 0 is off", ge=0)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
@@ -138,10 +136,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int, Meta(description="starts of one request before it fails", ge=1)] = _CELL.max_attempts
 
     heartbeat_lost_ms: Annotated[int, Meta(description="silence after which a process counts as dead", ge=1000)] = 5000
+    lease_ms: Annotated[
+        int, Meta(description="silence of the active scheduler after which a standby takes over", ge=100)
+    ] = 700
     snapshot_every_inputs: Annotated[int, Meta(description="inputs between snapshots", ge=1)] = 20_000
     snapshot_every_ms: Annotated[int, Meta(description="time between snapshots while inputs come", ge=100)] = 30_000
     check_invariants_every: Annotated[int, Meta(description="inputs between checks; 0 is off", ge=0)] = 0
-    stream_max_bytes: Annotated[int, Meta(description="size of each stream when it is created", ge=2**20)] = 2 * 1024**3
+    stream_max_bytes: Annotated[
+        int, Meta(description="size of each stream; less than it holds is not applied", ge=2**20)
+    ] = 2 * 1024**3
     stream_max_age_s: Annotated[float, Meta(description="age of the oldest stream message", gt=0)] = 24 * 3600.0
     stream_replicas: Annotated[int, Meta(description="copies of each stream in a NATS cluster", ge=1, le=5)] = 1
 
@@ -150,7 +153,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return CellConfig(**{name: getattr(self, name) for name in CellConfig.__struct_fields__})
 
     def stream_limits(self) -> StreamLimits:
-        """Bounds of the streams, used where they do not exist yet."""
+        """Bounds of the streams; those that exist are brought to them."""
         return StreamLimits(
             max_bytes=self.stream_max_bytes, max_age_s=self.stream_max_age_s, replicas=self.stream_replicas
         )

@@ -7,23 +7,26 @@ from collections.abc import Callable
 
 from services.scheduler import core
 from shared import subjects
-from shared.bus.protocol import Bus, Subscription
+from shared.bus.protocol import CallHandler
 from shared.codec import decode, encode
 from shared.messages.status import GetStanding, ListCache, Standing
 
 
 class Inspection:
-    """Answers between steps: ``folding`` is held while the state is looked at."""
+    """Answers between steps: ``folding`` is held while the state is looked at.
+
+    ``state`` gives it, or raises Unavailable when this scheduler has no right to answer.
+    """
 
     def __init__(self, folding: asyncio.Lock, state: Callable[[], core.CellState]) -> None:
         self._folding = folding
         self._state = state
 
-    async def serve(self, bus: Bus) -> list[Subscription]:
-        """Answer from now on; the caller closes what is returned."""
+    def handlers(self) -> list[tuple[str, CallHandler]]:
+        """What to serve, by subject."""
         return [
-            await bus.serve(subjects.rpc("scheduler", "cache"), self._listing),
-            await bus.serve(subjects.rpc("scheduler", "standing"), self._standing),
+            (subjects.rpc("scheduler", "cache"), self._listing),
+            (subjects.rpc("scheduler", "standing"), self._standing),
         ]
 
     async def _listing(self, data: bytes) -> bytes:

@@ -1,8 +1,12 @@
-"""Publishing outputs so that none is lost while the broker is away.
+"""Publishing outputs so that none is lost while the broker is away, nor with the scheduler that said it first.
 
 A core publish may die in the connection's buffers. The outbox therefore keeps every output until a round trip
 to the server has confirmed it, and sends what is unconfirmed again, in order, after a reconnect. Targets drop
 numbers that they have executed, so a repeat is harmless.
+
+Without the lease the outbox is silent. A standby's keeps the outputs of its own fold until the active scheduler's
+lease says that they are at the broker (:meth:`Outbox.forget`). What is left when the lease changes hands is what
+may have died with the predecessor, and it is published first.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from services.scheduler.lease import Progress
 from services.scheduler.targets import target_of
 from shared import logs, subjects
 from shared.bus.protocol import Bus
@@ -20,74 +26,129 @@ from shared.errors import PayloadTooLarge, Unavailable
 MOST_UNCONFIRMED = 2048
 """So many outputs are held at the most before the fold waits for a round trip."""
 
+MOST_KEPT = 65_536
+"""So many a silent outbox keeps before the fold waits: its knowledge of what is published comes with the lease only."""
+
 RETRY_S = 0.1
 
 _log = logs.get_logger("outbox")
 
 
-class Outbox:
-    """Sends in order. Any task may call its methods at any time."""
+class _Held(NamedTuple):
+    cause: int
+    time_ns: int  # Timestamp of the input that caused it.
+    subject: str
+    body: bytes
 
-    def __init__(self, bus: Bus, wall_clock_ns: Callable[[], int]) -> None:
+
+class Outbox:
+    """Sends in order while ``may_speak()`` holds. Any task may call its methods at any time."""
+
+    def __init__(self, bus: Bus, wall_clock_ns: Callable[[], int], may_speak: Callable[[], bool]) -> None:
         self.refused = 0
         self._bus = bus
         self._wall_clock_ns = wall_clock_ns
-        self._unconfirmed: deque[tuple[str, bytes]] = deque()
+        self._may_speak = may_speak
+        self._unconfirmed: deque[_Held] = deque()
+        self._through = Progress()  # The last input whose outputs were given to us.
+        self._known = Progress()  # What another scheduler published.
         self._sent = 0  # So many of them were given to the current connection.
         self._generation = 0
         self._publishing = asyncio.Lock()
         self._confirming = asyncio.Lock()
-        bus.on_disconnect(self._forget_connection)
-        bus.on_reconnect(self._forget_connection)
+        bus.on_disconnect(self.send_again)
+        bus.on_reconnect(self.send_again)
 
     @property
     def unconfirmed(self) -> int:
         """Outputs that the server may not have."""
         return len(self._unconfirmed)
 
-    async def send(self, outputs: Sequence[Published]) -> None:
-        """Publish; returns at once while there is room, even when disconnected."""
+    @property
+    def published(self) -> Progress:
+        """How far everything is at the server."""
+        if self._unconfirmed:
+            first = self._unconfirmed[0]
+            # No input before this one has a later timestamp.
+            return Progress(first.cause - 1, first.time_ns)
+        # While the fold comes up from a snapshot it is behind what its predecessor published.
+        return self._known if self._known.covers(self._through.seq, self._through.time_ns) else self._through
+
+    async def send(self, outputs: Sequence[Published], cause: int, time_ns: int) -> None:
+        """Take what follows from input ``cause``, and publish it; returns at once while there is room.
+
+        A silent outbox that is full waits until there is room again or it may speak.
+        """
         for output in outputs:
-            self._unconfirmed.append((target_of(output).subject, encode(output)))
+            self._unconfirmed.append(_Held(cause, time_ns, target_of(output).subject, encode(output)))
+        self._through = Progress(cause, time_ns)
+        self._drop_known()
         try:
             await self._publish()
         except Unavailable:
             pass  # Sent again after the reconnect; confirm() sees to it.
-        if len(self._unconfirmed) >= MOST_UNCONFIRMED:
+        while len(self._unconfirmed) >= MOST_KEPT and not self._may_speak():  # noqa: ASYNC110 - the lease has no event.
+            await asyncio.sleep(RETRY_S)
+        if len(self._unconfirmed) >= MOST_UNCONFIRMED and self._may_speak():
             await self.confirm()
 
     async def confirm(self) -> None:
         """Return when the server has every output given to :meth:`send` so far, however long that takes."""
         async with self._confirming:
             remaining = len(self._unconfirmed)
-            while remaining:
+            while remaining and self._unconfirmed:
                 try:
                     await self._publish()
                     generation, sent = self._generation, self._sent
-                    await self._bus.flush()
+                    if sent:
+                        await self._bus.flush()
                 except Unavailable:
+                    sent = 0
+                if not sent:
                     await asyncio.sleep(RETRY_S)
-                    continue
-                if generation == self._generation:
+                elif generation == self._generation:
                     for _ in range(sent):
                         self._unconfirmed.popleft()
                     self._sent -= sent
                     remaining = max(0, remaining - sent)
 
+    def forget(self, published: Progress) -> None:
+        """Another scheduler has these at the server. Only for a silent outbox."""
+        self._known = published
+        self._drop_known()
+
+    def clear(self) -> None:
+        """Drop everything: the fold begins anew at a snapshot, before which everything is published."""
+        self._unconfirmed.clear()
+        self._through = Progress()
+        self.send_again()
+
+    def send_again(self) -> None:
+        """Whatever is unconfirmed counts as not sent: the connection is another, or so is the one who speaks."""
+        self._generation += 1
+        self._sent = 0
+
     async def _publish(self) -> None:
         async with self._publishing:
-            while self._sent < len(self._unconfirmed):
+            while self._sent < len(self._unconfirmed) and self._may_speak():
                 generation = self._generation
-                subject, body = self._unconfirmed[self._sent]
+                held = self._unconfirmed[self._sent]
                 try:
-                    await self._bus.publish(subject, body, {subjects.SENT_NS_HEADER: str(self._wall_clock_ns())})
+                    sent_ns = {subjects.SENT_NS_HEADER: str(self._wall_clock_ns())}
+                    await self._bus.publish(held.subject, held.body, sent_ns)
                 except PayloadTooLarge:
                     # Retrying cannot help. Its target notices the missing number and says so in its own log.
                     self.refused += 1
-                    _log.error("output_exceeds_max_payload", subject=subject, nbytes=len(body))
+                    _log.error("output_exceeds_max_payload", subject=held.subject, nbytes=len(held.body))
                 if generation == self._generation:
                     self._sent += 1
 
-    def _forget_connection(self) -> None:
-        self._generation += 1
-        self._sent = 0
+    def _drop_known(self) -> None:
+        dropped = False
+        while self._unconfirmed and self._known.covers(self._unconfirmed[0].cause, self._unconfirmed[0].time_ns):
+            self._unconfirmed.popleft()
+            dropped = True
+        if dropped:
+            # Nothing here was sent over this connection, unless the lease was lost in between; then it is sent again.
+            self._generation += 1
+            self._sent = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import sys
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -20,11 +21,11 @@ from services.scheduler.recording import Header, RecordingWriter
 from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream, encode_snapshot
 from services.scheduler.targets import Target, target_of
 from shared import subjects
-from shared.bus.nats_bus import connect
+from shared.broker import BrokerSettings, add_broker_flags, broker_of
+from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.codec import Published, decode, decode_published, encode
-from shared.config import add_nats_flag
-from shared.errors import CodecError, RecordingError, ThermoclineError, Unavailable
+from shared.errors import CodecError, OperatorError, RecordingError, ThermoclineError, Unavailable
 from shared.messages.status import CellStatus, GetStatus
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
@@ -43,6 +44,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int  # Outputs that were published more than once, with equal bytes.
     starts_at_snapshot: bool
     complete_to_seq: int
+
+
+MOST_LATE = 8192
+"""So many outputs may lie between where one belongs and where it was stored: more than the scheduler sends again."""
 
 
 class FirstCopies:
@@ -145,11 +150,24 @@ async def _outputs_from(bus: Bus) -> int:
 
 
 async def _outputs(bus: Bus, copies: FirstCopies, from_seq: int, to_seq: int) -> AsyncIterator[tuple[int, bytes]]:
-    """(cause, bytes) of every output caused by these inputs, each once, in the order of publication."""
+    """(cause, bytes) of every output caused by these inputs, each once, in order of causes; of each target in order.
+
+    Where a broker of a cluster dies, outputs that it had not stored are published again, behind later ones.
+    """
+    late: list[tuple[int, str, int, int, Published, bytes]] = []
     async for message in bus.follow(subjects.OUTPUTS_STREAM, live=False):
         output = _decoded(message.seq, message.data)
-        if from_seq <= output.cause <= to_seq and copies.is_first(output, message.data):
-            yield output.cause, message.data
+        if from_seq <= output.cause <= to_seq:
+            place = (output.cause, str(target_of(output)), output.number, message.seq)
+            heapq.heappush(late, (*place, output, message.data))
+        if len(late) > MOST_LATE:
+            *_, first, data = heapq.heappop(late)
+            if copies.is_first(first, data):
+                yield first.cause, data
+    while late:
+        *_, first, data = heapq.heappop(late)
+        if copies.is_first(first, data):
+            yield first.cause, data
 
 
 def _decoded(seq: int, data: bytes) -> Published:
@@ -159,8 +177,8 @@ def _decoded(seq: int, data: bytes) -> Published:
         raise RecordingError(f"message {seq} of {subjects.OUTPUTS_STREAM} is no output: {error.message}") from error
 
 
-async def _record_from(urls: Sequence[str], path: Path) -> Recorded:
-    bus = await connect(urls, "record", timeout_s=10.0)
+async def _record_from(broker: BrokerSettings, path: Path) -> Recorded:
+    bus = await connect_with(broker, "record", timeout_s=10.0)
     try:
         return await record(bus, path)
     finally:
@@ -168,21 +186,21 @@ async def _record_from(urls: Sequence[str], path: Path) -> Recorded:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments."""
+    """Exit code 0: written; 1: the cell cannot be recorded or reached; 2: bad arguments, or refused by the broker."""
     parser = argparse.ArgumentParser(
         prog="thermocline record", description="Export the inputs and outputs of a running cell.", allow_abbrev=False
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording to write")
-    add_nats_flag(parser)
+    add_broker_flags(parser)
     parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not parsed.out.parent.is_dir():
         print(f"thermocline record: there is no directory {parsed.out.parent}", file=sys.stderr)
         return EXIT_BAD_ARGUMENTS
     try:
-        recorded = asyncio.run(_record_from(parsed.nats, parsed.out))
+        recorded = asyncio.run(_record_from(broker_of(parsed), parsed.out))
     except ThermoclineError as error:
         print(f"thermocline record: {error.message}", file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_BAD_ARGUMENTS if isinstance(error, OperatorError) else EXIT_FAILED
     print(
         f"{parsed.out}: inputs {recorded.first_seq} to {recorded.last_seq}, {recorded.outputs} outputs"
         f"{', starting at a snapshot' if recorded.starts_at_snapshot else ''}"

@@ -21,7 +21,7 @@ from services.scheduler import core
 from services.scheduler.fold import Fold, Folded, load_state
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
-from services.scheduler.targets import target_of
+from services.scheduler.targets import Target, target_of
 from shared.codec import Input, Published, decode_published, encode
 from shared.errors import CodecError, RecordingError, ThermoclineError
 from shared.messages.base import unpack_int32
@@ -104,7 +104,10 @@ _At = tuple[int, Input | None]
 
 
 class _Comparison:
-    """Recorded outputs against those of the fold, one input at a time, up to the first difference."""
+    """Recorded outputs against those of the fold, one input at a time, up to the first difference.
+
+    Those of one target must come in order. Across targets they need not: each executes its own.
+    """
 
     def __init__(self, header: Header) -> None:
         self.compared = 0
@@ -112,7 +115,7 @@ class _Comparison:
         self.difference: Difference | None = None
         self._outputs_from_seq = header.outputs_from_seq
         self._at: _At = (header.first_seq - 1, None)
-        self._waiting: deque[tuple[_At, Published]] = deque()  # Folded, not matched yet.
+        self._waiting: dict[Target, deque[tuple[_At, Published]]] = {}  # Folded, not matched yet; none is empty.
         self._complete_to_seq = header.complete_to_seq
 
     def open_input(self, seq: int, folded: Folded) -> None:
@@ -120,16 +123,21 @@ class _Comparison:
         if seq < self._outputs_from_seq:
             self.unrecorded += len(folded.published)
         else:
-            self._waiting.extend((self._at, output) for output in folded.published)
+            for output in folded.published:
+                self._waiting.setdefault(target_of(output), deque()).append((self._at, output))
 
     def recorded(self, data: bytes) -> None:
         """The next output of the recording."""
         if self.difference is not None:
             return
-        if not self._waiting:
+        target = self._target_of(data)
+        waiting = self._waiting.get(target)
+        if waiting is None:
             self.difference = _difference(self._at, data, None)
             return
-        at, output = self._waiting.popleft()
+        at, output = waiting.popleft()
+        if not waiting:
+            del self._waiting[target]
         if encode(output) != data:
             self.difference = _difference(at, data, output)
         else:
@@ -137,14 +145,22 @@ class _Comparison:
 
     def close_input(self) -> None:
         """No more outputs of this input follow; one that waits is missing where the recording has them all."""
-        if self.difference is None and self._waiting and self._waiting[0][0][0] <= self._complete_to_seq:
-            self.difference = _difference(self._waiting[0][0], None, self._waiting[0][1])
+        if self.difference is None and self._waiting:
+            at, output = min((waiting[0] for waiting in self._waiting.values()), key=lambda first: first[0][0])
+            if at[0] <= self._complete_to_seq:
+                self.difference = _difference(at, None, output)
 
     def end(self) -> None:
         """The recording is over."""
         self.close_input()
         if self.difference is None:
-            self.unrecorded += len(self._waiting)
+            self.unrecorded += sum(map(len, self._waiting.values()))
+
+    def _target_of(self, data: bytes) -> Target:
+        try:
+            return target_of(decode_published(data))
+        except CodecError as error:
+            raise RecordingError(f"an output behind input {self._at[0]} cannot be decoded: {error.message}") from error
 
 
 def _begin(frames: Iterator[Frame]) -> tuple[Header, Fold, Iterator[Frame]]:

@@ -1,11 +1,13 @@
-"""Starting where the last scheduler stopped: a snapshot, then the tail of the stream.
+"""Starting where the stream is: a snapshot, then the tail of the stream.
 
-Outputs of the tail are published again. Those that were published before carry the same numbers and bytes, so
-targets drop them; those that died with the last scheduler arrive now.
+Outputs of the tail go to the outbox, which publishes those that nobody is known to have published. Those that were
+published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler
+arrive now.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from services.scheduler import core
@@ -17,6 +19,9 @@ from shared.bus.protocol import Bus
 from shared.errors import InternalError
 from shared.messages.cell_events import CellConfigured
 
+YIELD_EVERY = 32
+"""Inputs of a long tail that are folded before anybody else, such as the lease, gets a turn."""
+
 _log = logs.get_logger("restore")
 
 
@@ -25,15 +30,30 @@ class Restored:
     """``highest_epoch`` may exceed the state's where the state was lost."""
 
     fold: Fold
+    start: int  # The state before the first input that was folded is that behind this one.
     highest_epoch: int
     is_configured: bool  # A CellConfigured was folded, now or before the snapshot.
     is_lost: bool
-    replayed: int
 
 
-async def restore(bus: Bus, outbox: Outbox, *, check_invariants_every: int = 0) -> Restored:
-    """Find the newest usable snapshot (or the stream's start) and fold everything stored behind it."""
-    fold, highest_epoch, is_lost = await _starting_point(bus, check_invariants_every)
+async def restore(
+    bus: Bus,
+    outbox: Outbox,
+    *,
+    folded_from: int | None = None,
+    check_invariants_every: int = 0,
+) -> Restored | None:
+    """Find the newest usable snapshot (or the stream's start) and fold everything stored behind it.
+
+    With ``folded_from`` this is a standby's: it must have the very state of the active scheduler, whose release
+    folds since that input. So it starts there or later, changes nothing in the bucket, and returns None where no such
+    state can be had. Without, whoever restores is the active one, and begins anew where everything is lost.
+    Raises TransportError when the stream is trimmed faster than it is read.
+    """
+    found = await _starting_point(bus, folded_from, check_invariants_every)
+    if found is None:
+        return None
+    fold, highest_epoch, is_lost = found
     start = fold.position
     is_configured = start > 0 and not is_lost
     async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=start + 1, live=False):
@@ -41,13 +61,16 @@ async def restore(bus: Bus, outbox: Outbox, *, check_invariants_every: int = 0) 
         is_configured = is_configured or isinstance(folded.input, CellConfigured)
         if folded.input is None:
             _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
-        await outbox.send(folded.published)
-    await outbox.confirm()
+        await outbox.send(folded.published, message.seq, message.time_ns)
+        if message.seq % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
     _log.info("restored", snapshot_seq=start, seq=fold.position, epoch=fold.state.epoch, state_lost=is_lost)
-    return Restored(fold, max(highest_epoch, fold.state.epoch), is_configured, is_lost, fold.position - start)
+    return Restored(fold, start, max(highest_epoch, fold.state.epoch), is_configured, is_lost)
 
 
-async def _starting_point(bus: Bus, check_invariants_every: int) -> tuple[Fold, int, bool]:
+async def _starting_point(
+    bus: Bus, folded_from: int | None, check_invariants_every: int
+) -> tuple[Fold, int, bool] | None:
     highest_epoch = 0
     store = SnapshotStore(bus)
     async for snapshot in store.newest_first():
@@ -55,8 +78,11 @@ async def _starting_point(bus: Bus, check_invariants_every: int) -> tuple[Fold, 
         if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
             # It is of a stream that is no more, or too old to be continued; either way it never will fit.
             _log.warning("snapshot_does_not_fit_the_stream", seq=snapshot.seq)
-            await store.delete(snapshot.seq)
+            if folded_from is None:
+                await store.delete(snapshot.seq)
             continue
+        if folded_from is not None and snapshot.seq < folded_from:
+            return None
         try:
             state = load_state(snapshot.state)
         except InternalError as error:
@@ -70,8 +96,10 @@ async def _starting_point(bus: Bus, check_invariants_every: int) -> tuple[Fold, 
         )
         return fold, highest_epoch, False
     info = await bus.stream_info(subjects.INPUTS_STREAM)
-    if info.first_seq == 1:
+    if info.first_seq == 1 and not folded_from:
         return Fold(core.new_state(), check_invariants_every=check_invariants_every), highest_epoch, False
+    if folded_from is not None:
+        return None
     # The beginning is gone and no snapshot stands in for it. Folding what is left would run requests again
     # that ended long ago, so everything known is given up and the cell starts anew behind the stream's end.
     _log.error(

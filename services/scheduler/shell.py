@@ -1,7 +1,9 @@
-"""The scheduler's loop: follow the stream, step the core, publish what it says, keep its timers.
+"""The scheduler's loop: fold the stream in whichever role, and take the lease when nobody speaks for the cell.
 
-The fold, the timers, the heartbeat monitor, the status and the snapshots are tasks of one event loop. Only the
-fold touches the state; ``_folding`` keeps the others out while it is between an input and its outputs.
+Every scheduler follows the stream from its start to its end. One holds the lease (``lease.py``) and is active
+(``active.py``): it publishes what its fold says. The others stand by: they fold the same, say nothing, and keep in
+their outbox what the active one is not known to have published. When the lease falls free, one of them takes it,
+and begins where the last one stopped speaking.
 """
 
 from __future__ import annotations
@@ -10,42 +12,24 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from services.scheduler import cell_metrics, core
+from services.scheduler import cell_metrics
+from services.scheduler.active import Active
+from services.scheduler.claimant import Claimant
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.fold import Fold, Folded
-from services.scheduler.inputs_writer import append_until_stored
-from services.scheduler.inspection import Inspection
-from services.scheduler.liveness import Liveness
+from services.scheduler.fold import Folded
+from services.scheduler.fold_release import fold_release
+from services.scheduler.follower import Follower
+from services.scheduler.lease import Lease
 from services.scheduler.outbox import Outbox
-from services.scheduler.restore import Restored, restore
-from services.scheduler.snapshots import SnapshotStore, take_snapshot
-from services.scheduler.timers import Timers
 from shared import lifecycle, logs, subjects
-from shared.bus.protocol import Bus, Delivery, StreamMessage, Subscription
-from shared.codec import decode, encode
-from shared.errors import CodecError, ThermoclineError, Unavailable
+from shared.bus.protocol import Bus, Delivery, StreamMessage
+from shared.codec import decode
+from shared.errors import CodecError, ThermoclineError, TransportError, Unavailable
 from shared.lifecycle import Lifecycle
-from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired
-from shared.messages.status import (
-    CellStatus,
-    GetStatus,
-    Heartbeat,
-    SnapshotTaken,
-    TakeSnapshot,
-)
+from shared.messages.status import Heartbeat
 
-STATUS_S = 0.5
-LIVENESS_S = 0.5
-CONFIRM_S = 0.2
-SNAPSHOT_CHECK_S = 0.25
-LONGEST_TIMER_WAIT_S = 1.0  # The wall clock may be set meanwhile.
+BEHIND_S = 0.5
 STOP_S = 5.0
-
-# A snapshot pauses the fold while the state is encoded; the next one waits so long that the pauses stay below
-# one percent of the time.
-PAUSE_RATIO = 100
 
 _log = logs.get_logger("scheduler")
 
@@ -60,234 +44,234 @@ class Shell:
         incarnation: str,
         *,
         collector: cell_metrics.CellCollector | None = None,
+        release: str | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.live = asyncio.Event()
+        """``release`` says what folds alike; by default it is read off the code."""
+        self.live = asyncio.Event()  # Set while this scheduler is active and its term announced.
+        self.standing_by = asyncio.Event()  # Set while it could take over from where the active one is.
         self._bus = bus
         self._config = config
         self._incarnation = incarnation
         self._collector = collector or cell_metrics.CellCollector()
-        self._wall_clock_ns = wall_clock_ns
+        self._release = release or fold_release()
         self._monotonic_ns = monotonic_ns
-        self._outbox = Outbox(bus, wall_clock_ns)
-        self._store = SnapshotStore(bus)
-        self._liveness = Liveness(config.heartbeat_lost_ms * 1_000_000)
-        self._timers = Timers()
-        self._timers_changed = asyncio.Event()
-        self._folding = asyncio.Lock()
-        self._snapshotting = asyncio.Lock()
-        self._snapshot_seq = 0
-        self._snapshot_ns = 0
-        self._snapshot_pause_ns = 0
-        self._started_seq = 0
-        self._may_snapshot = True
-        self._fold: Fold
-        self._restored: Restored
+        self._lease = Lease(bus, incarnation, config.lease_ms, monotonic_ns)
+        self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lease.is_held)
+        self._follower = Follower(
+            bus,
+            self._outbox,
+            self._lease,
+            self._release,
+            self._observe,
+            check_invariants_every=config.check_invariants_every,
+            wall_clock_ns=wall_clock_ns,
+            monotonic_ns=monotonic_ns,
+        )
+        self._claimant = Claimant(config, incarnation, self._release, self._follower, self._outbox)
+        self._active: Active | None = None
 
     async def run(self, life: Lifecycle) -> None:
-        """Restore, announce the new epoch, and go on until stopped."""
-        starting = asyncio.create_task(self._start(), name="start")
-        await life.watch(starting)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return
-        subscriptions = await self._subscribe()
-        beat = lifecycle.beat(self._bus, "scheduler", self._config.id, self._incarnation, lambda: self._fold.position)
-        tasks = [
-            asyncio.create_task(self._follow(life), name="fold"),
-            asyncio.create_task(self._keep_timers(), name="timers"),
-            asyncio.create_task(self._watch_heartbeats(), name="liveness"),
-            asyncio.create_task(self._publish_status(), name="status"),
-            asyncio.create_task(self._confirm_outputs(), name="outputs"),
-            asyncio.create_task(self._keep_snapshots(), name="snapshots"),
+        """Stand by, take over, and so on until stopped."""
+        self._bus.on_reconnect(self._excuse)
+        heartbeats = await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
+        beat = lifecycle.beat(
+            self._bus, "scheduler", self._config.id, self._incarnation, lambda: self._follower.position
+        )
+        following = asyncio.create_task(self._follower.run(), name="follower")
+        roles = asyncio.create_task(self._take_turns(life), name="roles")
+        others = [
+            asyncio.create_task(self._measure(), name="measure"),
             asyncio.create_task(beat, name="beat"),
         ]
         try:
-            await life.watch(*tasks)
+            await life.watch(following, roles, *others)
+            if life.stopping.is_set():
+                await roles  # Ends by itself: an active scheduler hands over.
         finally:
-            await self._stop(tasks, subscriptions)
+            for task in (following, roles, *others):
+                task.cancel()
+            await asyncio.wait({following, roles, *others})
+            await heartbeats.close()
 
-    async def _start(self) -> None:
-        self._restored = await restore(
-            self._bus, self._outbox, check_invariants_every=self._config.check_invariants_every
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    async def _take_turns(self, life: Lifecycle) -> None:
+        """Standby, active, standby and so on; returns when stopping."""
+        stopping = asyncio.create_task(life.stopping.wait(), name="stopping")
+        try:
+            while not stopping.done():
+                waiting = asyncio.create_task(self._stand_by(), name="stand by")
+                if not await _first(waiting, stopping):
+                    return
+                await self._be_active(stopping)
+        finally:
+            stopping.cancel()
+
+    async def _stand_by(self) -> None:
+        """Return when the lease is ours."""
+        while True:
+            try:
+                await self._lease.look()
+                if await self._look_around():
+                    return
+            except (Unavailable, TransportError) as error:
+                _log.debug("lease_not_seen", reason=error.message)
+            await asyncio.sleep(self._lease.look_s)
+
+    async def _look_around(self) -> bool:
+        """Act on the record as it is now; whether that made the lease ours."""
+        claim = self._lease.claim
+        if claim is not None and claim.holder != self._incarnation:
+            if self._follower.restored is not None and not self._follower.suits(claim):
+                _log.warning("fold_given_up", folded_by=claim.scheduler_id, release=claim.release)
+                self._follower.begin_anew()
+            self._outbox.forget(claim.published)
+        self._note_standing_by()
+        if not self._lease.is_free:
+            return False
+        epoch = self._claimant.succeed(claim)
+        if not await self._lease.take(self._claimant.claim(epoch)):
+            return False
+        _log.info("lease_taken", epoch=epoch, behind=claim.scheduler_id if claim is not None else "")
+        self._active = Active(
+            self._bus,
+            self._config,
+            self._incarnation,
+            epoch,
+            self._lease,
+            self._follower,
+            self._outbox,
+            self._collector,
+            self._expect_pause,
+            monotonic_ns=self._monotonic_ns,
         )
-        fold = self._fold = self._restored.fold
-        self._snapshot_seq = fold.position - self._restored.replayed
-        self._snapshot_ns = self._monotonic_ns()
-        if self._restored.is_lost:
-            await self._take_snapshot()  # From now on a restart finds where this life began.
-        self._liveness.watch_state(fold.state, self._monotonic_ns())
-        self._timers.apply(core.pending_timers(fold.state))
-        self._bus.on_reconnect(lambda: self._liveness.excuse(self._monotonic_ns()))
-        await self._announce()
+        return True
 
-    async def _announce(self) -> None:
-        epoch = self._restored.highest_epoch + 1
-        started = SchedulerStarted(scheduler_id=self._config.id, epoch=epoch)
-        self._started_seq = await append_until_stored(self._bus, started, f"started-{self._incarnation}")
-        config = self._config.cell_config()
-        if not self._restored.is_configured or config != self._fold.state.config:
-            await append_until_stored(self._bus, CellConfigured(config=config), f"configured-{self._incarnation}")
-        _log.info("started", epoch=epoch, seq=self._started_seq)
+    async def _be_active(self, stopping: asyncio.Task[bool]) -> None:
+        """Serve as long as the lease is ours; at a stop take a last snapshot and let go of it."""
+        active = self._active
+        assert active is not None
+        self.standing_by.clear()
+        cell_metrics.ACTIVE.set(1)
+        keeping = asyncio.create_task(self._keep_lease(active), name="lease")
+        serving = asyncio.create_task(active.run(), name="active")
+        announcing = asyncio.create_task(self._announce(active), name="announce")
+        try:
+            await asyncio.wait({keeping, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await _cancel(serving, announcing)
+            if stopping.done() and not keeping.done() and not _failed(serving):
+                await self._hand_over(active)
+        finally:
+            self._active = None
+            self.live.clear()
+            cell_metrics.ACTIVE.set(0)
+            await _cancel(keeping, serving, announcing)
+            if self._lease.is_ours:
+                await self._lease.let_go(self._claimant.claim(active.epoch))
+            self._lease.lose()
+            self._outbox.send_again()
+        for task in (serving, keeping):
+            if not task.cancelled():
+                task.result()
+        if self._follower.restored is not None and self._follower.restored.is_lost:
+            self._follower.begin_anew()  # The successor's state may not be the one that we began with.
 
-    async def _subscribe(self) -> list[Subscription]:
-        return [
-            await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat),
-            await self._bus.serve(subjects.rpc("scheduler", "status"), self._answer_status),
-            *await Inspection(self._folding, lambda: self._fold.state).serve(self._bus),
-            await self._bus.serve(subjects.rpc("scheduler", "snapshot"), self._answer_snapshot),
-        ]
+    async def _announce(self, active: Active) -> None:
+        await active.live.wait()
+        self.live.set()
 
-    async def _stop(self, tasks: list[asyncio.Task[None]], subscriptions: list[Subscription]) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for subscription in subscriptions:
-            await subscription.close()
-        if not self._may_snapshot:
+    async def _keep_lease(self, active: Active) -> None:
+        """Renew until the lease is somebody else's."""
+        while not active.is_fenced:
+            try:
+                if not await self._lease.renew(self._claimant.claim(active.epoch)):
+                    break
+                await asyncio.sleep(self._lease.renewal_s)
+            except (Unavailable, TransportError) as error:
+                _log.warning("lease_not_renewed", held=self._lease.is_held, reason=error.message)
+                await asyncio.sleep(self._lease.look_s)
+        self._lease.lose()
+        claim = self._lease.claim
+        _log.error("superseded", epoch=active.epoch, holder=claim.scheduler_id if claim is not None else "")
+
+    async def _hand_over(self, active: Active) -> None:
+        """Leave a snapshot, so that the next has nothing to fold."""
+        if not active.live.is_set() or not self._follower.is_sound:
             return
         try:
             async with asyncio.timeout(STOP_S):
-                await self._take_snapshot()
+                await active.snapshots.take()
         except (TimeoutError, ThermoclineError) as error:
             # The next start folds a longer tail, that is all.
             _log.warning("no_snapshot_at_the_end", reason=repr(error))
 
-    # -- the fold -----------------------------------------------------------------------------------------------
+    async def _expect_pause(self, pause_ms: int) -> None:
+        """Hold the lease for so much longer, because nothing will be renewed for a while."""
+        if pause_ms < self._config.lease_ms // 10:
+            return
+        if self._active is not None:
+            await self._lease.renew(self._claimant.claim(self._active.epoch, pause_ms))
 
-    async def _follow(self, life: Lifecycle) -> None:
-        async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=self._fold.position + 1):
-            async with self._folding:
-                folded = self._step(message)
-                await self._outbox.send(folded.published)
-            if self._timers.apply(folded.outputs):
-                self._timers_changed.set()
-            if folded.input is not None:
-                self._liveness.observe(folded.input, self._monotonic_ns())
-            if message.seq >= self._started_seq:
-                self.live.set()
-                if isinstance(folded.input, SchedulerStarted) and message.seq > self._started_seq:
-                    _log.error("fenced", by=folded.input.scheduler_id, epoch=folded.input.epoch)
-                    self._may_snapshot = False  # The bucket is the successor's now.
-                    life.stop(lifecycle.EXIT_REFUSED)
-                    return
+    # -- what both roles do -------------------------------------------------------------------------------------
 
-    def _step(self, message: StreamMessage) -> Folded:
-        begun_ns = self._monotonic_ns()
-        try:
-            folded = self._fold.apply(message)
-        except Exception:
-            self._may_snapshot = False  # The state may be half changed.
-            _log.error("step_failed", seq=message.seq, subject=message.subject)
-            raise
-        cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
-        cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)
-        cell_metrics.INPUTS.inc()
-        cell_metrics.OUTPUTS.inc(len(folded.published))
-        if folded.input is None:
-            cell_metrics.SKIPPED.inc()
-            _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
-        return folded
+    def _observe(self, message: StreamMessage, folded: Folded) -> None:
+        if self._active is not None:
+            self._active.observe(message, folded)
 
-    async def _confirm_outputs(self) -> None:
-        while True:
-            # Also what sends again after a reconnect when no further input comes.
-            await self._outbox.confirm()
-            await asyncio.sleep(CONFIRM_S)
-
-    # -- timers and heartbeats ----------------------------------------------------------------------------------
-
-    async def _keep_timers(self) -> None:
-        while True:
-            self._timers_changed.clear()
-            for timer_id, at_ns in self._timers.take_due(self._wall_clock_ns()):
-                await append_until_stored(self._bus, TimerFired(timer_id=timer_id), f"timer-{timer_id}-{at_ns}")
-            next_ns = self._timers.next_ns()
-            wait_s = LONGEST_TIMER_WAIT_S
-            if next_ns is not None:
-                wait_s = min(wait_s, max(0.0, (next_ns - self._wall_clock_ns()) / 1e9))
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._timers_changed.wait()
-            except TimeoutError:
-                pass  # The next timer may be due.
+    def _excuse(self) -> None:
+        """The connection is back: nobody could be heard until now."""
+        self._lease.excuse()
+        if self._active is not None:
+            self._active.liveness.excuse(self._monotonic_ns())
 
     async def _on_heartbeat(self, delivery: Delivery) -> None:
+        if self._active is None:
+            return
         try:
             heartbeat = decode(delivery.data, Heartbeat)
         except CodecError as error:
             _log.warning("heartbeat_unreadable", subject=delivery.subject, reason=error.message)
             return
-        self._liveness.beat(heartbeat, self._monotonic_ns())
+        self._active.liveness.beat(heartbeat, self._monotonic_ns())
 
-    async def _watch_heartbeats(self) -> None:
-        interval_ns = int(LIVENESS_S * 1e9)
+    def _note_standing_by(self) -> None:
+        is_ready = self._follower.restored is not None
+        if is_ready and not self.standing_by.is_set():
+            self.standing_by.set()
+            _log.info("standing_by", seq=self._follower.position)
+        elif not is_ready:
+            self.standing_by.clear()
+
+    async def _measure(self) -> None:
+        """Say how far behind the stream's end this scheduler's fold is."""
         while True:
-            if not self._bus.is_connected:
-                self._liveness.excuse(self._monotonic_ns())
-            for message_id, lost in self._liveness.check(self._monotonic_ns(), interval_ns):
-                _log.warning("heartbeats_stopped", lost=type(lost).__name__, member=message_id)
-                await append_until_stored(self._bus, lost, message_id)
-            await asyncio.sleep(LIVENESS_S)
-
-    # -- status -------------------------------------------------------------------------------------------------
-
-    async def _status(self) -> CellStatus:
-        async with self._folding:
-            # The position, not the last input: skipped messages count as seen.
-            status = msgspec.structs.replace(core.status(self._fold.state, self._config.id), seq=self._fold.position)
-        self._collector.latest = status
-        return status
-
-    async def _publish_status(self) -> None:
-        while True:
-            status = await self._status()
-            cell_metrics.UNCONFIRMED.set(self._outbox.unconfirmed)
             try:
-                await self._bus.publish(subjects.STATUS, encode(status))
-            except Unavailable:
-                pass  # Nobody could see it now; the next one follows.
-            await asyncio.sleep(STATUS_S)
+                last = (await self._bus.stream_info(subjects.INPUTS_STREAM)).last_seq
+                cell_metrics.BEHIND.set(max(0, last - self._follower.position))
+            except (Unavailable, TransportError):
+                pass  # The figure stays as it was; that the broker is away shows elsewhere.
+            await asyncio.sleep(BEHIND_S)
 
-    async def _answer_status(self, data: bytes) -> bytes:
-        decode(data, GetStatus)
-        return encode(await self._status())
 
-    # -- snapshots ----------------------------------------------------------------------------------------------
+async def _first(task: asyncio.Task[None], other: asyncio.Task[bool]) -> bool:
+    """Wait for either; whether it was ``task``, which is cancelled otherwise. Its exception is raised."""
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        await _cancel(task)
 
-    async def _answer_snapshot(self, data: bytes) -> bytes:
-        decode(data, TakeSnapshot)
-        return encode(await self._take_snapshot())
 
-    def _is_snapshot_due(self) -> bool:
-        inputs = self._fold.position - self._snapshot_seq
-        elapsed_ns = self._monotonic_ns() - self._snapshot_ns
-        if inputs == 0 or elapsed_ns < PAUSE_RATIO * self._snapshot_pause_ns:
-            return False
-        return inputs >= self._config.snapshot_every_inputs or elapsed_ns >= self._config.snapshot_every_ms * 1_000_000
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
-    async def _keep_snapshots(self) -> None:
-        while True:
-            await asyncio.sleep(SNAPSHOT_CHECK_S)
-            if self._is_snapshot_due():
-                try:
-                    await self._take_snapshot()
-                except ThermoclineError as error:
-                    _log.error("snapshot_failed", code=error.code, reason=error.message)
 
-    async def _take_snapshot(self) -> SnapshotTaken:
-        async with self._snapshotting:
-            async with self._folding:
-                # A restart publishes nothing again that was caused before its snapshot, so it must be out by now.
-                await self._outbox.confirm()
-                begun_ns = self._monotonic_ns()
-                snapshot = take_snapshot(self._fold)
-                self._snapshot_pause_ns = self._monotonic_ns() - begun_ns
-            nbytes = await self._store.put(snapshot)
-            self._snapshot_seq, self._snapshot_ns = snapshot.seq, self._monotonic_ns()
-        cell_metrics.SNAPSHOT_BYTES.set(nbytes)
-        cell_metrics.SNAPSHOT_PAUSE_SECONDS.set(self._snapshot_pause_ns / 1e9)
-        _log.info("snapshot", seq=snapshot.seq, nbytes=nbytes, pause_ms=self._snapshot_pause_ns / 1e6)
-        return SnapshotTaken(seq=snapshot.seq, nbytes=nbytes)
+def _failed(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is not None

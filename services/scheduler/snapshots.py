@@ -74,14 +74,12 @@ class SnapshotStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def put(self, snapshot: Snapshot) -> int:
-        """Store one and delete all but the newest of those up to it; returns its size in bytes."""
-        data = encode_snapshot(snapshot)
-        await self._bus.put_object(object_name(snapshot.seq), data)
+    async def put(self, seq: int, data: bytes) -> None:
+        """Store the bytes of the snapshot behind input ``seq``, and delete all but the newest of those up to it."""
+        await self._bus.put_object(object_name(seq), data)
         names = await self._names()
-        for name in [name for name in names if name <= object_name(snapshot.seq)][:-KEPT]:
+        for name in [name for name in names if name <= object_name(seq)][:-KEPT]:
             await self._bus.delete_object(name)
-        return len(data)
 
     async def delete(self, seq: int) -> None:
         """Delete the one of this sequence."""

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from services.scheduler.record import main as record_main
 from services.scheduler.replay import main as replay_main
-from shared import subjects
 from shared.bus.nats_bus import connect
-from shared.bus.protocol import Bus
-from shared.codec import Published, decode, decode_published, encode
-from shared.errors import Unavailable
-from shared.messages.cell_events import SchedulerStarted
-from shared.messages.status import CellStatus, GetStatus, SnapshotTaken, TakeSnapshot
-from shared.messages.worker_plans import AdmitRequest, WorkerPlan
+from shared.codec import decode, decode_published, encode
+from shared.messages.status import SnapshotTaken, TakeSnapshot
+from shared.messages.worker_plans import WorkerPlan
+from tests.integration.scheduler_process import SchedulerProcess, append, decisions, folded, plan_bytes
 from tests.nats_server import NatsServer
-from tests.scripted_cell import ScriptedCell, scripted_cell
+from tests.scripted_cell import scripted_cell
 
 pytestmark = pytest.mark.integration
-
-
-class SchedulerProcess:
-    """``python -m services.scheduler``, with its log in a file."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url = url
-        self._log = folder / "scheduler.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *flags: str) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "services.scheduler", "--nats", self._url, "--max-batch-tokens", "128"),
-                    *("--stream-max-age-s", "1e9", "--heartbeat-lost-ms", "3600000", *flags),
-                ],
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal and return the exit code."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        code = self._process.wait(timeout=30)
-        self._process = None
-        return code
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(timeout=30)
-
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -71,48 +28,6 @@ def scheduler(nats_server: NatsServer, tmp_path: Path) -> Iterator[SchedulerProc
     process = SchedulerProcess(nats_server.url, tmp_path)
     yield process
     process.close()
-
-
-async def folded(bus: Bus, seq: int) -> CellStatus:
-    """Wait until a live scheduler has folded input ``seq``."""
-    async with asyncio.timeout(60.0):
-        while True:
-            try:
-                status = decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
-                if status.seq >= seq:
-                    return status
-            except Unavailable:
-                pass  # It is still starting.
-            await asyncio.sleep(0.05)
-
-
-async def append(bus: Bus, cell: ScriptedCell, begin: int, end: int) -> int:
-    """Store a part of the script; the scripted scheduler's own start is left to the real one."""
-    seq = 0
-    async with asyncio.timeout(60.0):
-        for message in cell.messages[max(begin, 1) : end]:
-            stored = False
-            while not stored:
-                try:
-                    seq = await bus.append(message.subject, message.data, message_id=f"scripted-{message.seq}")
-                    stored = True
-                except Unavailable:
-                    await asyncio.sleep(0.05)  # The broker is away; the same message again, as everybody does.
-    return seq
-
-
-async def plan_bytes(bus: Bus) -> list[bytes]:
-    """The worker's plans as captured, repeats included."""
-    stored = [message async for message in bus.follow(subjects.OUTPUTS_STREAM, live=False)]
-    return [m.data for m in stored if m.subject == subjects.worker_output("w1")]
-
-
-def decisions(plans: Sequence[Published]) -> list[object]:
-    """The orders, without the time at which their request was stored."""
-    orders = [plan.order for plan in plans if isinstance(plan, WorkerPlan)]
-    return [
-        msgspec.structs.replace(order, accepted_ns=0) if isinstance(order, AdmitRequest) else order for order in orders
-    ]
 
 
 async def test_killed_scheduler_continues_with_the_same_numbers_and_loses_nothing(
@@ -177,34 +92,7 @@ async def test_scheduler_outlives_its_broker(nats_server: NatsServer, scheduler:
 async def test_unknown_policy_is_refused(scheduler: SchedulerProcess) -> None:
     """A process that cannot run as asked says why and is not restarted."""
     scheduler.start("--policy", "nonsense")
-    assert scheduler._process is not None
-    code = await asyncio.to_thread(scheduler._process.wait, 30)
+    code = await asyncio.to_thread(scheduler.wait)
 
     assert code == 2
     assert "nonsense" in scheduler.log()
-
-
-async def test_start_while_another_runs_fences_it(
-    nats_server: NatsServer, scheduler: SchedulerProcess, tmp_path: Path
-) -> None:
-    """The one before stops by itself; the stream shows both starts."""
-    bus = await connect([nats_server.url], "test")
-    scheduler.start()
-    await folded(bus, 1)
-    (tmp_path / "other").mkdir()
-    other = SchedulerProcess(nats_server.url, tmp_path / "other")
-    other.start()
-    try:
-        assert scheduler._process is not None
-        code = await asyncio.to_thread(scheduler._process.wait, 60)
-        status = await folded(bus, 2)
-    finally:
-        other.close()
-    stored = [message.data async for message in bus.follow(subjects.INPUTS_STREAM, live=False)]
-    await bus.close()
-
-    assert code == 2
-    assert status.epoch == 2
-    assert (
-        sum(data == encode(SchedulerStarted(scheduler_id="scheduler", epoch=e)) for data in stored for e in (1, 2)) == 2
-    )

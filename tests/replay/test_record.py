@@ -11,7 +11,7 @@ from services.scheduler import core
 from services.scheduler.fold import Fold
 from services.scheduler.record import FirstCopies, record
 from services.scheduler.replay import replay
-from services.scheduler.snapshots import SnapshotStore, take_snapshot
+from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from services.scheduler.targets import target_of
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
@@ -44,6 +44,11 @@ async def streams_of(cell: ScriptedCell, *, outputs_of: int | None = None) -> tu
     for published in cell.outputs[:outputs_of]:
         await publish(bus, published)
     return broker, bus
+
+
+def stored_late(outputs: list[Published]) -> list[Published]:
+    """As a stream whose broker died has them: every third is missing, and then all come again in order."""
+    return [output for place, output in enumerate(outputs) if place % 3 != 1] + outputs
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +133,7 @@ async def test_expired_beginning_is_replaced_by_the_oldest_snapshot(cell: Script
     for place, message in enumerate(cell.messages, start=1):
         fold.apply(message)
         if place in (25, 60):
-            await SnapshotStore(bus).put(take_snapshot(fold))
+            await SnapshotStore(bus).put(fold.position, encode_snapshot(take_snapshot(fold)))
     broker.drop_oldest(subjects.INPUTS_STREAM, 20)
     path = tmp_path / "day.tcrec"
 
@@ -149,6 +154,22 @@ async def test_expired_beginning_without_a_snapshot_is_an_error(cell: ScriptedCe
 
     with pytest.raises(RecordingError, match="no snapshot"):
         await record(bus, tmp_path / "day.tcrec")
+
+
+async def test_outputs_that_were_stored_late_take_their_place(cell: ScriptedCell, tmp_path: Path) -> None:
+    """The recording is as good as one of outputs that were stored in order."""
+    _, bus = await streams_of(cell, outputs_of=0)
+    every = [output for published in cell.outputs for output in published]
+    for start in range(0, len(every), 50):
+        await publish(bus, stored_late(every[start : start + 50]))
+    await serve_status(bus, len(cell.messages))
+    path = tmp_path / "day.tcrec"
+
+    recorded = await record(bus, path)
+
+    report = replay(path)
+    assert recorded.outputs == len(every)
+    assert (report.difference, report.unrecorded) == (None, 0)
 
 
 async def test_expired_outputs_are_not_asked_for(cell: ScriptedCell, tmp_path: Path) -> None:

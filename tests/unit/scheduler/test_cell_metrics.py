@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.scheduler import core
 from services.scheduler.cell_metrics import CellCollector
 from services.scheduler.core.planner import note_restoration
-from tests.scripted_cell import scripted_cell
+from shared.messages.worker_events import WorkerDraining
+from tests.scripted_cell import scripted_cell, worker_joined
 
 
 def test_scrape_shows_the_latest_status() -> None:
@@ -50,6 +51,7 @@ def test_scheduling_is_told_in_base_units() -> None:
         "thermocline_batches_loading_bound_total 0.0",
         'thermocline_transient_nodes{mark="in_flight"} 2.0',
         'thermocline_worker_requests{state="waiting",worker="w1"} 0.0',
+        'thermocline_draining{worker="w1"} 0.0',
         "thermocline_deferred_requests 0.0",
     ):
         assert line in lines
@@ -74,3 +76,19 @@ def test_restorations_are_told_by_kind() -> None:
         'thermocline_restoration_error{kind="kv from disk"} 0.5',
     ):
         assert line in lines
+
+
+def test_a_worker_that_drains_is_told() -> None:
+    """From when it says so until it has left."""
+    cell = scripted_cell(3)
+    cell.put(worker_joined("w2", pages=64))
+    cell.put(WorkerDraining(worker_id="w1", incarnation="one", grace_ms=1_000))
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    collector.latest = core.status(cell.fold.state, "s")
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    assert 'thermocline_draining{worker="w1"} 1.0' in lines
+    assert 'thermocline_draining{worker="w2"} 0.0' in lines

@@ -34,7 +34,6 @@ def test_faults_of_values_are_reported_together() -> None:
             SchedulerConfig(
                 id="not a name",
                 policy="nonsense",
-                nats=(),
                 eviction_expression="frequency - clock",
                 hotness_expression="heat",
             )
@@ -42,7 +41,6 @@ def test_faults_of_values_are_reported_together() -> None:
 
     assert "--id" in caught.value.message
     assert "nonsense" in caught.value.message
-    assert "--nats" in caught.value.message
     assert "--eviction-expression: expression 'frequency - clock', column 11" in caught.value.message
     assert "--hotness-expression: expression 'heat', column 1" in caught.value.message
 

@@ -60,7 +60,7 @@ async def test_newest_snapshots_are_kept() -> None:
     store = SnapshotStore(bus)
 
     for seq in (5, 10, 20, 100, 1000):
-        await store.put(snapshot(seq))
+        await store.put(seq, encode_snapshot(snapshot(seq)))
 
     kept = [found.seq async for found in store.newest_first()]
     assert kept == [1000, 100, 20]
@@ -72,7 +72,7 @@ async def test_damaged_objects_are_passed_over() -> None:
     """A reader finds the older ones behind a torn one."""
     _, bus = await connected()
     store = SnapshotStore(bus)
-    await store.put(snapshot(1))
+    await store.put(1, encode_snapshot(snapshot(1)))
     await bus.put_object(object_name(2), b"torn")
     await bus.put_object("something else", b"")
 

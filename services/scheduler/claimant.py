@@ -1,0 +1,52 @@
+"""What this scheduler says of itself in the lease's record."""
+
+from __future__ import annotations
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.follower import Follower
+from services.scheduler.lease import Claim
+from services.scheduler.outbox import Outbox
+
+
+class Claimant:
+    """Makes claims from the state of the fold and of the outbox. Reads them only."""
+
+    def __init__(
+        self, config: SchedulerConfig, incarnation: str, release: str, follower: Follower, outbox: Outbox
+    ) -> None:
+        self._config = config
+        self._incarnation = incarnation
+        self._release = release
+        self._follower = follower
+        self._outbox = outbox
+        self._before: Claim | None = None
+
+    def succeed(self, before: Claim | None) -> int:
+        """A term behind that of ``before`` is to begin; returns the least epoch that it may have."""
+        if before is None or before.holder != self._incarnation:
+            self._before = before
+        restored = self._follower.restored
+        known = max(restored.highest_epoch, restored.fold.state.epoch) if restored is not None else 0
+        return max(before.epoch if before is not None else 0, known) + 1
+
+    def claim(self, epoch: int, pause_ms: int = 0) -> Claim:
+        """What we claim as the holder; ``pause_ms`` is for how long nothing will be renewed."""
+        return Claim(
+            holder=self._incarnation,
+            scheduler_id=self._config.id,
+            epoch=epoch,
+            duration_ms=self._config.lease_ms + pause_ms,
+            release=self._release,
+            folded_from=self._folded_from(),
+            published=self._outbox.published,
+        )
+
+    def _folded_from(self) -> int | None:
+        """Since which input this release folds: since before our term, where the last holder's was the same."""
+        restored = self._follower.restored
+        if restored is None:
+            return None
+        before = self._before
+        if before is None or before.folded_from is None or before.release != self._release or restored.is_lost:
+            return restored.start
+        return before.folded_from if restored.start >= before.folded_from else restored.start

@@ -1,0 +1,31 @@
+"""Whether two schedulers fold alike: a digest of everything that decides what the core says.
+
+Two processes of one digest that fold the same inputs from the same snapshot say the same bytes. Two of different
+digests may decide differently, so neither may go on from what the other is believed to have said.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+import shared
+from services.scheduler import core, fold
+
+
+def fold_release() -> str:
+    """Hex digits over the sources of the core and of ``shared``, the interpreter and the machine's kind."""
+    digest = xxhash.xxh3_128(f"{platform.python_version()} {platform.machine()} {np.__version__}".encode())
+    for folder in (_folder(core.__file__), _folder(shared.__file__)):
+        for source in sorted(folder.rglob("*.py")):
+            digest.update(f"{source.relative_to(folder)}\n".encode() + source.read_bytes())
+    digest.update(Path(fold.__file__).read_bytes())
+    return digest.hexdigest()
+
+
+def _folder(module_file: str | None) -> Path:
+    assert module_file is not None
+    return Path(module_file).parent

@@ -1,0 +1,207 @@
+"""Who may speak for the cell: a record in the broker's lease bucket, replaced by compare-and-set.
+
+Theory of operation. The holder writes the record again several times within its duration. No two clocks are ever
+compared:
+
+* The holder counts from the moment at which it *began* the last write that was acknowledged, and speaks for less
+  than the duration: what is left of it allows for clocks that run at different speeds.
+* An observer counts from the moment at which it *saw* a revision, which is later. When that revision is still the
+  newest after the whole duration, it writes its own record on top of exactly that revision. If the holder wrote
+  meanwhile, this fails.
+
+So before a successor's write can succeed, the holder's time is over by the holder's own clock. A holder whose time
+is over falls silent, and speaks again when a write of its own succeeds, for then nobody else's did. A write whose
+answer was lost is found out by reading the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from shared import logs
+from shared.bus.protocol import Bus
+from shared.errors import TransportError, Unavailable
+
+LEASE_NAME = "scheduler"
+
+RENEWALS = 4
+"""So often within its duration the holder writes the record."""
+
+LOOKS = 10
+"""So often an observer reads it."""
+
+MARGIN = 0.2
+"""Part of the duration in which the holder is silent already; clocks may differ in speed by so much."""
+
+_log = logs.get_logger("lease")
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """Every output of inputs up to ``seq`` is at the broker. ``time_ns`` is at least that input's timestamp.
+
+    The timestamp tells a stream from one that was made anew and counts from 1 again.
+    """
+
+    seq: int = 0
+    time_ns: int = 0
+
+    def covers(self, cause: int, time_ns: int) -> bool:
+        """Whether outputs of this input are known to be out."""
+        return cause <= self.seq and time_ns <= self.time_ns
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record says. ``holder`` is an incarnation, or "" when the last holder let go of it."""
+
+    holder: str
+    scheduler_id: str
+    epoch: int  # Of the holder's term; never goes down.
+    duration_ms: int
+    release: str  # Of the holder's fold, see fold_release.
+    folded_from: int | None = None  # That release folds since this input; None until the holder knows.
+    published: Progress = Progress()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    revision: int
+    claim: Claim | None
+    at_ns: int
+
+
+class Lease:
+    """One process's view of the record. ``describe`` gives what it claims while it holds the lease."""
+
+    def __init__(self, bus: Bus, incarnation: str, duration_ms: int, monotonic_ns: Callable[[], int]) -> None:
+        self._bus = bus
+        self._incarnation = incarnation
+        self._duration_ms = duration_ms
+        self._monotonic_ns = monotonic_ns
+        self._seen: _Seen | None = None
+        self._is_ours = False
+        self._held_until_ns = 0
+        self._renewing = asyncio.Lock()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may speak now; ask again before each word."""
+        return self._is_ours and self._monotonic_ns() < self._held_until_ns
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody else is known to have taken it; its time may be over."""
+        return self._is_ours
+
+    @property
+    def claim(self) -> Claim | None:
+        """What the newest record that was seen says."""
+        return self._seen.claim if self._seen is not None else None
+
+    @property
+    def renewal_s(self) -> float:
+        """Time between the holder's writes."""
+        return self._duration_ms / 1000 / RENEWALS
+
+    @property
+    def look_s(self) -> float:
+        """Time between an observer's looks."""
+        return self._duration_ms / 1000 / LOOKS
+
+    async def look(self) -> None:
+        """Read the record. Raises Unavailable or TransportError."""
+        record = await self._bus.read_lease(LEASE_NAME, timeout_s=self._timeout_s())
+        revision = record.revision if record is not None else 0
+        if self._seen is None or self._seen.revision != revision:
+            claim = _decode(record.data) if record is not None else None
+            self._seen = _Seen(revision, claim, self._monotonic_ns())
+
+    def excuse(self) -> None:
+        """The holder could not be heard until now; its time is counted from here."""
+        if self._seen is not None:
+            self._seen = _Seen(self._seen.revision, self._seen.claim, self._monotonic_ns())
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this process may try to take it: nobody has it, or its holder's time is over."""
+        if self._seen is None:
+            return False
+        claim = self._seen.claim
+        if claim is None or claim.holder in ("", self._incarnation):
+            return True
+        return self._monotonic_ns() - self._seen.at_ns >= claim.duration_ms * 1_000_000
+
+    async def take(self, claim: Claim) -> bool:
+        """Write ``claim`` on top of the record that was judged free; False when somebody was faster."""
+        assert self._seen is not None
+        return await self._write(claim, self._seen.revision)
+
+    async def renew(self, claim: Claim) -> bool:
+        """Hold it from now on for another duration; False when it is somebody else's.
+
+        Raises Unavailable or TransportError when that is not known; then ask again.
+        """
+        async with self._renewing:
+            return await self._renew(claim)
+
+    async def _renew(self, claim: Claim) -> bool:
+        assert self._seen is not None
+        if await self._write(claim, self._seen.revision):
+            return True
+        # Either an earlier write of ours arrived after all, or somebody else took it.
+        await self.look()
+        known = self.claim
+        if known is None or known.holder == self._incarnation:
+            return await self._write(claim, self._seen.revision)
+        self.lose()
+        return False
+
+    async def let_go(self, claim: Claim) -> None:
+        """Say that the next may take it at once. Not being heard costs the successor the duration, no more."""
+        self.lose()
+        data = msgspec.json.encode(msgspec.structs.replace(claim, holder=""))
+        try:
+            for _ in range(2):
+                assert self._seen is not None
+                written = await self._bus.write_lease(
+                    LEASE_NAME, data, revision=self._seen.revision, timeout_s=self._timeout_s()
+                )
+                if written is not None:
+                    return
+                # A write of ours that was cut off arrived all the same, or it is somebody else's already.
+                await self.look()
+                if self.claim is None or self.claim.holder != self._incarnation:
+                    return
+        except (Unavailable, TransportError) as error:
+            _log.warning("lease_not_released", reason=error.message)
+
+    def lose(self) -> None:
+        """Be silent from now on, whatever the record says."""
+        self._is_ours = False
+
+    async def _write(self, claim: Claim, revision: int) -> bool:
+        begun_ns = self._monotonic_ns()
+        written = await self._bus.write_lease(
+            LEASE_NAME, msgspec.json.encode(claim), revision=revision, timeout_s=self._timeout_s()
+        )
+        if written is None:
+            return False
+        self._seen = _Seen(written, claim, begun_ns)
+        self._held_until_ns = begun_ns + int(claim.duration_ms * 1_000_000 * (1 - MARGIN))
+        self._is_ours = True
+        return True
+
+    def _timeout_s(self) -> float:
+        return self._duration_ms / 1000
+
+
+def _decode(data: bytes) -> Claim | None:
+    """None for what no scheduler wrote; it may be replaced."""
+    try:
+        return msgspec.json.decode(data, type=Claim)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        _log.error("lease_unreadable", reason=str(error))
+        return None

@@ -1,0 +1,229 @@
+"""Real schedulers of one cell: one speaks, the others stand by, and none of its deaths shows in what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.scheduler.record import main as record_main
+from services.scheduler.replay import main as replay_main
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
+from shared.codec import decode_input, decode_published
+from shared.errors import CodecError
+from shared.messages.cell_events import SchedulerStarted
+from shared.messages.status import CellStatus
+from shared.messages.worker_plans import WorkerPlan
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.idle import settled, status_at
+from tests.integration.scheduler_process import SchedulerProcess, append, decisions, folded, plan_bytes
+from tests.nats_server import NatsServer
+from tests.scripted_cell import ScriptedCell, scripted_cell
+from thermocline.client import Answer, stream_answer
+from thermocline.supervisor.api import RunningCell, running
+from thermocline.supervisor.config import SupervisorConfig
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+REQUESTS = 16
+
+
+@pytest.fixture
+def pair(nats_server: NatsServer, tmp_path: Path) -> Iterator[tuple[SchedulerProcess, SchedulerProcess]]:
+    """Two schedulers that are not started yet; certainly dead at the end."""
+    first, second = (SchedulerProcess(nats_server.url, tmp_path, name) for name in ("first", "second"))
+    yield first, second
+    first.close()
+    second.close()
+
+
+async def says(process: SchedulerProcess, event: str) -> None:
+    """Wait until its log shows an event."""
+    async with asyncio.timeout(60.0):
+        while event not in process.log():
+            await asyncio.sleep(0.02)
+
+
+async def starts(bus: Bus) -> list[tuple[str, int]]:
+    """Who announced which epoch, in order."""
+    found = []
+    async for message in bus.follow(subjects.INPUTS_STREAM, live=False):
+        try:
+            one = decode_input(message.data)
+        except CodecError:
+            continue  # The script has one of these on purpose.
+        if isinstance(one, SchedulerStarted):
+            found.append((one.scheduler_id, one.epoch))
+    return found
+
+
+async def check_plans(bus: Bus, cell: ScriptedCell) -> None:
+    """The worker was told what it would have been told by one scheduler that never ended."""
+    plans = [decode_published(data) for data in dict.fromkeys(await plan_bytes(bus))]
+    expected = [o for outputs in cell.outputs for o in outputs if isinstance(o, WorkerPlan)]
+    assert [plan.number for plan in plans] == list(range(1, len(plans) + 1))
+    assert decisions(plans) == decisions(expected)
+
+
+async def test_killed_scheduler_s_standby_goes_on_and_it_comes_back_as_the_standby(
+    nats_server: NatsServer, pair: tuple[SchedulerProcess, SchedulerProcess], tmp_path: Path
+) -> None:
+    """Killed in turn, each time with inputs behind; a graceful stop hands over as well. All of it replays."""
+    first, second = pair
+    cell = scripted_cell(40)
+    bus = await connect([nats_server.url], "test")
+    first.start()
+    await folded(bus, 1)
+    second.start()
+    await says(second, "standing_by")
+    await folded(bus, await append(bus, cell, 0, 30))
+    first.end(signal.SIGKILL)
+    taken_over = await folded(bus, await append(bus, cell, 30, 50))
+    first.start()
+    await says(first, "standing_by")
+    still = await folded(bus, await append(bus, cell, 50, 70))
+    second.end(signal.SIGKILL)
+    back = await folded(bus, await append(bus, cell, 70, 90))
+    second.start()
+    code = first.end(signal.SIGTERM)
+    status = await folded(bus, await append(bus, cell, 90, len(cell.messages)))
+
+    assert (taken_over.scheduler_id, taken_over.epoch) == ("second", 2)
+    assert (still.scheduler_id, still.epoch) == ("second", 2)
+    assert (back.scheduler_id, back.epoch) == ("first", 3)
+    assert (status.scheduler_id, status.epoch) == ("second", 4)
+    assert code == 0
+    assert await starts(bus) == [("first", 1), ("second", 2), ("first", 3), ("second", 4)]
+    assert status.counters["requests_accepted"] == 40
+    await check_plans(bus, cell)
+    path = tmp_path / "day.tcrec"
+    assert await asyncio.to_thread(record_main, ["--out", str(path), "--nats", nats_server.url]) == 0
+    assert replay_main([str(path)]) == 0
+    await bus.close()
+
+
+async def test_frozen_scheduler_is_replaced_and_stands_by_when_it_wakes(
+    nats_server: NatsServer, pair: tuple[SchedulerProcess, SchedulerProcess]
+) -> None:
+    """SIGSTOP in the middle of its work: what it still has to say changes nothing, and it takes over again later."""
+    first, second = pair
+    cell = scripted_cell(40)
+    bus = await connect([nats_server.url], "test")
+    first.start()
+    await folded(bus, 1)
+    second.start()
+    await says(second, "standing_by")
+    await folded(bus, await append(bus, cell, 0, 30))
+    first.signal(signal.SIGSTOP)
+    appended = await append(bus, cell, 30, 60)
+    replaced = await folded(bus, appended)
+    first.signal(signal.SIGCONT)
+    await says(first, "superseded")
+    await folded(bus, await append(bus, cell, 60, 90))
+    second.end(signal.SIGKILL)
+    status = await folded(bus, await append(bus, cell, 90, len(cell.messages)))
+
+    assert replaced.scheduler_id == "second"
+    assert status.scheduler_id == "first"
+    assert [name for name, _ in await starts(bus)] == ["first", "second", "first"]
+    assert status.counters["requests_accepted"] == 40
+    await check_plans(bus, cell)
+    await bus.close()
+
+
+# -- the whole cell -------------------------------------------------------------------------------------------------
+
+
+def bodies(model: Path) -> list[dict[str, Any]]:
+    """Prompts over shared documents; every other one is sampled with a seed instead of greedily."""
+    rng = random.Random(9)
+    documents = [[rng.randrange(8, VOCAB_SIZE) for _ in range(96)] for _ in range(4)]
+    made = []
+    for number in range(REQUESTS):
+        prompt = documents[number % 4] + [rng.randrange(8, VOCAB_SIZE) for _ in range(number + 1)]
+        body: dict[str, Any] = {"model": model.name, "prompt": prompt, "max_tokens": 120, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        made.append(body | ({"temperature": 0.8, "seed": number} if number % 2 else {}))
+    return made
+
+
+async def ask_all(client: httpx.AsyncClient, model: Path) -> list[Answer]:
+    """All at once."""
+    return await asyncio.gather(*(stream_answer(client, "/v1/completions", one) for one in bodies(model)))
+
+
+async def status_of(cell: RunningCell) -> CellStatus | None:
+    """None while nobody answers."""
+    try:
+        return await status_at(cell.nats_url)
+    except Exception:
+        return None
+
+
+async def kill_active(cell: RunningCell, load: asyncio.Task[list[Answer]]) -> str:
+    """SIGKILL whoever is active while the load runs, and wait for its successor; returns the victim's name."""
+    async with asyncio.timeout(60):
+        while (status := await status_of(cell)) is None or status.running < 4:
+            assert not load.done(), "the load was over before anything could be killed"
+            await asyncio.sleep(0.005)
+        cell.kill(status.scheduler_id)
+        while (after := await status_of(cell)) is None or after.epoch == status.epoch:
+            await asyncio.sleep(0.005)
+    assert after.scheduler_id != status.scheduler_id
+    return status.scheduler_id
+
+
+async def under_fire(cell: RunningCell, model: Path) -> tuple[list[Answer], list[Answer], str]:
+    """Answers without trouble, answers to the same requests with the active scheduler killed, and who that was."""
+    async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, trust_env=False) as client:
+        calm = await ask_all(client, model)
+        load = asyncio.create_task(ask_all(client, model))
+        victim = await kill_active(cell, load)
+        return calm, await load, victim
+
+
+def test_requests_in_flight_are_answered_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """The active scheduler dies with requests in every state; each is answered once, with the same tokens."""
+    model = make_checkpoint("llama", tmp_path / "llama")
+    config = SupervisorConfig(
+        model=str(model),
+        schedulers=2,
+        port=0,
+        threads=1,
+        page_size=16,
+        dtype="float32",
+        device_kv_bytes=1_100_000,
+        host_kv_bytes=16 * 2**20,
+        max_batch_tokens=64,
+    )
+    with running(config) as cell:
+        asyncio.run(_standing_by(cell))
+        before = asyncio.run(status_at(cell.nats_url))
+        calm, fired, victim = asyncio.run(under_fire(cell, model))
+        after = asyncio.run(settled(lambda: status_of(cell), workers=1))
+        children = list(cell.children())
+
+    assert [answer.token_ids for answer in fired] == [answer.token_ids for answer in calm]
+    assert [answer.text for answer in fired] == [answer.text for answer in calm]
+    assert all(len(answer.token_ids) == 120 for answer in fired)
+    assert [name for name in children if name.startswith("scheduler")] == ["scheduler", "scheduler-1"]
+    assert after.scheduler_id != victim == before.scheduler_id
+    assert after.epoch == before.epoch + 1
+    # The worker never noticed: same incarnation, no loss, and every request accepted and finished once.
+    assert [w.incarnation for w in after.workers] == [w.incarnation for w in before.workers]
+    assert after.counters["workers_joined"] == 1
+    assert after.counters["requests_accepted"] == after.counters["finished_length"] == 2 * REQUESTS
+
+
+async def _standing_by(cell: RunningCell) -> None:
+    async with asyncio.timeout(60):
+        while not any("standing_by" in cell.logs(name) for name in ("scheduler", "scheduler-1")):
+            await asyncio.sleep(0.05)

@@ -1,0 +1,39 @@
+"""Which schedulers fold alike."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from services.scheduler import fold_release
+from services.scheduler.fold_release import fold_release as release
+
+
+def test_same_code_folds_alike() -> None:
+    """It is a property of the code, not of the process."""
+    assert release() == release()
+    assert len(release()) == 32
+
+
+def test_other_code_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One changed letter in a source, or a renamed one, is another release."""
+    source = tmp_path / "machine.py"
+    source.write_text("a = 1\n")
+    monkeypatch.setattr(fold_release, "_folder", lambda module_file: tmp_path)
+    found = [release()]
+    source.write_text("a = 2\n")
+    found.append(release())
+    source.rename(tmp_path / "machines.py")
+    found.append(release())
+
+    assert len(set(found)) == 3
+
+
+def test_other_interpreter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arithmetic and order are its business, too."""
+    here = release()
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+
+    assert release() != here

@@ -1,0 +1,263 @@
+"""One lease, several who want it, and clocks that nobody compares."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from services.scheduler.lease import LEASE_NAME, MARGIN, Claim, Lease
+from shared.bus.memory_bus import MemoryBroker, MemoryBus
+from shared.errors import Unavailable
+
+DURATION_MS = 1000
+
+
+@dataclass
+class Clock:
+    """Monotonic nanoseconds; every process has its own, and they have nothing to do with one another."""
+
+    ns: int
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def pass_ms(self, ms: float) -> None:
+        self.ns += int(ms * 1e6)
+
+
+class Rival:
+    """A process that wants the lease."""
+
+    def __init__(self, broker: MemoryBroker, name: str, started_ns: int) -> None:
+        self.name = name
+        self.clock = Clock(started_ns)
+        self.bus: MemoryBus = broker.connect(name)
+        self.lease = Lease(self.bus, name, DURATION_MS, self.clock)
+
+    def claim(self, epoch: int = 1) -> Claim:
+        return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, duration_ms=DURATION_MS, release="r")
+
+    async def try_to_take(self) -> bool:
+        await self.lease.look()
+        return self.lease.is_free and await self.lease.take(self.claim())
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def first(broker: MemoryBroker) -> Rival:
+    return Rival(broker, "first", 5_000_000_000_000)
+
+
+@pytest.fixture
+def second(broker: MemoryBroker) -> Rival:
+    return Rival(broker, "second", 17)
+
+
+async def test_lease_that_nobody_has_is_taken_at_once(first: Rival) -> None:
+    """And then it is held, for less than it lasts."""
+    assert not first.lease.is_free  # It has not looked yet.
+    assert await first.try_to_take()
+    assert first.lease.is_held
+    first.clock.pass_ms(DURATION_MS * (1 - MARGIN))
+    assert not first.lease.is_held
+    assert first.lease.is_ours
+
+
+async def test_renewed_lease_is_never_free(first: Rival, second: Rival) -> None:
+    """However long it goes on."""
+    await first.try_to_take()
+    for _ in range(50):
+        assert not await second.try_to_take()
+        first.clock.pass_ms(DURATION_MS / 4)
+        second.clock.pass_ms(DURATION_MS / 4)
+        assert await first.lease.renew(first.claim())
+
+    assert first.lease.is_held
+    assert not second.lease.is_held
+
+
+async def test_lease_of_a_dead_holder_is_free_after_its_duration_by_the_observer_s_clock(
+    first: Rival, second: Rival
+) -> None:
+    """Counted from when the observer first saw the last revision, not a moment earlier."""
+    await first.try_to_take()
+    second.clock.pass_ms(900)
+    assert not await second.try_to_take()
+    second.clock.pass_ms(DURATION_MS - 1)
+    assert not await second.try_to_take()
+    second.clock.pass_ms(1)
+
+    assert await second.try_to_take()
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.85, 1.15])
+async def test_two_never_hold_it_at_once_with_clocks_of_different_speed(
+    first: Rival, second: Rival, speed: float
+) -> None:
+    """The holder falls silent before an observer takes over, though it renews no more and both watch closely."""
+    await first.try_to_take()
+    await second.lease.look()
+    held_by = []
+    for _ in range(3000):
+        first.clock.pass_ms(1)
+        second.clock.pass_ms(1 * speed)
+        if not second.lease.is_ours:
+            await second.try_to_take()
+        held_by.append((first.lease.is_held, second.lease.is_held))
+
+    assert (True, True) not in held_by
+    assert (True, False) in held_by
+    assert (False, True) in held_by
+
+
+async def test_frozen_holder_finds_its_time_over_before_it_says_a_word(first: Rival, second: Rival) -> None:
+    """Its own clock has gone on meanwhile; renewing tells it who has the lease now."""
+    await first.try_to_take()
+    await second.lease.look()
+    for rival in (first, second):
+        rival.clock.pass_ms(10 * DURATION_MS)
+    assert await second.try_to_take()
+
+    assert not first.lease.is_held
+    assert not await first.lease.renew(first.claim())
+    assert not first.lease.is_ours
+    assert first.lease.claim is not None
+    assert first.lease.claim.holder == "second"
+
+
+async def test_holder_whose_time_is_over_speaks_again_if_nobody_took_it(first: Rival) -> None:
+    """The broker was away from everybody: no new term is needed."""
+    await first.try_to_take()
+    first.bus.disconnect()
+    first.clock.pass_ms(10 * DURATION_MS)
+    with pytest.raises(Unavailable):
+        await first.lease.renew(first.claim())
+    assert first.lease.is_ours
+    assert not first.lease.is_held
+    first.bus.reconnect()
+
+    assert await first.lease.renew(first.claim())
+    assert first.lease.is_held
+
+
+async def test_time_without_a_broker_is_not_held_against_the_holder(first: Rival, second: Rival) -> None:
+    """An observer that was cut off waits for the whole duration again."""
+    await first.try_to_take()
+    await second.lease.look()
+    second.clock.pass_ms(10 * DURATION_MS)
+    second.lease.excuse()
+
+    assert not await second.try_to_take()
+
+
+async def test_released_lease_is_free_at_once(first: Rival, second: Rival) -> None:
+    """Nobody waits for somebody who said goodbye."""
+    await first.try_to_take()
+    assert not await second.try_to_take()
+    await first.lease.let_go(first.claim(epoch=4))
+
+    assert not first.lease.is_held
+    assert await second.try_to_take()
+
+
+async def test_one_of_many_observers_wins(broker: MemoryBroker, first: Rival) -> None:
+    """All see it fall free at the same time."""
+    rivals = [Rival(broker, f"rival-{number}", number) for number in range(5)]
+    await first.try_to_take()
+    for rival in rivals:
+        await rival.lease.look()
+        rival.clock.pass_ms(DURATION_MS)
+        await rival.lease.look()
+    won = await asyncio.gather(*(rival.lease.take(rival.claim()) for rival in rivals))
+
+    assert sum(won) == 1
+    assert sum(rival.lease.is_held for rival in rivals) == 1
+
+
+def lose_answer(rival: Rival) -> None:
+    """The next write arrives, but its answer does not."""
+    write = rival.bus.write_lease
+
+    async def without_answer(name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
+        rival.bus.write_lease = write  # type: ignore[method-assign]
+        await write(name, data, revision=revision, timeout_s=timeout_s)
+        raise Unavailable("no answer in time")
+
+    rival.bus.write_lease = without_answer  # type: ignore[method-assign]
+
+
+async def test_renewal_whose_answer_was_lost_does_not_count_but_does_no_harm(first: Rival, second: Rival) -> None:
+    """The holder's time runs on from the write before; the next renewal finds its own record and goes on from it."""
+    await first.try_to_take()
+    first.clock.pass_ms(700)
+    lose_answer(first)
+    with pytest.raises(Unavailable):
+        await first.lease.renew(first.claim())
+    first.clock.pass_ms(200)
+    silent = not first.lease.is_held
+
+    assert silent
+    assert await first.lease.renew(first.claim())
+    assert first.lease.is_held
+    assert not await second.try_to_take()
+
+
+async def test_taking_whose_answer_was_lost_is_found_out(first: Rival, second: Rival) -> None:
+    """The record names us, so we take it again; the other sees it taken."""
+    lose_answer(first)
+    await first.lease.look()
+    with pytest.raises(Unavailable):
+        await first.lease.take(first.claim())
+    assert not first.lease.is_held
+
+    assert not await second.try_to_take()
+    assert await first.try_to_take()
+
+
+async def test_release_after_a_renewal_whose_answer_was_lost(first: Rival, second: Rival) -> None:
+    """The lease is let go all the same."""
+    await first.try_to_take()
+    lose_answer(first)
+    with pytest.raises(Unavailable):
+        await first.lease.renew(first.claim())
+    await first.lease.let_go(first.claim())
+
+    assert await second.try_to_take()
+
+
+async def test_release_of_a_lease_that_is_another_s_leaves_it_alone(first: Rival, second: Rival) -> None:
+    """A late goodbye takes nothing away."""
+    await first.try_to_take()
+    await second.lease.look()
+    second.clock.pass_ms(DURATION_MS)
+    await second.try_to_take()
+    await first.lease.let_go(first.claim())
+
+    assert await second.lease.renew(second.claim())
+
+
+async def test_longer_hold_is_respected_by_observers(first: Rival, second: Rival) -> None:
+    """Before a pause the holder asks for more time; the record says how much."""
+    await first.try_to_take()
+    longer = msgspec.structs.replace(first.claim(), duration_ms=5000)
+    await first.lease.renew(longer)
+    assert not await second.try_to_take()
+    second.clock.pass_ms(4999)
+    first.clock.pass_ms(3900)
+
+    assert not await second.try_to_take()
+    assert first.lease.is_held
+
+
+async def test_record_that_no_scheduler_wrote_is_replaced(first: Rival) -> None:
+    """It cannot be anybody's lease."""
+    await first.bus.write_lease(LEASE_NAME, b"nonsense", revision=0)
+
+    assert await first.try_to_take()
