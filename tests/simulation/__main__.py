@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe, Process, connection
+from pathlib import Path
 
+from bench import results_file
 from tests.simulation.running import Outcome, run_seed
 from tests.simulation.shrinking import shrink
+from tests.simulation.summary import Summary
 
 SHOWN = 3
 """Seeds that are told of each defect."""
@@ -24,26 +26,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     begun_s = time.monotonic()
-    endings: Counter[str] = Counter()
-    defects: dict[str, list[int]] = {}
-    inputs = done = 0
+    summary = Summary()
     for outcome in _outcomes(seeds, options.jobs):
-        done += 1
-        inputs += outcome.inputs
-        endings.update(outcome.endings)
-        if outcome.broken:
-            known = defects.setdefault(outcome.signature, [])
-            known.append(outcome.scenario.seed)
-            if len(known) == 1:
-                tell(shrink(outcome) if options.shrink else outcome)
-            if len(defects) >= options.stop_after:
-                break
-    minutes = max(1e-9, (time.monotonic() - begun_s) / 60)
-    print(f"{done} seeds, {inputs} inputs, {done / minutes:.0f} seeds a minute")
-    print("requests ended with: " + ", ".join(f"{name} {number}" for name, number in sorted(endings.items())))
-    for signature, found in defects.items():
-        print(f"BROKEN by {len(found)} seeds, such as {sorted(found)[:SHOWN]}: {signature}")
-    return 1 if defects else 0
+        if summary.add(outcome):
+            tell(shrink(outcome) if options.shrink else outcome)
+        if len(summary.defects) >= options.stop_after:
+            break
+    wall_s = time.monotonic() - begun_s
+    results = summary.results(wall_s)
+    print(f"{summary.seeds} seeds, {summary.inputs} inputs, {results['seeds_per_minute']} seeds a minute")
+    endings = ", ".join(f"{name} {number}" for name, number in results["endings"].items())
+    print(f"requests ended with: {endings}")
+    for title, reached in results["reached"].items():
+        if not reached["times"]:
+            print(f"never reached: {title}")
+    for signature, found in results["violated"].items():
+        print(f"BROKEN by {len(found)} seeds, such as {found[:SHOWN]}: {signature}")
+    if options.json is not None:
+        results_file.write("simulated_faults", results, seed=seeds.start, out=options.json)
+    return 1 if summary.defects else 0
 
 
 def tell(outcome: Outcome) -> None:
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", default="0-199", help="one seed, or the first and the last: 0-9999")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds")
     parser.add_argument("--shrink", action="store_true", help="make the first scenario of each defect smaller")
+    parser.add_argument("--json", type=Path, help="write what the seeds came to into this file")
     parser.add_argument("--stop-after", type=int, default=10, help="different defects after which to stop")
     return parser
 

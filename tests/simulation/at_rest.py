@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import msgspec
 
 from services.scheduler.core import CellState
+from services.scheduler.core.turn import MOST_GATEWAYS
 from tests.simulation.contents import require
 
 EMPTY = (
     "fetches",
+    "late_reads",
     "leases",
     "pins",
     "requests",
@@ -43,7 +45,7 @@ EMPTY = (
 BOUNDED = {
     "counters": 1_000,
     "ended": 4_096,
-    "gateways": 1_000,  # One for each life of a gateway that was told anything.
+    "gateways": MOST_GATEWAYS,
     "storages.*.taken": 16_384,
 }
 """Collections with a bound of their own."""

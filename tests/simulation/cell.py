@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from services.gateway.pending import Choice
 from services.scheduler.core import CellState
@@ -18,7 +20,7 @@ from tests.simulation.faults import happen
 from tests.simulation.gateway_process import GatewayProcess
 from tests.simulation.process import Process
 from tests.simulation.scenario import Arrival, Scenario
-from tests.simulation.scheduler_process import SchedulerProcess
+from tests.simulation.scheduler_process import History, SchedulerProcess
 from tests.simulation.storage_process import StorageProcess
 from tests.simulation.streams import InputStream, Link, OutputStream
 from tests.simulation.submission import submission
@@ -44,6 +46,7 @@ class Cell:
         self.chance = random.Random(f"{scenario.seed}/cell")
         self.clock = VirtualClock()
         self.inputs = InputStream(self.clock)
+        self.inputs.on_append = self._wake_schedulers
         self.outputs = OutputStream()
         self.link = Link(self.clock, scenario.rates, random.Random(f"{scenario.seed}/link"))
         self.workers: dict[str, WorkerProcess] = {}
@@ -56,6 +59,8 @@ class Cell:
         self.disks: dict[str, Disk] = {}
         self.remote = Disk(1_000_000)
         self.is_remote_away = False
+        self.is_broker_away = False
+        self.seen: Counter[str] = Counter()  # What happened, beyond what the core counts.
         self.submitted: dict[str, SubmitRequest] = {}
         self.arrivals: dict[str, Arrival] = {}
         self.lossy: set[str] = set()  # Requests that had a sparse prefix in some attempt.
@@ -64,16 +69,27 @@ class Cell:
         self.outcomes: dict[str, tuple[GatewayProcess, Choice]] = {}
         self.incarnations = 0
         self.last_fault_ns = self.clock.now_ns
-        self.scheduler = SchedulerProcess(self)
+        self.history = History()
+        self.schedulers: list[SchedulerProcess] = []  # Those that run, and behind them the one that was started last.
+
+    @property
+    def scheduler(self) -> SchedulerProcess:
+        """The scheduler that was the last to speak."""
+        return self.schedulers[-1]
 
     @property
     def state(self) -> CellState:
-        return self.scheduler.fold.state
+        """What is known by whoever has come furthest."""
+        return self._foremost.fold.state
+
+    @property
+    def _foremost(self) -> SchedulerProcess:
+        return max(reversed(self.schedulers), key=lambda scheduler: scheduler.fold.position)
 
     def run(self) -> None:
         """Let everything happen until the cell is at rest. Raises :class:`Broken` and what the core raises."""
         shape = self.scenario.shape
-        self.scheduler.start()
+        self.start_scheduler()
         for number in range(GATEWAYS):
             self.start_gateway(number)
         for number in range(shape.nodes if shape.host_pages else 0):
@@ -98,6 +114,27 @@ class Cell:
             self.clock.step()
 
     # Members.
+
+    def start_scheduler(self, *, snapshots_back: int = 0) -> None:
+        """A scheduler, whether or not an earlier one still runs."""
+        scheduler = SchedulerProcess(self, self._incarnation("scheduler"), self.history)
+        self.schedulers = [*(other for other in self.schedulers if other.is_running), scheduler]
+        scheduler.start(snapshots_back=snapshots_back)
+
+    def note_start(self, scheduler: SchedulerProcess) -> None:
+        """A scheduler speaks from now on, maybe long after it was started: those before it are superseded."""
+        self.schedulers = [*(other for other in self.schedulers if other is not scheduler), scheduler]
+
+    def lists(self, kind: str, name: str, incarnation: str) -> bool:
+        """Whether nobody has given this incarnation up, as far as anybody knows: then its pages are its own."""
+        return self._foremost.lists(kind, name, incarnation)
+
+    def is_confirmed(self, kind: str, name: str, incarnation: str) -> bool:
+        """Whether the active scheduler says now that it counts on this incarnation; it may not be there to ask.
+
+        One that was superseded answers nothing: it has no lease any more.
+        """
+        return self.scheduler.can_answer and self.scheduler.lists(kind, name, incarnation)
 
     def start_worker(self, name: str) -> None:
         """A new incarnation of a worker, on the node that its number stands for."""
@@ -143,6 +180,11 @@ class Cell:
         """The latest incarnation of everybody."""
         return [*self.workers.values(), *self.storages.values(), *self.gateways]
 
+    def processes(self) -> Sequence[Process]:
+        """Everything that runs."""
+        found = [*self.members(), *self.strays, *self.schedulers]
+        return [process for process in found if process.is_running]
+
     def _incarnation(self, name: str) -> str:
         self.incarnations += 1
         return f"{name}-{self.incarnations}"
@@ -180,25 +222,36 @@ class Cell:
         """Twice a second: heartbeats, status, and now and then a look at the streams."""
         self.strays = [process for process in self.strays if process.is_running]
         for process in [*self.members(), *self.strays]:
-            if process.is_running and not process.is_cut_off:
-                self._show_status(process)
-                if not process.is_frozen:
-                    if number % 2 == 0:
-                        self._beat(process)
-                    if number % 10 == 0:
-                        process.catch_up()
+            if process.can_answer:
+                if number % 2 == 0:
+                    self._beat(process)
+                if number % 10 == 0:
+                    process.catch_up()
             process.do(process.tick)
-        self.scheduler.tick()
+        for scheduler in self.schedulers:
+            if scheduler.is_running and not scheduler.is_frozen:
+                scheduler.tick()
+                self.show_status(scheduler)
         self.clock.after(TICK_US, lambda: self._tick(number + 1))
 
     def _beat(self, process: Process) -> None:
         heartbeat = Heartbeat(kind=process.kind, id=process.name, incarnation=process.incarnation)  # type: ignore[arg-type]
-        self.link.send(f"beat/{process.incarnation}", lambda: self.scheduler.beat(heartbeat))
+        for scheduler in self.schedulers:
+            self._send(f"beat/{process.incarnation}", scheduler, lambda scheduler=scheduler: scheduler.beat(heartbeat))  # type: ignore[misc]
 
-    def _show_status(self, process: Process) -> None:
-        if process.kind != "gateway" and self.scheduler.is_running:
-            is_listed = self.scheduler.lists(process.kind, process.name, process.incarnation)
-            self._send("status", process, lambda: process.see_status(is_listed))
+    def show_status(self, scheduler: SchedulerProcess) -> None:
+        """A scheduler tells every worker and storage who is listed, if it can be heard."""
+        if scheduler.is_cut_off or not scheduler.is_known:
+            return
+        epoch, seq = scheduler.fold.state.epoch, scheduler.fold.position
+        for process in [*self.workers.values(), *self.storages.values(), *self.strays]:
+            is_listed = scheduler.lists(process.kind, process.name, process.incarnation)
+            see = partial(process.see_status, is_listed=is_listed, epoch=epoch, seq=seq)
+            self._send(f"status/{scheduler.incarnation}", process, see)
+
+    def _wake_schedulers(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler.wake()
 
     # Requests.
 
@@ -211,6 +264,11 @@ class Cell:
             gateway.submit(message)
             if arrival.cancel_after_us:
                 gateway.later(arrival.cancel_after_us, lambda: gateway.cancel(arrival.request_id))
+
+    def ask(self, message: Input) -> None:
+        """An operator asks for something, by way of a gateway that has the broker."""
+        if not self.is_broker_away:
+            self.inputs.append(message)
 
     # What is noticed.
 
@@ -241,15 +299,24 @@ class Cell:
             "choices": open_choices,
             "requests": {name: request.state.value for name, request in state.requests.items()},
             "unfolded": len(self.inputs.messages) - self.scheduler.fold.position,
+            "unlisted": [member.incarnation for member in self.members() if self._is_forgotten(member)],
             "batches": [batch.plan for worker in state.workers.values() for batch in worker.batches],
             "promotions": [worker.worker_id for worker in state.workers.values() if worker.promotion is not None],
             "pins": list(state.pins),
         }
-        for name in ("transfers", "saves", "fetches", "leases", "state_saves", "state_fetches"):
+        for name in ("transfers", "saves", "fetches", "leases", "state_saves", "state_fetches", "late_reads"):
             found[name] = list(getattr(state, name))
         if not self.scheduler.is_running:
             found["scheduler"] = "does not run"
         return {name: value for name, value in found.items() if value}
+
+    def _is_forgotten(self, member: Process) -> bool:
+        """Whether it runs, and the cell does not count on it."""
+        return (
+            member.kind != "gateway"
+            and member.is_running
+            and not self.lists(member.kind, member.name, member.incarnation)
+        )
 
     def _is_at_rest(self) -> bool:
         return self.clock.now_ns > self.last_fault_ns + 2_000_000_000 and not self.under_way()

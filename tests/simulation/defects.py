@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.scheduler.core import completion, insertion, machine, membership, saves, timers
+from services.scheduler.core import completion, insertion, machine, membership, saves, timers, trimming
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.state import Request, Save, Worker
 from services.scheduler.core.turn import Turn
+from shared.membership import Listing
 from shared.messages import worker_events
 from shared.messages.requests import SubmitRequest
 from tests.simulation import properties, scheduler_process
@@ -136,17 +137,41 @@ def ends_are_forgotten(patch: Patch) -> None:
     patch.setattr(Turn, "to_gateway", swallow)
 
 
+def cut_nodes_vanish_whole(patch: Patch) -> None:
+    """Of a node that is cut for an eviction, the part that stays is forgotten with the part that goes."""
+    cut = trimming.split_node
+
+    def forget(state: Any, node: Any, pages: int) -> Any:
+        upper = cut(state, node, pages)
+        state.tree.nodes.pop(node.id)
+        return upper
+
+    patch.setattr(trimming, "split_node", forget)
+
+
+def who_was_never_listed_is_never_lost(patch: Patch) -> None:
+    """Only who saw itself listed learns that it was given up."""
+    see = Listing.see
+
+    def only_listed(listing: Listing, *, is_listed: bool, epoch: int, seq: int, stored_seq: int) -> bool:
+        return see(listing, is_listed=is_listed, epoch=epoch, seq=seq, stored_seq=0)
+
+    patch.setattr(Listing, "see", only_listed)
+
+
 DEFECTS: dict[Callable[[Patch], None], int] = {
-    unlocking_is_skipped: 4,
-    lock_ends_with_the_deadline: 182,
-    leases_of_the_lost_are_kept: 133,
+    unlocking_is_skipped: 1,
+    lock_ends_with_the_deadline: 68,
+    leases_of_the_lost_are_kept: 53,
     pages_are_released_twice: 0,
-    attempt_is_ignored: 102,
-    repeated_request_is_accepted: 3,
-    failed_loads_are_believed: 32,
-    lossy_pages_are_shared: 77,
-    snapshot_forgets_timers: 2,
+    attempt_is_ignored: 523,
+    repeated_request_is_accepted: 11,
+    failed_loads_are_believed: 16,
+    lossy_pages_are_shared: 40,
+    snapshot_forgets_timers: 1,
     chance_decides: 0,
-    ends_are_forgotten: 1,
+    ends_are_forgotten: 18,
+    cut_nodes_vanish_whole: 7,
+    who_was_never_listed_is_never_lost: 28,
 }
-"""Each with the first seed that finds it, so that a test need not begin from 0; all are below 200."""
+"""Each with the first seed that finds it, so that a test need not begin from 0."""

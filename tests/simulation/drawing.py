@@ -15,8 +15,16 @@ from tests.simulation.submission import submission
 from tests.stateful.cell_driver import VARIANTS
 from tests.stateful.model_pages import expected_output
 
-STYLES = ("shallow", "deep", "below", "below")
-"""Small pages and no disk worth the name; prompts of whole chunks; and such as come back from the disk."""
+STYLES = ("shallow", "deep", "below", "below", "long", "long", "state", "sparse")
+"""What a seed is about.
+
+Small pages and no disk worth the name; prompts of whole chunks; such as come back from the disk; such as are far longer
+than what one eviction takes, so that nodes are cut; conversations that come back from hidden states; and prefixes that
+are read in part, the same ones again and again.
+"""
+
+BELOW = ("below", "state", "sparse")
+"""Styles in which much comes back from below host memory."""
 
 FLUSH_ABOVE_DISK = 2
 """The target of a flush of device and host memory."""
@@ -40,6 +48,11 @@ LASTS_US = {
     "gateway_freezes": (10_000, 9_000_000),
     "gateway_is_cut_off": (10_000, 9_000_000),
     "scheduler_crashes": (1_000, 6_000_000),
+    "scheduler_freezes": (10_000, 9_000_000),
+    "scheduler_is_cut_off": (10_000, 9_000_000),
+    "scheduler_is_replaced": (10_000, 9_000_000),
+    "broker_is_away": (10_000, 15_000_000),
+    "clock_is_set": (1_000, 60_000_000),
     "disk_fails": (100_000, 20_000_000),
     "remote_is_away": (100_000, 10_000_000),
     "pin": (1_000_000, 20_000_000),
@@ -53,7 +66,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(seed)
     style = chance.choice(STYLES)
     page_size = chance.choice([1, 4, 8] if style == "shallow" else [16, 32, 64])
-    keeps_sparse = style != "shallow" and chance.random() < 0.6
+    keeps_sparse = style == "sparse" or (style != "shallow" and chance.random() < 0.4)
     arrivals = _arrivals(chance, style, page_size, keeps_sparse)
     longest = -(-max(len(arrival.prompt) + arrival.max_tokens for arrival in arrivals) // page_size)
     span_us = arrivals[-1].at_us + chance.choice([20_000, 500_000, 8_000_000])
@@ -72,33 +85,42 @@ def draw(seed: int) -> Scenario:
 
 def _shape(chance: random.Random, style: str, page_size: int, longest: int, keeps_sparse: bool) -> Shape:
     """Pools are as large as so many of the longest sequences, of ``longest`` pages."""
-    is_below = style == "below"
+    is_below = style in BELOW
     chunk = chunk_pages(page_size)
-    host = chance.choice([1.0, 2.0, 4.0] if is_below else [0.0, 0.5, 1.0, 3.0])
-    state = chance.choice([0.0, 0.5, 2.0, 6.0]) if style != "shallow" else 0.0
+    host = chance.choice([1.0, 2.0, 4.0] if is_below or style == "long" else [0.0, 0.5, 1.0, 3.0])
+    shares = [2.0, 6.0] if style == "state" else [0.0, 0.5, 2.0, 6.0]
+    # Who reads in part wants a disk that takes longer for all of a chunk than a call to the storage does.
+    rates = [20_000, 50_000] if style == "sparse" else [0, 0, 0, 50_000]
+    state = chance.choice(shares) if style != "shallow" else 0.0
     return Shape(
         page_size=page_size,
-        workers=chance.choice([1, 1, 2, 2, 3]),
-        nodes=chance.choice([1, 1, 1, 2]),
+        workers=chance.choice([1, 1, 2, 2, 3, 4]),
+        nodes=chance.choice([1, 1, 2, 2, 3]),
         device_pages=max(1, int(longest * chance.choice([0.8, 1.0, 1.5, 2.0, 5.0]))),
         host_pages=int(longest * host),
-        disk_chunks=chance.choice([100, 100, 6] if is_below else [0, 4, 100]),
+        disk_chunks=chance.choice([300, 300, 6] if is_below else [0, 4, 100]),
+        disk_bytes_per_s=chance.choice(rates),
         state_pages=max(chunk, int(longest * state)) if state else 0,
         has_remote=chance.random() < 0.3,
         keeps_sparse=keeps_sparse,
-        knows_costs=chance.random() < 0.7,
+        knows_costs=style == "state" or chance.random() < 0.7,
         reads_late=chance.random() < 0.7,
-        token_us=chance.choice([40, 400] if is_below else [4, 40]),
+        token_us=chance.choice([400, 1_000] if style == "sparse" else [40, 400] if is_below else [4, 40]),
     )
 
 
 def _config(chance: random.Random, style: str) -> CellConfig:
     varied: dict[str, Any] = {name: chance.choice(values) for name, values in VARIANTS.items()}
-    if style == "below":
+    if style in BELOW:
         varied |= {"disk_writes": chance.choice(["through", "through", "through", "on_evict", "selective"])}
-        varied |= {"min_prefetch_tokens": 1}
+        varied |= {"min_prefetch_tokens": 1, "prefetch_fraction": chance.choice([0.5, 1.0])}
+    budgets = {"shallow": [3, 24, 200], "long": [300, 2_000]}
+    forms = ["0/1/0"] if style == "state" else ["off", "auto", "0/1/0", "0/1/0"]
+    ways = {"state": ["planned", "state"], "sparse": ["planned"]}.get(
+        style, ["planned", "planned", "planned", "state", "kv", "recompute"]
+    )
     return CellConfig(
-        max_batch_tokens=chance.choice([3, 24, 200] if style == "shallow" else [100, 300]),
+        max_batch_tokens=chance.choice(budgets.get(style, [100, 300])),
         max_running=chance.randint(1, 6),
         max_queued=chance.choice([3, 100, 100, 100]),
         batches_ahead=chance.randint(1, 3),
@@ -110,9 +132,9 @@ def _config(chance: random.Random, style: str) -> CellConfig:
         save_deadline_ms=chance.choice([20, 500, 30_000]),
         fetch_deadline_ms=chance.choice([5, 500, 30_000]),
         defer_deadline_ms=chance.choice([5, 1_000, 30_000]),
-        state_form=chance.choice(["off", "auto", "0/1/0", "0/1/0"]),
-        restoring=chance.choice(["planned", "planned", "planned", "state", "kv", "recompute"]),
-        importance_caching=chance.random() < 0.7,
+        state_form="off" if style == "sparse" and chance.random() < 0.7 else chance.choice(forms),
+        restoring=chance.choice(ways),
+        importance_caching=chance.random() < (0.9 if style == "sparse" else 0.6),
         pin_fraction=chance.choice([0.1, 0.5]),
         **varied,
     )
@@ -126,6 +148,7 @@ def _rates(chance: random.Random) -> Rates:
         loss=some(0.01, 0.1, 0.3),
         duplicate=some(0.02, 0.2),
         most_delay_us=chance.choice([50, 500, 5_000, 100_000]),
+        overtaking=some(0.05, 0.5),
         bad_backups=some(0.1, 0.5),
         bad_saves=some(0.1, 0.5),
         bad_fetches=some(0.05, 0.3),
@@ -137,17 +160,26 @@ def _rates(chance: random.Random) -> Rates:
 
 
 def _arrivals(chance: random.Random, style: str, page_size: int, keeps_sparse: bool) -> tuple[Arrival, ...]:
-    gap_us = chance.choice([20_000, 100_000, 400_000] if style == "below" else [300, 5_000, 50_000, 400_000])
-    kinds = 2 if style == "below" else chance.choice([2, 2, 3])
-    lossy_share = chance.choice([0.3, 0.9]) if keeps_sparse else 0.0
+    gap_us = chance.choice([20_000, 100_000, 400_000] if style in BELOW else [300, 5_000, 50_000, 400_000])
+    kinds = 2 if style in BELOW else chance.choice([2, 2, 3])
+    lossy_share = chance.choice([0.6, 0.95] if style == "sparse" else [0.3, 0.9]) if keeps_sparse else 0.0
     piece = page_size if style == "shallow" else UNIT
+    pieces = {"long": (5, 16), "sparse": (3, 8)}.get(style, (1, 5))
+    again = {"state": 0.6, "sparse": 0.7}.get(style, 0.3)
+    longest = (2 * pieces[1] if style == "long" else 8) * piece
     max_tokens = [1, 2, 6, 20] if style == "shallow" else [1, 2, 6, 20, 70]
     found: list[Arrival] = []
     at_us = 0
-    for number in range(chance.randint(4, 30)):
+    for number in range(chance.randint(4, 20 if style == "long" else 30)):
         at_us += int(chance.expovariate(1 / gap_us))
-        earlier = chance.choice(found) if found and chance.random() < 0.3 else None
-        prompt = _prompt(chance, piece, kinds) if earlier is None else _next_turn(chance, earlier, 8 * piece)
+        earlier = chance.choice(found) if found and chance.random() < again else None
+        is_prewarming = chance.random() < 0.05
+        if earlier is None:
+            prompt = _prompt(chance, piece, kinds, *pieces)
+        elif style == "sparse" and chance.random() < 0.7:
+            prompt = earlier.prompt
+        else:
+            prompt = _next_turn(chance, earlier, longest)
         importance = None
         if chance.random() < lossy_share:
             importance = Importance(ratio=chance.choice([0.1, 0.25, 0.5, 1.0]), first_tokens=chance.choice([0, 4]))
@@ -157,11 +189,11 @@ def _arrivals(chance: random.Random, style: str, page_size: int, keeps_sparse: b
                 request_id=f"request-{number}",
                 gateway=chance.randrange(2),
                 prompt=prompt,
-                max_tokens=chance.choice(max_tokens),
+                max_tokens=1 if is_prewarming else chance.choice(max_tokens),
                 seed=chance.randrange(3),
                 salt=chance.choice(["", "", "", "", "other"]) if earlier is None else earlier.salt,
-                tenant=chance.choice(["", "", "a", "b"]),
-                priority=chance.choice([0, 0, 0, 1]),
+                tenant="operator" if is_prewarming else chance.choice(["", "", "a", "b"]),
+                priority=100 if is_prewarming else chance.choice([0, 0, 0, 1]),
                 deadline_ms=chance.choice([0, 0, 0, 0, 0, 5, 200]),
                 cancel_after_us=chance.choice([0] * 9 + [100, 5_000, 200_000]),
                 read=chance.random() < 0.93,
@@ -174,9 +206,9 @@ def _arrivals(chance: random.Random, style: str, page_size: int, keeps_sparse: b
     return tuple(found)
 
 
-def _prompt(chance: random.Random, piece: int, kinds: int) -> tuple[int, ...]:
+def _prompt(chance: random.Random, piece: int, kinds: int, fewest: int, most: int) -> tuple[int, ...]:
     """Whole pieces of few kinds, so that prefixes are shared often, and a few tokens more."""
-    chosen = [chance.randrange(kinds) for _ in range(chance.randint(1, 5))]
+    chosen = [chance.randrange(kinds) for _ in range(chance.randint(fewest, most))]
     tokens = [kind * 100 + place for kind in chosen for place in range(piece)]
     return tuple(tokens + [7] * chance.randint(0, 3))
 
@@ -191,7 +223,7 @@ def _next_turn(chance: random.Random, earlier: Arrival, most: int) -> tuple[int,
 
 def _forgetting(chance: random.Random, style: str, arrivals: tuple[Arrival, ...]) -> tuple[Fault, ...]:
     """Flushes of what is above the disk: only then does much come back from below."""
-    share = {"shallow": 0.0, "deep": chance.choice([0.0, 0.1]), "below": chance.choice([0.2, 0.5])}[style]
+    share = chance.choice([0.2, 0.5]) if style in BELOW else chance.choice([0.0, 0.1]) if style == "deep" else 0.0
     return tuple(
         Fault(max(0, arrival.at_us - 1_000), "flush", FLUSH_ABOVE_DISK)
         for arrival in arrivals

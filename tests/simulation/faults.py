@@ -17,12 +17,14 @@ from tests.stateful.model_pages import namespace
 if TYPE_CHECKING:
     from tests.simulation.cell import Cell
     from tests.simulation.contents import Copy
+    from tests.simulation.scheduler_process import SchedulerProcess
     from tests.simulation.storage_process import StorageProcess
     from tests.simulation.worker_process import WorkerProcess
 
 
 def happen(cell: Cell, fault: Fault) -> None:
     """Let a fault happen now."""
+    cell.seen[f"fault_{fault.kind}"] += 1
     _KINDS[fault.kind](cell, fault)
 
 
@@ -83,11 +85,50 @@ def _gateway(cell: Cell, fault: Fault) -> Process | None:
     return gateway if gateway.is_running and not gateway.is_frozen else None
 
 
+def _scheduler(cell: Cell) -> SchedulerProcess | None:
+    return cell.scheduler if cell.scheduler.is_running and not cell.scheduler.is_frozen else None
+
+
 def _scheduler_crash(cell: Cell, fault: Fault) -> None:
     """Which snapshot its successor finds is the target: the last, the ones before it, or none."""
-    if cell.scheduler.is_running:
-        cell.scheduler.crash()
-        cell.clock.after(fault.lasts_us, lambda: cell.scheduler.start(snapshots_back=fault.target % 4))
+    scheduler = _scheduler(cell)
+    if scheduler is not None:
+        scheduler.end()
+        cell.clock.after(fault.lasts_us, lambda: cell.start_scheduler(snapshots_back=fault.target % 4))
+
+
+def _scheduler_is_replaced(cell: Cell, fault: Fault) -> None:
+    """It stands still or is cut off, another takes its place, and then it goes on: there are two until it learns it."""
+    scheduler = _scheduler(cell)
+    if scheduler is None:
+        return
+    if fault.target % 3:
+        _freeze(cell, scheduler, fault)
+    else:
+        _cut_off(cell, scheduler, fault)
+    back = fault.target % 4
+    cell.clock.after(fault.lasts_us // 2, lambda: cell.start_scheduler(snapshots_back=back))
+
+
+def _broker_is_away(cell: Cell, fault: Fault) -> None:
+    """Nobody hears of anybody. Everybody reconnects in an order of chance, once it is back."""
+    if cell.is_broker_away:
+        return
+    cell.is_broker_away = True
+    for process in cell.processes():
+        process.cut_off()
+
+    def come_back() -> None:
+        cell.is_broker_away = False
+        for process in cell.processes():
+            cell.clock.after(cell.chance.randint(0, 500_000), process.reconnect)
+
+    cell.clock.after(fault.lasts_us, come_back)
+
+
+def _clock_is_set(cell: Cell, fault: Fault) -> None:
+    """The broker's clock goes on from another time, so far away as a fault lasts. What it was is never set right."""
+    cell.inputs.ahead_ns = (fault.lasts_us if fault.target % 2 else -fault.lasts_us) * 1_000
 
 
 def _rot(cell: Cell, fault: Fault, held: list[Copy]) -> None:
@@ -125,6 +166,13 @@ def _chunks_vanish(cell: Cell, fault: Fault) -> None:
                 del chunks.held[name]
 
 
+def _disk_is_scrubbed(cell: Cell, fault: Fault) -> None:
+    """An operator has a storage read all its chunks: those that are not what was written are quarantined."""
+    storage = _storage(cell, fault)
+    if storage is not None:
+        storage.scrub()
+
+
 def _disk_fails(cell: Cell, fault: Fault) -> None:
     for disk in cell.disks.values():
         disk.is_failing = True
@@ -150,7 +198,7 @@ def _chunk_raises(cell: Cell, fault: Fault) -> None:
 
 def _flush(cell: Cell, fault: Fault) -> None:
     tiers = (("device",), ("host",), ("device", "host"), ("disk",), ("remote", "disk"), ("device", "host", "disk"))
-    cell.inputs.append(cell_events.FlushCache(call_id="flush", tiers=tiers[fault.target % len(tiers)]))
+    cell.ask(cell_events.FlushCache(call_id="flush", tiers=tiers[fault.target % len(tiers)]))
 
 
 def _pin(cell: Cell, fault: Fault) -> None:
@@ -162,11 +210,11 @@ def _pin(cell: Cell, fault: Fault) -> None:
         message = cell_events.PinPrefix(
             pin_id=pin_id, namespace=submit.namespace, tokens=submit.prompt, ttl_ms=max(1, ttl_ms)
         )
-        cell.inputs.append(message)
+        cell.ask(message)
 
 
 def _unpin(cell: Cell, fault: Fault) -> None:
-    cell.inputs.append(cell_events.UnpinPrefix(pin_id=f"pin-{fault.target % 3}"))
+    cell.ask(cell_events.UnpinPrefix(pin_id=f"pin-{fault.target % 3}"))
 
 
 def _submitted_again(cell: Cell, fault: Fault) -> None:
@@ -175,16 +223,21 @@ def _submitted_again(cell: Cell, fault: Fault) -> None:
     if running:
         submit = running[fault.target % len(running)]
         gateway = cell.gateways[fault.target % len(cell.gateways)].name if fault.target % 2 else submit.gateway_id
-        cell.inputs.append(structs.replace(submit, gateway_id=gateway))
+        cell.ask(structs.replace(submit, gateway_id=gateway))
 
 
 def _old_message(cell: Cell, fault: Fault) -> None:
     """An input that is over comes again, but for those with which a process or a request begins."""
-    begins = (worker_events.WorkerJoined, storage_events.StorageJoined, requests.SubmitRequest)
+    begins = (
+        cell_events.SchedulerStarted,
+        worker_events.WorkerJoined,
+        storage_events.StorageJoined,
+        requests.SubmitRequest,
+    )
     messages = cell.inputs.messages[-1 - fault.target % 60 :]
     message = decode_input(messages[0].data)
     if not isinstance(message, begins) and not isinstance(message, cell_events.TimerFired):
-        cell.inputs.append(message)
+        cell.ask(message)
 
 
 def _configured(cell: Cell, fault: Fault) -> None:
@@ -202,18 +255,18 @@ def _configured(cell: Cell, fault: Fault) -> None:
         {"promotion": "recency"},
     )
     changed = structs.replace(config, **changes[fault.target % len(changes)])  # type: ignore[arg-type]
-    cell.inputs.append(cell_events.CellConfigured(config=changed))
-    cell.clock.after(fault.lasts_us, lambda: cell.inputs.append(cell_events.CellConfigured(config=config)))
+    cell.ask(cell_events.CellConfigured(config=changed))
+    cell.clock.after(fault.lasts_us, lambda: cell.ask(cell_events.CellConfigured(config=config)))
 
 
 def _namespace_flushed(cell: Cell, fault: Fault) -> None:
     salt = "other" if fault.target % 2 else ""
-    cell.inputs.append(cell_events.FlushCache(call_id="flush", namespace=namespace(salt)))
+    cell.ask(cell_events.FlushCache(call_id="flush", namespace=namespace(salt)))
 
 
 def _unknown_prefix_pinned(cell: Cell, fault: Fault) -> None:
     tokens = pack_int32(range(fault.target % 50))
-    cell.inputs.append(cell_events.PinPrefix(pin_id="pin-unknown", namespace=namespace(), tokens=tokens, ttl_ms=2_000))
+    cell.ask(cell_events.PinPrefix(pin_id="pin-unknown", namespace=namespace(), tokens=tokens, ttl_ms=2_000))
 
 
 _KINDS: dict[str, Callable[[Cell, Fault], None]] = {
@@ -232,11 +285,17 @@ _KINDS: dict[str, Callable[[Cell, Fault], None]] = {
     "gateway_freezes": lambda cell, fault: _freeze(cell, _gateway(cell, fault), fault),
     "gateway_is_cut_off": lambda cell, fault: _cut_off(cell, _gateway(cell, fault), fault),
     "scheduler_crashes": _scheduler_crash,
+    "scheduler_freezes": lambda cell, fault: _freeze(cell, _scheduler(cell), fault),
+    "scheduler_is_cut_off": lambda cell, fault: _cut_off(cell, _scheduler(cell), fault),
+    "scheduler_is_replaced": _scheduler_is_replaced,
+    "broker_is_away": _broker_is_away,
+    "clock_is_set": _clock_is_set,
     "host_rots": _host_rots,
     "state_rots": _state_rots,
     "disk_rots": _disk_rots,
     "disk_fails": _disk_fails,
     "chunks_vanish": _chunks_vanish,
+    "disk_is_scrubbed": _disk_is_scrubbed,
     "remote_is_away": _remote_is_away,
     "chunk_raises": _chunk_raises,
     "flush": _flush,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.storage_process import StorageProcess
 
 CHUNK_US = 400
+CHUNK_BYTES = 512
 
 
 class Fetching:
@@ -23,6 +24,8 @@ class Fetching:
         self.order = order
         self.done = 0
         self.is_cancelled = False
+        rate = storage.cell.scenario.shape.disk_bytes_per_s
+        self._chunk_us = CHUNK_BYTES * 1_000_000 // rate if rate else CHUNK_US
         self._each = chunk_pages(storage.cell.scenario.shape.page_size)
         self._names = chunk_names(order.identities, self._each)
         self._from_disk = self._from_remote = 0
@@ -33,7 +36,7 @@ class Fetching:
         """Bring the first chunk after a while."""
         storage = self.storage
         stalled_us = max(0, storage.stalled_to_ns - storage.cell.clock.now_ns) / 1_000
-        storage.later(storage.chance.randint(CHUNK_US // 2, CHUNK_US * 2) + stalled_us, self._next)
+        storage.later(storage.chance.randint(self._chunk_us // 2, self._chunk_us * 2) + stalled_us, self._next)
 
     def _next(self) -> None:
         now_ns = self.storage.cell.clock.now_ns
@@ -88,8 +91,8 @@ class Fetching:
             remote_chunks=self._from_remote,
             missing=b"".join(self._missing),
             error=error,
-            nbytes=512 * self.done,
-            seconds=CHUNK_US * self.done / 1e6,
+            nbytes=CHUNK_BYTES * self.done,
+            seconds=self._chunk_us * self.done / 1e6,
         )
         if self.order.form == "kv":
             self.storage.forget_parts(self._missing)

@@ -161,6 +161,8 @@ class GatewayProcess(Process):
     def reconnect(self) -> None:
         """Have the connection again, and ask everybody for what may have been lost meanwhile."""
         super().reconnect()
+        if self.is_cut_off:
+            return
         for choice in list(self.choices.values()):
             self._fetch(choice, list(self.cell.workers))
             choice.searched_s = choice.progress_s

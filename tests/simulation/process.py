@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shared.codec import Input, Published
+from shared.membership import Listing
 from shared.messages.storage_events import StorageJoined
 from shared.messages.worker_events import WorkerJoined
 from shared.plan_order import PlanOrder
@@ -31,10 +32,11 @@ class Process:
         self.chance = random.Random(f"{cell.scenario.seed}/{incarnation}")
         self.is_running = True
         self.is_frozen = False
-        self.is_cut_off = False
-        self._was_listed = False
+        self.is_cut_off = cell.is_broker_away
+        self._listing = Listing()
+        self._stored_seq = 0  # Of its last event, as far as it knows.
         self._frozen: deque[Action] = deque()
-        self._unsent: deque[Input] = deque()
+        self._unsent: deque[tuple[Input, str]] = deque()
 
     @property
     def can_answer(self) -> bool:
@@ -65,29 +67,30 @@ class Process:
             may_repeat=not is_join,
         )
 
-    def append(self, message: Input) -> None:
+    def append(self, message: Input, message_id: str = "") -> None:
         """Append an event to the inputs now, or once the broker can be reached again."""
         if self.is_cut_off:
-            self._unsent.append(message)
+            self._unsent.append((message, message_id))
         else:
-            self.cell.inputs.append(message)
+            self._stored_seq = self.cell.inputs.append(message, message_id)
 
     def cut_off(self) -> None:
         """Lose the connection to the broker, and work on: core messages are lost, events wait."""
         self.is_cut_off = True
 
     def reconnect(self) -> None:
-        """Have the connection again: what waited is said, and what was missed is looked for."""
+        """Have the connection again, unless there is no broker: what waited is said, what was missed is looked for."""
+        if self.cell.is_broker_away or not self.is_cut_off:
+            return
         self.is_cut_off = False
         while self._unsent and self.is_running:
-            self.cell.inputs.append(self._unsent.popleft())
+            self.append(*self._unsent.popleft())
         self.do(self.catch_up)
 
-    def see_status(self, is_listed: bool) -> None:
-        """The cell's status came. Who was listed and is not any more was given up: it ends, and is started again."""
-        if is_listed:
-            self._was_listed = True
-        elif self._was_listed:
+    def see_status(self, *, is_listed: bool, epoch: int, seq: int) -> None:
+        """The cell's status came. Who learns that it was given up ends, and is started again."""
+        if self._listing.see(is_listed=is_listed, epoch=epoch, seq=seq, stored_seq=self._stored_seq):
+            self.cell.seen["members_that_learnt_their_end"] += 1
             self.end()
             self.cell.restart(self)
 
@@ -125,7 +128,9 @@ class Receiver:
 
     def hear(self, plan: Published) -> list[Published]:
         """A plan came; returns those that are due."""
+        repeated = self._order.counts.repeated
         due = self._order.offer(plan)
+        self._process.cell.seen["plans_repeated"] += self._order.counts.repeated - repeated
         if self._order.missing is not None and not self._is_reading:
             self._is_reading = True
             self._process.later(REREAD_US, self._read_soon)

@@ -102,6 +102,7 @@ def justification(cell: Cell, submit: SubmitRequest, code: str, *, is_lost: bool
         "first_token_timeout": may_lose_tokens,
         "idle_timeout": may_lose_tokens,
         "request_timeout": may_lose_tokens,
+        "service_unavailable": "clock_is_set" in kinds,  # The time to say from where to resume passes in a moment.
     }
     return code if reasons.get(code, False) else ""
 
@@ -116,6 +117,6 @@ def _check_replay(cell: Cell) -> None:
             fold = Fold(decode_state(data), position=fold.position, time_ns=fold.time_ns)
             require(encode_state(fold.state) == data, "a snapshot is another one when it was read")
         folded = fold.apply(message)
-        if [as_bytes(output) for output in folded.outputs] != cell.scheduler.record[message.seq - 1]:
+        if [as_bytes(output) for output in folded.outputs] != cell.history.record[message.seq - 1]:
             raise Broken(f"input {message.seq} leads to other outputs in a replay")
     require(encode_state(fold.state) == encode_state(cell.state), "a replay ends in another state")

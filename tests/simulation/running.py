@@ -17,13 +17,17 @@ LAST_INPUTS = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``broken`` is empty where every property held; ``where`` is the line that found it."""
+    """How a run ended. ``counters`` are the core's, ``seen`` the simulation's own.
+
+    ``broken`` is empty where every property held; ``where`` is the line that found it.
+    """
 
     scenario: Scenario
     inputs: int
     virtual_s: float
     counters: dict[str, int]
     endings: dict[str, int]
+    seen: dict[str, int]
     broken: str = ""
     where: str = ""
     last_inputs: tuple[str, ...] = ()
@@ -57,6 +61,7 @@ def run(scenario: Scenario) -> Outcome:
         virtual_s=(cell.clock.now_ns - begun_ns) / 1e9,
         counters=dict(cell.state.counters),
         endings=dict(endings),
+        seen=dict(cell.seen),
         broken=broken,
         where=where,
         last_inputs=tuple(last),

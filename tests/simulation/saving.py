@@ -21,8 +21,8 @@ def save(storage: StorageProcess, order: storage_plans.SaveChunks) -> None:
     pages = _read(storage, order)
     identities = pieces(order.identities)
     # What was read of a device is kept only if the cell still counted on this storage when it had been read.
-    can_ask = not storage.is_cut_off and storage.cell.scheduler.is_running
-    may_keep = not order.worker_id or (can_ask and storage.is_listed)
+    may_keep = not order.worker_id or storage.is_confirmed()
+    storage.cell.seen["saves_withheld"] += not may_keep
     rates = storage.cell.scenario.rates
     is_ok = may_keep and not storage.disk.is_failing and storage.chance.random() >= rates.bad_saves
     is_partial = storage.chance.random() < rates.bad_saves

@@ -22,6 +22,7 @@ class Shape:
     nodes: int = 1
     host_pages: int = 0
     disk_chunks: int = 0
+    disk_bytes_per_s: int = 0  # 0 is a fast one, whose rate the cell has to find out.
     state_pages: int = 0
     has_remote: bool = False
     keeps_sparse: bool = False
@@ -37,6 +38,7 @@ class Rates:
     loss: float = 0.0  # Core messages: plans, notices, tokens, heartbeats, status.
     duplicate: float = 0.0  # The same, and events that the stream stores twice.
     most_delay_us: int = 500
+    overtaking: float = 0.0  # Core messages that may come before others that were said earlier.
     bad_backups: float = 0.0
     bad_saves: float = 0.0
     bad_fetches: float = 0.0

@@ -1,17 +1,19 @@
-"""The scheduler of a simulated cell: the real fold, timers and liveness. It may die between any two inputs.
+"""The schedulers of a simulated cell: the real fold, timers and liveness. Each may die or stand still between inputs.
 
-What it folds is remembered once. A successor that folds the same inputs again, from a snapshot or from the beginning
-of the stream, has to say the same bytes.
+What is folded is remembered once. A successor that folds the same inputs again, from a snapshot or from the beginning
+of the stream, has to say the same bytes; so has one that was superseded while it stood still, until it learns of it.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.scheduler.core import check_invariants, decode_state, encode_state, new_state, pending_timers
 from services.scheduler.fold import Fold
 from services.scheduler.liveness import Liveness
+from services.scheduler.stream_clock import StreamClock
 from services.scheduler.timers import Timers
 from shared.codec import Published, encode
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired
@@ -19,6 +21,7 @@ from shared.messages.gateway_notices import GatewayNotice
 from shared.messages.status import Heartbeat
 from shared.messages.storage_plans import StoragePlan
 from tests.simulation.contents import require
+from tests.simulation.process import Process
 
 if TYPE_CHECKING:
     from tests.simulation.cell import Cell
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 SILENCE_NS = 5_000_000_000
 INTERVAL_NS = 500_000_000
 FOLD_US = 30
+MOST_WAKING_US = 200_000
+"""After a freeze, until inputs come again."""
+
+LONGEST_TIMER_WAIT_NS = 1_000_000_000
+SNAPSHOTS_KEPT = 3
 
 
 def as_bytes(output: object) -> bytes:
@@ -42,71 +50,101 @@ def target_of(output: Published) -> str:
     return f"worker/{output.worker_id}"
 
 
-class SchedulerProcess:
-    """At most one runs at a time. ``fold`` is what the last one knew, also while none runs."""
+@dataclass
+class History:
+    """What schedulers leave behind: their snapshots, and what each input led to, whoever folded it first."""
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self.is_running = False
-        self.record: list[list[bytes]] = []  # What each input led to, whoever folded it first.
-        self.snapshots: list[tuple[int, int, bytes]] = []  # (position, time, state)
-        self.starts = 0
-        self._life = 0
+    record: list[list[bytes]] = field(default_factory=list)
+    snapshots: list[tuple[int, int, bytes]] = field(default_factory=list)  # (position, time, state)
+
+
+class SchedulerProcess(Process):
+    """One incarnation. ``fold`` is what it knew last, also after its end."""
+
+    kind = "scheduler"
+
+    def __init__(self, cell: Cell, incarnation: str, history: History) -> None:
+        super().__init__(cell, "scheduler", incarnation)
+        self.history = history
+        self.fold = Fold(new_state())
         self._is_waking = False
         self._outbox: deque[Published] = deque()
-        self.fold = Fold(new_state())
         self._timers = Timers()
-        self._wakes_ns = 0  # When the timers are looked at next; 0 is never.
+        self._stream_clock = StreamClock()
+        self._wakes_ns = 0  # When the timers are looked at next, by the virtual clock; 0 is never.
         self._liveness = Liveness(SILENCE_NS)
-        cell.inputs.on_append = self._wake
+        self._started_seq = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has restored its state and speaks."""
+        return self._started_seq > 0
 
     # Lives.
 
     def start(self, *, snapshots_back: int = 0) -> None:
-        """Restore from the snapshot that is so many before the last, or from the whole stream where there is none."""
-        self._life += 1
-        self.starts += 1
-        at = len(self.snapshots) - 1 - snapshots_back
+        """Restore from the snapshot that is so many before the last, or from the whole stream where there is none.
+
+        Without the broker a scheduler waits until it is there.
+        """
+        if self.is_cut_off:
+            self.cell.clock.after(LONGEST_TIMER_WAIT_NS / 1_000, lambda: self.do(lambda: self.start()))
+            return
+        at = len(self.history.snapshots) - 1 - snapshots_back
         if at >= 0:
-            position, time_ns, data = self.snapshots[at]
+            position, time_ns, data = self.history.snapshots[at]
             self.fold = Fold(decode_state(data), position=position, time_ns=time_ns)
-        else:
-            self.fold = Fold(new_state())
-        self.is_running = True
         while self._fold_next():
             pass
         self._publish_all()
-        self._timers, self._wakes_ns, self._liveness = Timers(), 0, Liveness(SILENCE_NS)
+        self._timers, self._wakes_ns = Timers(), 0
         self._liveness.watch_state(self.fold.state, self.cell.clock.now_ns)
         self._timers.apply(pending_timers(self.fold.state))
         self._keep_timers()
-        epoch = self.fold.state.epoch + 1
-        self.cell.inputs.append(SchedulerStarted(scheduler_id="scheduler", epoch=epoch), f"started-{self.starts}")
-        if self.starts == 1:
+        self.cell.note_start(self)
+        is_first = not self.cell.inputs.messages
+        started = SchedulerStarted(scheduler_id=self.name, epoch=self.fold.state.epoch + 1)
+        self._started_seq = self.cell.inputs.append(started, f"started-{self.incarnation}")
+        if is_first:
             self.cell.inputs.append(CellConfigured(config=self.cell.scenario.config))
+        self.wake()
 
-    def crash(self) -> None:
+    def end(self) -> None:
         """Die between two inputs; outputs that were not published yet are lost."""
-        self._life += 1
-        self.is_running = False
+        super().end()
         self._outbox.clear()
+
+    def thaw(self) -> None:
+        """Go on. Until inputs come again it speaks and answers by what it knew when it stopped."""
+        super().thaw()
+        self._is_waking = True
+        self.do(self.tick)
+        if self.is_running and self.chance.random() < 0.5:
+            self.cell.show_status(self)
+        self.later(self.chance.randint(0, MOST_WAKING_US), self._folded_one)
+
+    def reconnect(self) -> None:
+        """Nobody could be heard meanwhile, and that is nobody's fault."""
+        super().reconnect()
+        if self.can_answer:
+            self._liveness.excuse(self.cell.clock.now_ns)
+            self._publish_all()
+            self.wake()
 
     # The fold.
 
-    def _wake(self) -> None:
-        if self.is_running and not self._is_waking:
+    def wake(self) -> None:
+        """There is an input to fold."""
+        if self.is_known and self.can_answer and not self._is_waking:
             self._is_waking = True
             self.cell.clock.after(FOLD_US, self._folded_one)
 
     def _folded_one(self) -> None:
         self._is_waking = False
-        if self.is_running and self._fold_next():
-            self._publish_soon()
-            self._wake_for_more()
-
-    def _wake_for_more(self) -> None:
-        if self.fold.position < len(self.cell.inputs.messages):
-            self._wake()
+        if self.can_answer and self._fold_next():
+            self.later(self.chance.randint(5, 300), self._publish_all)
+            if self.is_running and self.fold.position < len(self.cell.inputs.messages):
+                self.wake()
 
     def _fold_next(self) -> bool:
         messages = self.cell.inputs.messages
@@ -116,20 +154,25 @@ class SchedulerProcess:
         folded = self.fold.apply(message)
         require(folded.input is not None, f"input {message.seq} cannot be decoded: {folded.fault}")
         said = [as_bytes(output) for output in folded.outputs]
-        if message.seq <= len(self.record):
-            is_same = self.record[message.seq - 1] == said
+        record = self.history.record
+        if message.seq <= len(record):
+            is_same = record[message.seq - 1] == said
             require(is_same, f"input {message.seq} leads to other outputs when it is folded again")
         else:
-            self.record.append(said)
+            record.append(said)
             self.cell.note_folded(folded.input, folded.outputs)
         if message.seq % self.cell.scenario.check_every == 0:
             check_invariants(self.fold.state)
         self._outbox.extend(folded.published)
+        self._stream_clock.note(message.time_ns, self.cell.clock.now_ns)
         if self._timers.apply(folded.outputs):
             self._keep_timers()
         if folded.input is not None:
             self._liveness.observe(folded.input, self.cell.clock.now_ns)
-        if message.seq % self.cell.scenario.snapshot_every == 0:
+        if isinstance(folded.input, SchedulerStarted) and 0 < self._started_seq < message.seq:
+            self.cell.seen["schedulers_fenced"] += 1
+            self.end()
+        elif message.seq % self.cell.scenario.snapshot_every == 0:
             self._take_snapshot()
         return True
 
@@ -137,21 +180,14 @@ class SchedulerProcess:
         # A successor publishes nothing again that was caused before its snapshot, so it must be out by now.
         self._publish_all()
         data = encode_state(self.fold.state)
-        self.snapshots.append((self.fold.position, self.fold.time_ns, data))
-        del self.snapshots[:-3]
+        self.history.snapshots.append((self.fold.position, self.fold.time_ns, data))
+        self.history.snapshots.sort(key=lambda snapshot: snapshot[0])
+        del self.history.snapshots[:-SNAPSHOTS_KEPT]
 
     # Outputs.
 
-    def _publish_soon(self) -> None:
-        life = self._life
-        self.cell.clock.after(self.cell.chance.randint(5, 300), lambda: self._publish(life))
-
-    def _publish(self, life: int) -> None:
-        if life == self._life:
-            self._publish_all()
-
     def _publish_all(self) -> None:
-        while self._outbox:
+        while self._outbox and not self.is_cut_off:
             output = self._outbox.popleft()
             target = target_of(output)
             self.cell.publish(target, self.cell.outputs.append(target, encode(output)))
@@ -159,32 +195,38 @@ class SchedulerProcess:
     # Timers and heartbeats.
 
     def _keep_timers(self) -> None:
+        """Have the timers looked at when the next is due by the stream's clock, and at times before."""
         next_ns = self._timers.next_ns()
-        if next_ns is not None and not 0 < self._wakes_ns <= next_ns:
-            self._wakes_ns, life = next_ns, self._life
-            self.cell.clock.at(next_ns, lambda: self._fire(life, next_ns))
+        if next_ns is None:
+            return
+        now_ns = self.cell.clock.now_ns
+        wait_ns = max(0, next_ns - self._stream_clock.read_ns(now_ns))
+        at_ns = now_ns + min(wait_ns, LONGEST_TIMER_WAIT_NS)
+        if not 0 < self._wakes_ns <= at_ns:
+            self._wakes_ns = at_ns
+            self.cell.clock.at(at_ns, lambda: self.do(lambda: self._fire(at_ns)))
 
-    def _fire(self, life: int, due_ns: int) -> None:
-        if life != self._life or due_ns != self._wakes_ns:
+    def _fire(self, at_ns: int) -> None:
+        if at_ns != self._wakes_ns:
             return
         self._wakes_ns = 0
-        for timer_id, at_ns in self._timers.take_due(self.cell.clock.now_ns):
-            self.cell.inputs.append(TimerFired(timer_id=timer_id), f"timer-{timer_id}-{at_ns}")
+        for timer_id, due_ns in self._timers.take_due(self._stream_clock.read_ns(self.cell.clock.now_ns)):
+            self.append(TimerFired(timer_id=timer_id), f"timer-{timer_id}-{due_ns}")
         self._keep_timers()
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """A heartbeat came."""
-        if self.is_running:
-            self._liveness.beat(heartbeat, self.cell.clock.now_ns)
+        self._liveness.beat(heartbeat, self.cell.clock.now_ns)
 
     def tick(self) -> None:
         """Look whose heartbeats have stopped."""
-        if self.is_running:
-            for message_id, lost in self._liveness.check(self.cell.clock.now_ns, INTERVAL_NS):
-                self.cell.inputs.append(lost, message_id)
+        if self.is_cut_off:
+            self._liveness.excuse(self.cell.clock.now_ns)
+        for message_id, lost in self._liveness.check(self.cell.clock.now_ns, INTERVAL_NS):
+            self.append(lost, message_id)
 
     def lists(self, kind: str, name: str, incarnation: str) -> bool:
-        """Whether the cell counts this incarnation among its own."""
+        """Whether it counts this incarnation among the cell's own."""
         state = self.fold.state
         member = state.workers.get(name) if kind == "worker" else state.storages.get(name)
         return member is not None and member.incarnation == incarnation

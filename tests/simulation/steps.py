@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.chunks import chunk_tokens
 from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
 from tests.simulation.contents import GARBAGE, Copy, HostPool, Page, WrongContent, lossy_root, pieces, require
 from tests.simulation.sequence import Sequence
+from tests.stateful.model_pages import geometry
 
 if TYPE_CHECKING:
     from tests.simulation.worker_process import WorkerProcess
@@ -210,10 +212,13 @@ def _read_in_part(worker: WorkerProcess, sequence: Sequence) -> worker_events.Sp
     for number in unpack_int32(order.pages):
         worker.memory[number] = Page(root)
     sequence.has_read_sparse = True
+    shape = worker.cell.scenario.shape
+    chosen = int(order.importance.ratio * chunk_tokens(shape.page_size) * geometry(shape.page_size).token_bytes) or 1
+    read_us = chosen * 1_000_000 // shape.disk_bytes_per_s if shape.disk_bytes_per_s else 10
     return worker_events.SparseLoaded(
         request_id=sequence.request_id,
         attempt=sequence.admit.attempt,
         shares=bytes(64 + name[0] % 64 for name in names),
-        disk_bytes=100 * len(names),
-        read_us=10 * len(names),
+        disk_bytes=chosen * len(names),
+        read_us=read_us * len(names),
     )

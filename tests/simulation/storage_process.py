@@ -50,7 +50,11 @@ class StorageProcess(Process):
     @property
     def is_listed(self) -> bool:
         """Whether the cell still counts on it."""
-        return self.cell.scheduler.lists("storage", self.name, self.incarnation)
+        return self.cell.lists("storage", self.name, self.incarnation)
+
+    def is_confirmed(self) -> bool:
+        """Whether a scheduler says now that the cell counts on it; as good as no where nobody can be asked."""
+        return not self.is_cut_off and self.cell.is_confirmed("storage", self.name, self.incarnation)
 
     def start(self) -> None:
         """Join the cell."""
@@ -60,6 +64,7 @@ class StorageProcess(Process):
             node=self.node,
             host_bytes=shape.host_pages,
             disk_bytes=shape.disk_chunks * chunk_bytes(geometry(shape.page_size)),
+            disk_bytes_per_s=float(shape.disk_bytes_per_s),
             has_remote=shape.has_remote,
             state_bytes=shape.state_pages,
             keeps_sparse=shape.keeps_sparse,
@@ -178,6 +183,14 @@ class StorageProcess(Process):
                 names = list(self.disk.form(form).held)
                 self.disk.form(form).held.clear()
                 self.tell_dropped(names, form)
+
+    def scrub(self) -> None:
+        """Read all chunks of the disk, and quarantine those that are not what was written."""
+        for form in ("kv", "state"):
+            chunks = self.disk.form(form)
+            bad = [name for name in list(chunks.held) if chunks.find(name) is None]
+            self.cell.seen["chunks_quarantined_by_scrubbing"] += len(bad)
+            self.tell_dropped(bad, form)
 
     def tell_dropped(self, names: list[bytes], form: str) -> None:
         """These chunks are gone, and what of them could be read in part."""

@@ -20,23 +20,26 @@ DEDUPLICATED_NS = 120_000_000_000
 
 
 class InputStream:
-    """Inputs in order. ``on_append`` is called after each."""
+    """Inputs in order. ``on_append`` is called after each. Stamps are of the broker's clock, which may be set."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.messages: list[StreamMessage] = []
         self.on_append: Callable[[], None] = lambda: None
+        self.ahead_ns = 0  # Of the broker's clock.
         self._clock = clock
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, tuple[int, int]] = {}  # When and where each was stored last.
 
-    def append(self, message: Input, message_id: str = "") -> None:
-        """Store an input; one whose id was seen lately is stored already."""
+    def append(self, message: Input, message_id: str = "") -> int:
+        """Store an input, and return its place; one whose id was seen lately is stored already."""
         now_ns = self._clock.now_ns
         if message_id:
-            if now_ns - self._ids.get(message_id, -DEDUPLICATED_NS) < DEDUPLICATED_NS:
-                return
-            self._ids[message_id] = now_ns
-        self.messages.append(StreamMessage(len(self.messages) + 1, now_ns, "in", encode(message)))
+            stored_ns, seq = self._ids.get(message_id, (-DEDUPLICATED_NS, 0))
+            if now_ns - stored_ns < DEDUPLICATED_NS:
+                return seq
+            self._ids[message_id] = now_ns, len(self.messages) + 1
+        self.messages.append(StreamMessage(len(self.messages) + 1, now_ns + self.ahead_ns, "in", encode(message)))
         self.on_append()
+        return len(self.messages)
 
 
 @dataclass
@@ -53,7 +56,7 @@ class OutputStream:
 
 
 class Link:
-    """Core messages: each may be lost, late or come twice; those of one channel never overtake one another."""
+    """Core messages: each may be lost, late or come twice. Those of one channel overtake one another now and then."""
 
     def __init__(self, clock: VirtualClock, rates: Rates, chance: random.Random) -> None:
         self._clock = clock
@@ -72,6 +75,9 @@ class Link:
             copies = 2
         for _ in range(copies):
             delay_us = self._chance.randint(20, 20 + self._rates.most_delay_us)
-            at_ns = max(self._last_ns.get(channel, 0), self._clock.now_ns + delay_us * 1_000)
-            self._last_ns[channel] = at_ns
+            at_ns = self._clock.now_ns + delay_us * 1_000
+            # Events wait for one another; core messages of two connections, or after a new one, need not.
+            if not may_be_lost or not self._rates.overtaking or self._chance.random() >= self._rates.overtaking:
+                at_ns = max(self._last_ns.get(channel, 0), at_ns)
+                self._last_ns[channel] = at_ns
             self._clock.at(at_ns, deliver)

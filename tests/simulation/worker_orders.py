@@ -48,6 +48,8 @@ def carry_out(worker: WorkerProcess, order: plans.WorkerOrder) -> None:
         case plans.DetachNeighbour():
             gone = worker.neighbours.pop(order.worker_id)
             require(gone.incarnation == order.worker_incarnation, "another neighbour is detached")
+        case plans.LeaveCell():
+            worker.leave()
         case plans.Dismiss():
             worker.end()
         case _:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LEASE_THRESHOLD = 4
 WRONG_TOKEN = 1_000_000
+GRACES_MS = (0, 300, 3_000, 20_000)
+TOLD_GRACE = 0.9  # Of its time for draining, what a worker tells the scheduler.
 STEP_US, DECODED_US = 150, 30
 RETAINED, MOST_BYTES = 64, 1 << 20
 
@@ -43,6 +45,7 @@ class WorkerProcess(Process):
         self.neighbours: dict[str, WorkerProcess] = {}
         self.promoting: dict[int, None] = {}  # Device pages under a promotion.
         self.fails_next_chunk = False
+        self.begun = 0  # Number of the last batch that was begun.
         self._retained = RetainedOutputs(RETAINED)
         self._inbox: deque[plans.WorkerPlan] = deque()
         self._is_busy = self._is_stopping = False
@@ -53,7 +56,7 @@ class WorkerProcess(Process):
     @property
     def is_listed(self) -> bool:
         """Whether the cell still counts on it: what it does after it was given up is nobody's promise."""
-        return self.cell.scheduler.lists("worker", self.name, self.incarnation)
+        return self.cell.lists("worker", self.name, self.incarnation)
 
     def start(self) -> None:
         """Join the cell."""
@@ -98,6 +101,15 @@ class WorkerProcess(Process):
             self._go()
 
     def drain(self) -> None:
+        """Be asked to end: go on until the cell lets it go or its time is over, which may be at once."""
+        grace_ms = self.chance.choice(GRACES_MS)
+        if not grace_ms:
+            self.leave()
+            return
+        self.say(worker_events.WorkerDraining(**self.who(), grace_ms=int(grace_ms * TOLD_GRACE)))
+        self.later(grace_ms * 1_000, self.leave)
+
+    def leave(self) -> None:
         """End gracefully after the step under way: nothing of this incarnation runs any more."""
         self._is_stopping = True
         if not self._is_busy:
@@ -122,11 +134,14 @@ class WorkerProcess(Process):
                 batch = plan
             else:
                 carry_out(self, plan.order)
+                if not self.is_running:
+                    return
         decoding = [name for name, sequence in self.sequences.items() if sequence.is_decoding and sequence.has_room()]
         self._flush_items()
         if batch is None and not decoding:
             return
         self._is_busy = True
+        self.begun = batch.number if batch is not None else self.begun
         order = batch.order if batch is not None else None
         assert order is None or isinstance(order, plans.RunBatch)
         tokens = sum(chunk.end - chunk.start for chunk in order.chunks) if order is not None else 0
@@ -190,6 +205,7 @@ class WorkerProcess(Process):
         token = sampled(admit.sampling.seed, sequence.tokens, is_lossy=sequence.is_lossy)
         if sequence.is_wrong:
             token = WRONG_TOKEN
+            self.cell.seen["wrong_tokens_of_the_given_up"] += 1
         index = len(sequence.output)
         sequence.tokens.append(token)
         sequence.sampled += 1
