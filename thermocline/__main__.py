@@ -52,6 +52,7 @@ COMMANDS = (
     Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
     Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),
     Command("eval", "thermocline.evaluation.__main__:main", "measure what loading a part of a prefix costs in quality"),
+    Command("chaos", "thermocline.chaos.__main__:main", "hurt a cell under load, and prove that nobody noticed"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
     Command("version", "thermocline.__main__:print_version", "print the version"),
 )

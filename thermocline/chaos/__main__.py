@@ -1,0 +1,113 @@
+"""``thermocline chaos``: faults on a running cell under load, and proof that nobody noticed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from shared import logs
+from shared.errors import ConfigError, ThermoclineError
+from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from thermocline.chaos.journal import Journal
+from thermocline.chaos.plan import PAUSE_S
+from thermocline.chaos.report import check_memory, print_summary, summary
+from thermocline.chaos.run import run
+from thermocline.chaos.settings import ChaosSettings
+from thermocline.supervisor.leftovers import reap_dead_cells
+from thermocline.supervisor.records import runs_dir
+
+_DESCRIPTION = """Start a whole cell, load it through its HTTP API, and hurt it: processes die, stand still and come
+back, connections to the broker stall, break and are refused, the disk fills up and rots. Every answer is compared with
+that of the same request without faults. A seed decides which faults come and when."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 nothing was noticed, 1 something was, or the cell failed, 2 bad flags."""
+    parser = argparse.ArgumentParser(prog="thermocline chaos", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--seed", type=int, default=1, help="decides faults, requests and arrivals")
+    parser.add_argument(
+        "--faults", type=int, default=None, help="how many (default: 60, or what --minutes hold); 0: none"
+    )
+    parser.add_argument("--minutes", type=float, default=None, help="end after this time at the latest")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--schedulers", type=int, default=1, help="more than one: the others stand by")
+    parser.add_argument("--requests-per-s", type=float, default=4.0, help="arrivals, whatever became of those before")
+    parser.add_argument("--max-in-flight", type=int, default=16, help="an arrival beyond it is left out")
+    parser.add_argument("--pause", type=float, default=PAUSE_S, help="mean seconds between two faults")
+    parser.add_argument("--round", type=int, default=50, help="faults between two looks at what is left over")
+    parser.add_argument("--questions", type=int, default=64, help="distinct conversations that are asked")
+    parser.add_argument("--model", default="", help="folder of a model; empty is the bundled one")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write all figures there")
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    console = Console(soft_wrap=True)
+    try:
+        settings = _settings(options)
+    except ConfigError as error:
+        print(f"thermocline chaos: {error.message}", file=sys.stderr)
+        return EXIT_REFUSED
+    logs.configure("supervisor", "chaos", level="error")
+    reap_dead_cells(runs_dir())
+    folder = Path(tempfile.mkdtemp(prefix="thermocline-chaos-"))
+    return _run(settings, folder, options.json, console)
+
+
+def _settings(options: argparse.Namespace) -> ChaosSettings:
+    faults = options.faults
+    if faults is None:
+        faults = 60 if options.minutes is None or options.pause <= 0 else int(options.minutes * 60 / options.pause)
+    return ChaosSettings(
+        seed=options.seed,
+        faults=faults,
+        minutes=options.minutes,
+        workers=options.workers,
+        schedulers=options.schedulers,
+        requests_per_s=options.requests_per_s,
+        max_in_flight=options.max_in_flight,
+        pause_s=options.pause,
+        round_faults=options.round,
+        questions=options.questions,
+        model=options.model,
+    )
+
+
+def _run(settings: ChaosSettings, folder: Path, json_file: Path | None, console: Console) -> int:
+    journal = Journal(folder / "timeline.jsonl", console)
+    try:
+        outcome = run(settings, folder, journal)
+        check_memory(outcome, journal)
+    except (ThermoclineError, httpx.HTTPError, ExceptionGroup) as error:
+        console.print(f"thermocline chaos: {error}; logs of all processes are in {folder}", style="red", markup=False)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        console.print(f"thermocline chaos: stopped before its end; logs of all processes are in {folder}")
+        return EXIT_FAILED
+    finally:
+        journal.close()
+    figures = summary(outcome, journal)
+    print_summary(console, figures)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if not journal.violations:
+        shutil.rmtree(folder, ignore_errors=True)
+        return EXIT_OK
+    for violation in journal.violations:
+        console.print(str(violation), style="red", markup=False)
+    (folder / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    console.print(
+        f"{len(journal.violations)} violations with seed {settings.seed}; the timeline and the logs of all processes "
+        f"are in {folder}",
+        style="red",
+        markup=False,
+    )
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
