@@ -28,6 +28,7 @@ from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
+from shared.errors import Unavailable
 from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
 from shared.messages.cell_events import FlushCache
@@ -35,8 +36,10 @@ from shared.messages.status import CellStatus, GetInventory, Inventory
 from tests.idle import ask_status, settled
 from tests.nats_server import free_port
 
-READY_S = 60.0
-IDLE_S = 30.0
+READY_S = 120.0
+IDLE_S = 60.0
+LEASE_MS = 10_000
+"""One loop runs everything here, and it may stand still for longer than a scheduler's own loop ever does."""
 
 
 @dataclass
@@ -64,6 +67,14 @@ class Cell:
         """What the storage holds and did."""
         subject = subjects.rpc("storage", "inventory", "storage-0")
         return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
+
+    async def hears_of_chunks(self, count: int) -> None:
+        """Wait until the scheduler knows of so many chunks on disks, in either form: a storage lists its disk after
+        it has joined.
+        """
+        async with asyncio.timeout(READY_S):
+            while (await self.status()).chunks_in_all < count:
+                await asyncio.sleep(0.01)
 
     async def flush(self, *tiers: str) -> CellStatus:
         """Drop what nothing uses from these tiers; returns when nothing moves any more.
@@ -117,7 +128,9 @@ async def running_cell(
     parts = {
         "scheduler": (
             scheduler.run,
-            SchedulerConfig(**common, **({"check_invariants_every": 1} | (scheduler_settings or {}))),
+            SchedulerConfig(
+                **common, **({"check_invariants_every": 1, "lease_ms": LEASE_MS} | (scheduler_settings or {}))
+            ),
         ),
         "storage": (
             storage.serve,
@@ -170,8 +183,8 @@ async def _ready(cell: Cell, workers: int, pools: int) -> None:
                     task.result()
             try:
                 response = await cell.http.get("/health/ready")
-                status = await cell.status() if response.status_code == httpx.codes.OK else None
-            except httpx.HTTPError:
+                status = await ask_status(cell.bus) if response.status_code == httpx.codes.OK else None
+            except (httpx.HTTPError, Unavailable):
                 status = None
             made = [] if status is None else [pool for pool in status.pools if pool.tier != "state"]
             if status is not None and len(status.workers) == workers and len(made) == pools:

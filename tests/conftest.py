@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 
 from tests.nats_server import NatsServer
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_folder_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cells of this process write themselves down in a folder of its own: a start clears up after every dead cell
+    that it finds, and those of another test process are not its to find.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("temporary"))
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -170,10 +170,12 @@ async def test_a_new_cell_restores_what_the_last_one_kept(
     """Every process and the broker are new; the state on the disk is announced and used."""
     model, reference = checkpoints[family]
     profile = write_costs(model, tmp_path / "profile.json", 16)
-    usage = []
+    usage, saved = [], 0
     for server in (nats_server, second_broker):
         async with state_cell(server.url, model, settings(profile, tmp_path, 16, form)) as cell:
+            await cell.hears_of_chunks(saved)
             usage.append(await Document(cell, reference, 7).ask())
+            saved = (await cell.settle()).chunks_in_all
 
     assert usage == [
         {"computed": DOCUMENT_TOKENS + 9},

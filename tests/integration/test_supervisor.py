@@ -15,7 +15,7 @@ from tests import waiting
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.process_identity import start_time
 from thermocline.supervisor.restarts import RestartPolicy
-from thermocline.supervisor.supervisor import Supervisor
+from thermocline.supervisor.supervisor import Death, Supervisor
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ import asyncio, sys
 from pathlib import Path
 from shared import logs
 from thermocline.supervisor.child import ChildSpec
-from thermocline.supervisor.supervisor import Supervisor
+from thermocline.supervisor.supervisor import Death, Supervisor
 
 logs.configure("supervisor", "test")
 
@@ -216,3 +216,17 @@ def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
     while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(start_time(pid) for pid in pids)
+
+
+async def test_deaths_are_told_with_their_exit_code_and_stops_are_not(tmp_path: Path) -> None:
+    """Whoever started the supervisor can tell a crash from an end that was asked for."""
+    told: list[Death] = []
+    supervisor = Supervisor(POLICY, on_death=told.append)
+    await supervisor.start(spec(tmp_path, "a", SLEEP))
+    first = supervisor.minded["a"].child
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: supervisor.minded["a"].child is not first)
+    await supervisor.stop()
+
+    assert told == [Death("a", first.pid, -signal.SIGKILL)]

@@ -143,12 +143,14 @@ async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
         "storage_settings": storage_settings(tmp_path) | {"remote": ""},
     }
     kept: list[dict[bytes, npt.NDArray[np.uint8]]] = []
-    usage = []
+    usage, saved = [], 0
     for server in (nats_server, second_broker):
         async with running_cell(server.url, model, **settings) as cell:
+            await cell.hears_of_chunks(saved)
             document = Document(cell, reference, 7)
             usage.append(await document.ask())
             status = await cell.settle()
+            saved = status.chunks_in_all
             pages = next(pool.total for pool in status.pools if pool.tier == "host")
             kept.append(pages_of(cell, 3, pages))
 

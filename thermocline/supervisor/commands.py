@@ -30,7 +30,7 @@ def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
 
 
 def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tuple[ChildSpec, ...]:
-    """Scheduler, storage, workers and gateway, in the order in which they are started."""
+    """Schedulers, storage, workers and gateway, in the order in which they are started."""
     environment = dict(os.environ) if environ is None else dict(environ)
     config = cell.config
     common: Settings = {
@@ -44,7 +44,6 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
     digests = cell.data_dir / "models"
     scheduler: Settings = {
         **common,
-        "id": "scheduler",
         "policy": config.policy,
         "state_form": config.state_form,
         "restoring": config.restoring,
@@ -73,10 +72,13 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "device_kv_bytes": cell.device_kv_bytes,
         "shm_prefix": cell.shm_prefix,
         "threads": cell.threads,
+        "tensor_parallel": config.tensor_parallel,
         "dtype": cell.dtype,
         "device": config.device,
         "profile": _absolute(config.profile),
-        "stop_timeout_ms": grace_ms,
+        # It drains first, which seldom takes long, and then finishes its step.
+        "drain_timeout_ms": grace_ms // 2,
+        "stop_timeout_ms": max(1, grace_ms // 2),
     }
     gateway: Settings = {
         **common,
@@ -90,9 +92,11 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "importance_ratio": config.importance_ratio,
         "grace_ms": grace_ms,
     }
+    # The first keeps its name however many there are.
+    scheduler_ids = ["scheduler", *(f"scheduler-{number}" for number in range(1, config.schedulers))]
     worker_ids = [f"worker-{number}" for number in range(config.workers)]
     return (
-        _service(cell, environment, "scheduler", scheduler),
+        *(_service(cell, environment, "scheduler", {**scheduler, "id": name}) for name in scheduler_ids),
         _service(cell, environment, "storage", storage),
         *(_service(cell, environment, "worker", {**worker, "id": worker_id}) for worker_id in worker_ids),
         _service(cell, environment, "gateway", gateway),

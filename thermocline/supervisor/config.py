@@ -20,6 +20,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="address that the gateway listens on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port that the gateway listens on; 0 is any free one")] = 8000
     workers: Annotated[int, Meta(description="number of workers")] = 1
+    schedulers: Annotated[int, Meta(description="number of schedulers: one is active, the others stand by")] = 1
     page_size: Annotated[int | None, Meta(description="tokens of a page")] = None
     policy: Annotated[str | None, Meta(description="eviction policy")] = None
     device_kv_bytes: Annotated[int | None, Meta(description="device pool of each worker, such as 64MiB")] = None
@@ -61,6 +62,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[str | None, Meta(description="data type of weights and KV")] = None
     device: Annotated[str | None, Meta(description="cpu or cuda")] = None
     threads: Annotated[int | None, Meta(description="threads of each worker; unset divides the cores")] = None
+    tensor_parallel: Annotated[
+        int | None, Meta(description="processes that share the model in each worker, with a GPU each on cuda")
+    ] = None
     max_batch_tokens: Annotated[int | None, Meta(description="prefill tokens of one batch")] = None
     max_running: Annotated[int | None, Meta(description="requests that a worker runs at once")] = None
     max_queued: Annotated[int | None, Meta(description="requests that may wait in the cell")] = None
@@ -73,7 +77,16 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("port", "nats_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 faults.append(f"{name} must lie between 0 and 65535")
-        for name in ("workers", "page_size", "threads", "max_batch_tokens", "max_running", "max_queued"):
+        for name in (
+            "workers",
+            "schedulers",
+            "page_size",
+            "threads",
+            "tensor_parallel",
+            "max_batch_tokens",
+            "max_running",
+            "max_queued",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 faults.append(f"{name} must be at least 1")

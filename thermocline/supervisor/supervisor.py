@@ -26,6 +26,15 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process ended that nobody had asked the supervisor to stop; ``exit_code`` is negative for a signal."""
+
+    name: str
+    pid: int
+    exit_code: int
+
+
 @dataclass(slots=True)
 class Minded:
     """One child as the supervisor sees it: its state, its present process and its recent deaths."""
@@ -49,12 +58,14 @@ class Supervisor:
         grace_s: float = 10.0,
         now: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
+        on_death: Callable[[Death], None] = lambda death: None,
     ) -> None:
         self.minded: dict[str, Minded] = {}
         self.policy = policy or RestartPolicy()  # May be replaced at any time; the next death is judged by it.
         self._grace_s = grace_s
         self._now = now
         self._on_change = on_change
+        self._on_death = on_death
         self._failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
 
     async def start(self, spec: ChildSpec) -> None:
@@ -96,6 +107,7 @@ class Supervisor:
                 return
             # A dead worker must not leave helpers behind that hold its memory.
             minded.child.kill_group()
+            self._on_death(Death(name, minded.child.pid, exit_code))
             now = self._now()
             verdict = self.policy.judge(minded.deaths, now, exit_code, minded.spec.refusal_code)
             minded.deaths = (*self.policy.recent(minded.deaths, now), now)

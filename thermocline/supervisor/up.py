@@ -138,6 +138,8 @@ class Up:
         open_model = await readiness.served_model(cell.base_url)
         model = open_model or cell.model.name
         workers = "1 worker" if cell.config.workers == 1 else f"{cell.config.workers} workers"
+        if cell.config.schedulers > 1:
+            workers += f", {cell.config.schedulers} schedulers"
         headers = "-H 'content-type: application/json'"
         if open_model is None:
             headers += " -H 'authorization: Bearer YOUR-KEY'"

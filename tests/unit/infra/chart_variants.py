@@ -45,6 +45,7 @@ EVERYTHING: dict[str, Any] = {
         {
             "name": "h100",
             "device": "cuda",
+            "tensorParallel": 2,
             "deviceKvMib": 40960,
             "hostKvMib": 65536,
             "storageMemoryMib": 3072,

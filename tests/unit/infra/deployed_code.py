@@ -11,6 +11,7 @@ from services.gateway.config import GatewayConfig
 from services.scheduler.config import SchedulerConfig
 from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
+from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from shared.config import load
 from shared.metrics import REGISTRY
 
@@ -37,7 +38,8 @@ def settings_from(process: str, arguments: list[str], environment: dict[str, str
         if name != "config":
             flags[name.replace("-", "_")] = re.sub(r"\$\(\w+\)", "cell-0", value)
     ours = {name.removeprefix(_PREFIX).lower() for name in environment if name.startswith(_PREFIX)}
-    unknown = (set(flags) | ours) - fields
+    secrets = {variable.removeprefix(_PREFIX).lower() for variable in (PASSWORD_VARIABLE, TOKEN_VARIABLE)}
+    unknown = (set(flags) | ours) - fields - secrets
     assert not unknown, f"{process} has no setting {sorted(unknown)}"
     return load(kind, process, environ=environment, flags=flags)
 

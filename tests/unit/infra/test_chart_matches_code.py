@@ -104,7 +104,7 @@ def test_pods_outlast_what_their_processes_wait_for() -> None:
             needed = settings.grace_ms / 1e3 + OUTBOX_DRAIN_S + container["lifecycle"]["preStop"]["sleep"]["seconds"]
         if isinstance(settings, WorkerConfig):
             # The storage stops after it, and flushes what it has to say.
-            needed = settings.stop_timeout_ms / 1e3 + LEAVE_TIMEOUT_S + 10
+            needed = (settings.drain_timeout_ms + settings.stop_timeout_ms) / 1e3 + LEAVE_TIMEOUT_S + 10
         assert pod["terminationGracePeriodSeconds"] > needed
 
 

@@ -50,20 +50,29 @@ def test_passwords_and_keys_come_from_secrets() -> None:
     for pod in pod_specs(render(EVERYTHING)).values():
         for container in containers(pod).values():
             for variable in container.get("env", []):
-                if variable["name"] in ("NATS_PASSWORD", "THERMOCLINE_API_KEYS", "THERMOCLINE_ADMIN_KEY"):
+                if variable["name"] in ("THERMOCLINE_NATS_PASSWORD", "THERMOCLINE_API_KEYS", "THERMOCLINE_ADMIN_KEY"):
                     assert set(variable) == {"name", "valueFrom"}
                     assert "secretKeyRef" in variable["valueFrom"]
     gateway = containers(pod_specs(render(EVERYTHING))["cell-gateway"])["gateway"]
     assert {"THERMOCLINE_API_KEYS", "THERMOCLINE_ADMIN_KEY"} <= {each["name"] for each in gateway["env"]}
 
 
-def test_a_password_is_known_before_it_is_used() -> None:
-    """Kubernetes puts a variable into another one only if it stands before it."""
-    for pod in pod_specs(render(EVERYTHING)).values():
+def test_every_process_verifies_the_broker_and_shows_who_it_is() -> None:
+    """With TLS and credentials all mount their files; no URL has a password in it."""
+    broker = {"tls": {"secretName": "nats-tls", "clientCertificate": True}, "credentials": {"secretName": "nats-user"}}
+    values = EVERYTHING | {"broker": EVERYTHING["broker"] | broker}
+    for pod in pod_specs(render(values)).values():
+        sources = [each["projected"]["sources"] for each in pod["volumes"] if each["name"] == "broker"]
+        assert [source["secret"]["name"] for source in sources[0]] == ["nats-tls", "nats-user"]
         for container in containers(pod).values():
-            names = [each["name"] for each in container.get("env", [])]
-            if "THERMOCLINE_NATS" in names:
-                assert names.index("NATS_PASSWORD") < names.index("THERMOCLINE_NATS")
+            told = {each["name"]: each.get("value", "") for each in container.get("env", [])}
+            if "THERMOCLINE_NATS" not in told:
+                continue
+            (folder,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "broker"]
+            for name in ("CA", "CERT", "KEY", "CREDENTIALS"):
+                assert told[f"THERMOCLINE_NATS_{name}"].startswith(f"{folder}/")
+            assert "THERMOCLINE_NATS_PASSWORD" not in told
+            assert "@" not in told["THERMOCLINE_NATS"]
 
 
 def test_storage_and_workers_of_a_pod_share_memory_and_see_one_another() -> None:
@@ -88,6 +97,18 @@ def test_the_storage_starts_before_the_workers_and_stops_after_them() -> None:
     assert storage["args"][0] == "storage"
     assert storage["restartPolicy"] == "Always"
     assert [each["args"][0] for each in pod["containers"]] == ["worker"]
+
+
+def test_every_rank_of_a_worker_gets_a_gpu() -> None:
+    """A pool whose workers are groups of two claims two, and says two to the worker."""
+    rendered = render(EVERYTHING)
+    pod = pod_specs(rendered)["cell-h100"]
+    (claim,) = pod["resourceClaims"]
+    template = find(rendered, "ResourceClaimTemplate", claim["resourceClaimTemplateName"])
+
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["count"] == 2
+    assert "--tensor-parallel=2" in containers(pod)["worker-0"]["args"]
 
 
 def test_a_claimed_gpu_is_that_of_the_storage_too() -> None:

@@ -14,6 +14,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.shell import OUTBOX_DRAIN_S
 from services.worker.config import WorkerConfig
 from services.worker.shell import LEAVE_TIMEOUT_S
+from shared.broker import BrokerSettings
 from shared.config import parse_bytes
 from shared.memory.segment import SHM_DIRECTORY
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
@@ -167,7 +168,8 @@ def test_containers_outlast_what_their_processes_wait_for() -> None:
     assert isinstance(gateway, GatewayConfig)
     assert isinstance(worker, WorkerConfig)
     assert seconds(found["gateway"]["stop_grace_period"]) > gateway.grace_ms / 1e3 + OUTBOX_DRAIN_S
-    assert seconds(found["worker"]["stop_grace_period"]) > worker.stop_timeout_ms / 1e3 + LEAVE_TIMEOUT_S
+    stopping_s = (worker.drain_timeout_ms + worker.stop_timeout_ms) / 1e3 + LEAVE_TIMEOUT_S
+    assert seconds(found["worker"]["stop_grace_period"]) > stopping_s
 
 
 def test_with_a_gpu_storage_and_worker_see_it_and_each_other() -> None:
@@ -191,3 +193,19 @@ def test_with_a_gpu_storage_and_worker_see_it_and_each_other() -> None:
 def test_the_gpu_file_only_adds_to_services_that_are_there() -> None:
     """What it names is in compose.yaml, but for the container that holds the namespaces."""
     assert set(services("compose.gpu.yaml")) - set(services()) == {"node"}
+
+
+def test_with_tls_every_process_verifies_the_broker() -> None:
+    """All have the authority's certificate and none has another address; the broker reads a configuration with TLS."""
+    found = services("compose.tls.yaml", NATS_TLS="/tls")
+
+    for process in SETTINGS:
+        model = {"THERMOCLINE_MODEL": "/models/any"} if process in ("gateway", "worker") else {}
+        settings = settings_from(process, [], model | found[process]["environment"])
+        assert isinstance(settings, BrokerSettings)
+        assert settings.nats == ("tls://nats:4222",)
+        assert found[process]["volumes"] == [f"/tls/ca.crt:{settings.nats_ca}:ro"]
+    configuration, target = found["nats"]["volumes"][0].split(":")[:2]
+    assert (FOLDER / configuration).resolve() == ROOT / "infra" / "nats" / "single-tls.conf"
+    assert found["nats"]["command"][-1] == target
+    assert set(services("compose.tls.yaml", NATS_TLS="/tls")) - set(services()) == set()

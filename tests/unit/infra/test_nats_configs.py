@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
 from thermocline.supervisor.nats_server import find_nats_server
 
@@ -21,11 +22,14 @@ ENVIRONMENT = {
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_the_server_accepts_it(config: Path) -> None:
+def test_the_server_accepts_it(config: Path, tmp_path: Path) -> None:
     """``nats-server -t`` finds no fault."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("nats")
+    files = {"TC_NATS_CERT": str(certificate), "TC_NATS_KEY": str(key), "TC_NATS_CA": str(authority.ca)}
     command = [find_nats_server(), "-t", "-c", config]
 
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT | files, capture_output=True, text=True, timeout=30)
 
     assert done.returncode == 0, done.stderr
 
@@ -43,9 +47,14 @@ def test_every_variable_is_explained(config: Path) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_prompts_have_one_bound_everywhere(config: Path) -> None:
     """The same prompt is accepted with the embedded broker and with these."""
-    assert f"max_payload: {MAX_PAYLOAD_BYTES // 1024**2}MB" in config.read_text()
+    text = config.read_text()
+    if config.stem.endswith("-tls"):
+        text += (FOLDER / text.split('include "')[1].partition('"')[0]).read_text()
+
+    assert text.count("max_payload:") == 1
+    assert f"max_payload: {MAX_PAYLOAD_BYTES // 1024**2}MB" in text
 
 
-def test_both_examples_are_there() -> None:
-    """The README's two files exist."""
-    assert [config.name for config in CONFIGS] == ["cluster.conf", "single.conf"]
+def test_the_examples_are_there() -> None:
+    """The README's files exist."""
+    assert [config.name for config in CONFIGS] == ["cluster-tls.conf", "cluster.conf", "single-tls.conf", "single.conf"]

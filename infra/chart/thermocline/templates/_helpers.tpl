@@ -52,23 +52,82 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* The password comes first, because a variable may only refer to earlier ones. */}}
+{{/* Where the broker is and who we are; what is secret comes from secrets, as variables or as files. */}}
 {{- define "thermocline.brokerEnv" -}}
-- name: NATS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      name: {{ .Values.broker.secretName }}
-      key: {{ .Values.broker.secretKey }}
-- name: THERMOCLINE_NATS
-  value: {{ include "thermocline.brokerUrls" . | quote }}
-{{- end -}}
-
-{{- define "thermocline.brokerUrls" -}}
 {{- $urls := list -}}
 {{- range .Values.broker.servers -}}
-{{- $urls = append $urls (printf "%s://%s:$(NATS_PASSWORD)@%s" $.Values.broker.scheme $.Values.broker.user .) -}}
+{{- $urls = append $urls (printf "%s://%s" $.Values.broker.scheme .) -}}
 {{- end -}}
-{{- join "," $urls -}}
+- name: THERMOCLINE_NATS
+  value: {{ join "," $urls | quote }}
+{{- with .Values.broker.credentials }}
+{{- if .secretName }}
+- name: THERMOCLINE_NATS_CREDENTIALS
+  value: /etc/thermocline-broker/user.creds
+{{- else }}
+- name: THERMOCLINE_NATS_USER
+  value: {{ $.Values.broker.user | quote }}
+- name: THERMOCLINE_NATS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.broker.secretName }}
+      key: {{ $.Values.broker.secretKey }}
+{{- end }}
+{{- end }}
+{{- with .Values.broker.tls }}
+{{- if .secretName }}
+- name: THERMOCLINE_NATS_CA
+  value: /etc/thermocline-broker/ca.crt
+{{- if .clientCertificate }}
+- name: THERMOCLINE_NATS_CERT
+  value: /etc/thermocline-broker/tls.crt
+- name: THERMOCLINE_NATS_KEY
+  value: /etc/thermocline-broker/tls.key
+{{- end }}
+{{- end }}
+{{- with .serverName }}
+- name: THERMOCLINE_NATS_SERVER_NAME
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Files about the broker: whole volumes, so that kubelet replaces what is rotated, and the next connection reads it. */}}
+{{- define "thermocline.brokerMount" -}}
+{{- if or .Values.broker.tls.secretName .Values.broker.credentials.secretName }}
+- name: broker
+  mountPath: /etc/thermocline-broker
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "thermocline.brokerVolume" -}}
+{{- if or .Values.broker.tls.secretName .Values.broker.credentials.secretName }}
+- name: broker
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with .Values.broker.tls }}
+      {{- if .secretName }}
+      - secret:
+          name: {{ .secretName }}
+          items:
+            - {key: ca.crt, path: ca.crt}
+            {{- if .clientCertificate }}
+            - {key: tls.crt, path: tls.crt}
+            - {key: tls.key, path: tls.key}
+            {{- end }}
+      {{- end }}
+      {{- end }}
+      {{- with .Values.broker.credentials }}
+      {{- if .secretName }}
+      - secret:
+          name: {{ .secretName }}
+          items:
+            - {key: {{ .secretKey }}, path: user.creds}
+      {{- end }}
+      {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "thermocline.modelMount" -}}
@@ -93,6 +152,9 @@ securityContext:
   readOnly: true
 - name: tmp
   mountPath: /tmp
+{{- with include "thermocline.brokerMount" . }}
+{{ trim . }}
+{{- end }}
 {{- end -}}
 
 {{- define "thermocline.commonVolumes" -}}
@@ -103,6 +165,9 @@ securityContext:
   emptyDir: {}
 - name: cache
   emptyDir: {}
+{{- with include "thermocline.brokerVolume" . }}
+{{ trim . }}
+{{- end }}
 {{- end -}}
 
 {{/* A process without an API serves /metrics and nothing else. */}}
@@ -162,7 +227,7 @@ tolerations:
 {{- fail (printf "pool %s: a pod with CUDA has one worker, because the handles of its memory name a GPU by number" $pool.name) -}}
 {{- end -}}
 {{- if and (eq $pool.device "cuda") (eq $pool.gpu.sharing "claim") (semverCompare "<1.34.0-0" (default .root.Capabilities.KubeVersion.Version .root.Values.kubeVersion)) -}}
-{{- fail (printf "pool %s: claiming a GPU for a pod needs Kubernetes 1.34; set gpu.sharing to visible on machines with one GPU" $pool.name) -}}
+{{- fail (printf "pool %s: claiming a GPU for a pod needs Kubernetes 1.34; set gpu.sharing to visible on machines with as many GPUs as a worker takes" $pool.name) -}}
 {{- end -}}
 {{- if and $pool.disk.enabled (gt (int $pool.disk.kvGib) (int $pool.disk.claimGib)) -}}
 {{- fail (printf "pool %s: disk.kvGib is more than disk.claimGib holds" $pool.name) -}}

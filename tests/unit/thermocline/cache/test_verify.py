@@ -30,11 +30,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         await client.ensure_streams(StreamLimits())
 
         @contextlib.asynccontextmanager
-        async def cell(urls: object) -> AsyncIterator[CacheCalls]:
+        async def cell(broker: object) -> AsyncIterator[CacheCalls]:
             yield CacheCalls(client)
 
         monkeypatch.setattr(verify, "cell", cell)
-        arguments = argparse.Namespace(**{"nats": [], "json": False, "storage": None, **flags})
+        parser = argparse.ArgumentParser()
+        verify.add_arguments(parser)
+        arguments = argparse.Namespace(**{**vars(parser.parse_args([])), "json": False, "storage": None, **flags})
         async with ScriptedCache(broker.connect("cell"), **script):
             return await verify.run(arguments)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,20 @@ from shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from thermocline.doctor.__main__ import main
 from thermocline.doctor.disk_speed import measure_disk
-from thermocline.doctor.measuring import run_measurement
 from thermocline.doctor.profile import geometry_of
 
 QUICK = ["--profile-tokens", "64", "--page-sizes", "16", "--rounds", "1"]
+
+
+def measure_here(module: str, flags: Sequence[str], said: Callable[[str], None]) -> str:
+    """The last line that ``python -m module`` prints, without the seconds in which another process imports torch."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert importlib.import_module(module).main(list(flags)) == 0
+    *lines, last = printed.getvalue().splitlines()
+    for line in lines:
+        said(line)
+    return last
 
 
 def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,15 +53,7 @@ def test_a_model_is_measured_beside_the_movers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its figures are shown, with what a planner makes of them, and a second model's do not take their place."""
-    movers: list[str] = []
-
-    def measure_movers_once(module: str, flags: Sequence[str], said: Callable[[str], None]) -> str:
-        """Of interest here are the models, and a process that measures takes seconds only to start."""
-        if not movers:
-            movers.append(run_measurement(module, flags, said))
-        return movers[0]
-
-    monkeypatch.setattr("thermocline.doctor.profile.run_measurement", measure_movers_once)
+    monkeypatch.setattr("thermocline.doctor.profile.run_measurement", measure_here)
     path = tmp_path / "profile.json"
     codes, shown = [], []
     for family in ("opt", "llama"):
@@ -57,6 +62,7 @@ def test_a_model_is_measured_beside_the_movers(
 
         codes.append(main(["--profile", *QUICK, *model, "--out", str(path)]))
         shown.append(capsys.readouterr())
+        monkeypatch.setattr("thermocline.doctor.restoration.run_measurement", measure_here)
 
     gpus = tuple(json.loads(path.read_bytes())["machine"]["gpus"])
     restorations = read_profile(path, this_machine(gpus)).restorations

@@ -46,6 +46,17 @@ def test_children_in_starting_order() -> None:
     assert [child.name for child in children] == ["scheduler", "storage", "worker-0", "worker-1", "gateway"]
 
 
+def test_each_scheduler_has_a_name_of_its_own() -> None:
+    """The first keeps the one that it has alone; all stop at the same stage, behind everybody who needs one."""
+    children = service_children(make_cell(SupervisorConfig(schedulers=3)), {})
+    schedulers = [child for child in children if child.name.startswith("scheduler")]
+
+    assert [child.name for child in schedulers] == ["scheduler", "scheduler-1", "scheduler-2"]
+    assert [flags_of(child)["id"] for child in schedulers] == ["scheduler", "scheduler-1", "scheduler-2"]
+    assert len({child.log for child in schedulers}) == 3
+    assert len({child.stage for child in schedulers}) == 1
+
+
 def test_children_in_stopping_order() -> None:
     """New work is cut off first; the broker outlives everybody."""
     cell = make_cell(SupervisorConfig())
@@ -157,3 +168,13 @@ def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
     structs = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     known = [{field.name.replace("_", "-") for field in msgspec.structs.fields(kind)} for kind in structs]
     assert any(set(flags_of(child)) <= names for names in known), (flags_of(child), known)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 2.5, 10.0, 60.0])
+def test_a_worker_drains_and_stops_within_the_time_that_its_supervisor_waits(grace_s: float) -> None:
+    """Else it would be killed in the middle of what it was given time for."""
+    children = service_children(make_cell(SupervisorConfig(grace_s=grace_s)), {})
+    flags = flags_of(next(child for child in children if child.name == "worker-0"))
+
+    assert int(flags["stop-timeout-ms"]) >= 1
+    assert int(flags["drain-timeout-ms"]) + int(flags["stop-timeout-ms"]) <= max(1, grace_s * 1_000)
