@@ -1,0 +1,1 @@
+"""Measures any OpenAI-compatible server: ours or another."""

@@ -1,0 +1,126 @@
+"""What is asked: the simulator's generators, and two that only a real server needs.
+
+The generators are those of ``thermocline simulate``, with the same options, so that a figure measured here and one
+simulated there are of the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import ConfigError
+from thermocline.simulate.tokens import Span
+from thermocline.simulate.workloads import WORKLOADS as SIMULATED
+from thermocline.simulate.workloads import Asked, Workload
+from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, name
+from thermocline.simulate.workloads.lengths import around
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class UnsharedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Averages of log-normal lengths."""
+
+    prompt_tokens: Count = 1024
+    answer_tokens: Count = 128
+    spread: Annotated[float, Meta(ge=0)] = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class UnsharedWorkload:
+    """Prompts that have nothing in common: what a prefix cache costs when it cannot help."""
+
+    options: UnsharedOptions
+    seed: int
+
+    def requests(self) -> Iterator[Asked]:
+        """Without an end."""
+        rng = Random(self.seed)
+        number = 0
+        while True:
+            prompt = Span(name(QUESTION, number), around(rng, self.options.prompt_tokens, self.options.spread))
+            answer = Span(name(OUTPUT, number), around(rng, self.options.answer_tokens, self.options.spread))
+            yield Asked((prompt,), answer)
+            number += 1
+
+    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
+        return None
+
+
+class BurstOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``size`` requests come at once on one new document; the next burst, on another, ``pause_s`` later."""
+
+    size: Count = 32
+    document_tokens: Count = 2000
+    question_tokens: Count = 32
+    answer_tokens: Count = 16
+    pause_s: Annotated[float, Meta(ge=0)] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BurstWorkload:
+    """Everybody asks about what nobody has asked about before."""
+
+    options: BurstOptions
+    seed: int  # Lengths are not drawn; the seed decides the tokens alone.
+
+    def requests(self) -> Iterator[Asked]:
+        """Without an end, each at its time."""
+        options, number = self.options, 0
+        while True:
+            burst = number // options.size
+            document = Span(name(SHARED, burst), options.document_tokens)
+            question = Span(name(QUESTION, number), options.question_tokens)
+            answer = Span(name(OUTPUT, number), options.answer_tokens)
+            yield Asked((document, question), answer, time_s=burst * options.pause_s)
+            number += 1
+
+    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
+        return None
+
+
+WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]] = {
+    **SIMULATED,
+    "unshared": (UnsharedOptions, UnsharedWorkload),
+    "burst": (BurstOptions, BurstWorkload),
+}
+"""The struct of a generator's options, and what makes it from them and a seed."""
+
+
+def options_of(workload: str, assignments: Sequence[str]) -> msgspec.Struct:
+    """The generator's options from ``KEY=VALUE`` texts. Raises ConfigError naming every fault."""
+    if workload not in WORKLOADS:
+        raise ConfigError(f"there is no workload {workload!r}; known are {', '.join(WORKLOADS)}")
+    options, _ = WORKLOADS[workload]
+    types = get_type_hints(options, include_extras=True)
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or key not in types:
+            faults.append(f"--set {assignment}: must be KEY=VALUE; {workload} knows {', '.join(sorted(types))}")
+            continue
+        try:
+            values[key] = msgspec.convert(text, types[key], strict=False)
+        except msgspec.ValidationError as error:
+            faults.append(f"--set {assignment}: {error}")
+        else:
+            if isinstance(values[key], float) and not values[key] < float("inf"):
+                faults.append(f"--set {assignment}: must be a finite number")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return options(**values)
+
+
+def make_workload(workload: str, assignments: Sequence[str], seed: int) -> Workload:
+    """A generator by its name. Raises ConfigError naming every fault."""
+    _, make = WORKLOADS.get(workload, (None, None))
+    options = options_of(workload, assignments)
+    assert make is not None
+    return make(options, seed)
