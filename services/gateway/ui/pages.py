@@ -1,0 +1,97 @@
+"""The files of the page at /ui, read once and served under a strict policy.
+
+The page holds no secrets, so anybody may load it; what it shows comes from the API, under the keys that it asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from shared.errors import NotFound
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # The page builds its elements one by one; text of prompts can never become markup.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    # Asked for again each time, and answered without a body while it is the same: an upgrade shows at once.
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """``tag`` is the entity tag, quotes included."""
+
+    body: bytes
+    media_type: str
+    tag: str
+
+
+def read_files() -> dict[str, StaticFile]:
+    """All files of the page by name. Files of other kinds are not served."""
+    found = {}
+    for entry in sorted(files(__package__).joinpath("static").iterdir(), key=lambda entry: entry.name):
+        media_type = _TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None:
+            body = entry.read_bytes()
+            tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+            found[entry.name] = StaticFile(body, media_type, tag)
+    return found
+
+
+def ui_router() -> APIRouter:
+    """``/ui/`` and the files beside it; ``/ui`` leads there, so that relative addresses work behind a path prefix."""
+    router = APIRouter(include_in_schema=False)
+    pages = read_files()
+
+    @router.get("/ui", response_model=None)
+    async def entrance() -> Response:
+        return RedirectResponse("ui/", 307)
+
+    @router.get("/ui/", response_model=None)
+    async def index(http: Request) -> Response:
+        return _response(pages["index.html"], http)
+
+    @router.get("/ui/{name}", response_model=None)
+    async def file(name: str, http: Request) -> Response:
+        page = pages.get(name)
+        if page is None:
+            raise NotFound(f"the page has no file {name[:64]!r}", code="unknown_route")
+        return _response(page, http)
+
+    return router
+
+
+def _response(page: StaticFile, http: Request) -> Response:
+    headers = {**_HEADERS, "etag": page.tag}
+    if page.tag in http.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(page.body, headers=headers, media_type=page.media_type)

@@ -1,0 +1,39 @@
+// A small chart over time, in SVG. Its title and description are what a screen reader says of it.
+
+import { svg } from "./dom.js";
+import { clockTime } from "./words.js";
+
+const HEIGHT = 170, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 22;
+
+/**
+ * `series`: [{points: [{x: ms, y}], color: "--device", kind: "line" | "dots"}]; `from`..`to` in ms; `most` the top of
+ * the scale; `word` writes a value; `width` is that of its place, in pixels.
+ */
+export function chart({ title, description, series, from, to, most, word, width }) {
+  const across = (ms) => LEFT + ((ms - from) / (to - from)) * (width - LEFT - RIGHT);
+  const up = (value) => HEIGHT - BOTTOM - (Math.min(value, most) / most) * (HEIGHT - TOP - BOTTOM);
+  const marks = [0, 0.5, 1].map((share) => {
+    const y = up(most * share);
+    return [svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }),
+      svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end", text: word(most * share) })];
+  });
+  const times = [from, (from + to) / 2, to].map((ms, place) =>
+    svg("text", { x: across(ms), y: HEIGHT - 6, "text-anchor": ["start", "middle", "end"][place], text: clockTime(ms) }));
+  const drawn = series.flatMap(({ points, color, kind }) => {
+    const seen = points.filter(({ x }) => x >= from && x <= to);
+    if (kind === "dots") {
+      return seen.map(({ x, y }) => svg("circle", { cx: across(x).toFixed(1), cy: up(y).toFixed(1), r: 2.6, style: { fill: `var(${color})`, opacity: 0.75 } }));
+    }
+    const line = seen.length > 1 ? svg("polyline", { class: "line", points: seen.map(({ x, y }) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" "), style: { stroke: `var(${color})` } }) : null;
+    return [line, ...(seen.length <= 60 ? seen.map(({ x, y }) => svg("circle", { cx: across(x), cy: up(y), r: 2.4, style: { fill: `var(${color})` } })) : [])];
+  });
+  return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}. ${description}` },
+    ...marks.flat(), ...times, ...drawn.filter(Boolean));
+}
+
+/** The next number of 1, 2 or 5 times a power of ten that is no less. */
+export function roundUp(value) {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+}

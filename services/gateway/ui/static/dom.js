@@ -1,0 +1,54 @@
+// Elements without markup: everything that comes from the API is set as text, so it can never become HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. `given` are properties (class, text, on*, data*, aria-*); children are nodes, strings or null. */
+export function h(name, given = {}, ...children) {
+  return dressed(document.createElement(name), given, children);
+}
+
+/** The same for SVG. */
+export function svg(name, given = {}, ...children) {
+  return dressed(document.createElementNS(SVG, name), given, children);
+}
+
+function dressed(element, given, children) {
+  for (const [key, value] of Object.entries(given)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key === "text") element.textContent = value;
+    else if (key === "value") element.value = value;
+    else if (key === "style") for (const [name, what] of Object.entries(value)) element.style.setProperty(name, what);
+    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Replace what is in `place`, but keep the focus on the element with the same id. */
+export function fill(place, ...children) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
+  place.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+/** A panel with a heading; `aside` stands beside the heading. */
+export function panel(title, { className = "", aside = null, id = null } = {}, ...children) {
+  return h("section", { class: `panel ${className}`, "aria-label": title, id }, h("header", {}, h("h2", { text: title }), aside), ...children);
+}
+
+/** A table whose columns are [heading, isNumber]; rows are lists of cells (nodes or text). */
+export function table(caption, columns, rows) {
+  const cell = (content, column) =>
+    h("td", { class: columns[column][1] ? "num" : null }, content instanceof Node ? content : String(content));
+  return h("div", { class: "scroll" },
+    h("table", {},
+      h("caption", { class: "only-read", text: caption }),
+      h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))),
+      h("tbody", {}, rows.map((row) => (row instanceof Node ? row : h("tr", {}, row.map(cell)))))));
+}
+
+/** A list of colours and what they stand for. */
+export function legend(names, wordOf = (name) => name) {
+  return h("ul", { class: "legend" }, names.map((name) => h("li", {}, h("span", { class: `swatch c-${name}` }), wordOf(name))));
+}

@@ -1,0 +1,60 @@
+// Numbers and the API's names as people read them. Pure.
+
+export const SOURCES = ["device", "neighbour", "host", "disk", "remote", "hidden", "sparse", "computed"];
+export const PARTS = ["accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver"];
+
+const SOURCE_WORDS = {
+  device: "device memory", neighbour: "another device", host: "host memory", disk: "disk", remote: "object store",
+  hidden: "restored from hidden states", sparse: "disk, only what is important", computed: "computed",
+};
+const PART_WORDS = {
+  accept: "accepting", broker: "broker", queue: "waiting in line", deferral: "waiting for another request",
+  prefetch_wait: "waiting for a fetch", load: "loading", restore: "restoring", compute: "computing", deliver: "delivering",
+};
+const REASON_WORDS = {
+  never_stored: "was never stored", evicted: "was evicted", not_admitted: "was not admitted to a lower tier",
+  pending: "is being computed or fetched by another", other_salt: "is cached under another salt",
+  other_fidelity: "is cached at another fidelity", deadline: "would have come too late", partial_chunk: "is the tail of a chunk",
+  last_token: "the last token is always computed", opted_out: "the request reads no cache", failed: "failed its check",
+  unknown: "is not known",
+};
+
+export const sourceWord = (name) => SOURCE_WORDS[name] ?? name;
+export const partWord = (name) => PART_WORDS[name] ?? name;
+export const reasonWord = (name) => REASON_WORDS[name] ?? name;
+
+export const count = (number) => (number === null || number === undefined ? "–" : Math.round(number).toLocaleString("en"));
+export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`);
+export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+/** Milliseconds with three digits or so. */
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms >= 60000) return `${(ms / 60000).toFixed(1)} min`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`;
+  return ms >= 100 ? `${ms.toFixed(0)} ms` : `${ms.toFixed(1)} ms`;
+}
+
+export function bytes(amount) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (amount >= 1024 && unit < units.length - 1) { amount /= 1024; unit += 1; }
+  return `${unit ? amount.toFixed(1) : amount} ${units[unit]}`;
+}
+
+export const clockTime = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+
+/** Tokens of an explained prompt by source; null where the prompt's parts are not told. */
+export function tokensBySource(explained) {
+  if (!Array.isArray(explained.prompt)) return null;
+  const found = {};
+  for (const { start, end, source } of explained.prompt) found[source] = (found[source] ?? 0) + end - start;
+  return found;
+}
+
+/** The share of an explained prompt that was not computed; null where it is not known. */
+export function hitShare(explained) {
+  const found = tokensBySource(explained);
+  const all = found && Object.values(found).reduce((sum, tokens) => sum + tokens, 0);
+  return all ? 1 - (found.computed ?? 0) / all : null;
+}

@@ -1,0 +1,48 @@
+"""A headless browser for the tests of the page. They are skipped where there is none, and say so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from tests.ui.stand_in import KEY, StandIn, serving
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install the package `chromium` to test the page at /ui")
+    async with async_playwright() as playwright:
+        found = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        await found.close()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandIn]:
+    """A scripted gateway with the real page."""
+    async with serving(StandIn()) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+async def page(browser: Browser, gateway: StandIn) -> AsyncIterator[Page]:
+    """The page, open and unlocked. A fault in its scripts, or anything against its policy, fails the test."""
+    faults: list[str] = []
+    opened = await browser.new_page(viewport={"width": 1440, "height": 900})
+    opened.set_default_timeout(15_000)
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
+    await opened.goto(f"{gateway.url}/ui")
+    await opened.fill("#admin-key", KEY)
+    await opened.get_by_role("button", name="Use these").click()
+    await opened.wait_for_selector("#link[data-state=live]")
+    yield opened
+    await opened.close()
+    assert faults == []

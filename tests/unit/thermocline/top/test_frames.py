@@ -1,0 +1,118 @@
+"""Frames of the terminal: what they say, and that they fit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from services.gateway.openai_schema.cache import CacheNode
+from services.gateway.openai_schema.cell import CellReport
+from services.gateway.openai_schema.explanation import Explanation
+from tests.ui.stand_in import a_cell, a_tree, explanation, node
+from thermocline.top.frames import VIEWS, body_rows, frame
+from thermocline.top.request_figures import cached_share, ttft_quantile_ms
+from thermocline.top.source import Snapshot
+from thermocline.top.styles import bar, milliseconds
+
+
+def a_snapshot(nodes: int = 60) -> Snapshot:
+    """A busy cell."""
+    return Snapshot(
+        link="live",
+        cell=msgspec.convert(a_cell(), CellReport),
+        requests=msgspec.convert([explanation(n, ttft_ms=10.0 * (n + 1)) for n in range(9)], list[Explanation]),
+        nodes=msgspec.convert(a_tree(nodes), list[CacheNode]),
+    )
+
+
+def text_of(snapshot: Snapshot, view: str, *, width: int = 80, height: int = 24, first: int = 0) -> str:
+    """A frame without its colours."""
+    return "\n".join(line.plain for line in frame(snapshot, view, width=width, height=height, first=first))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 4)])
+def test_a_frame_fills_its_terminal_and_no_more(view: str, width: int, height: int) -> None:
+    """Whatever the size, with everything known and with nothing known."""
+    for snapshot in (a_snapshot(), Snapshot(), Snapshot(link="disconnected", error="no answer " * 40)):
+        lines = frame(snapshot, view, width=width, height=height)
+
+        assert len(lines) == height
+        assert max(line.cell_len for line in lines) <= width
+
+
+def test_the_overview_tells_pools_hits_and_times() -> None:
+    """Cached and leased pages add up to what is used."""
+    text = text_of(a_snapshot(), "overview")
+
+    assert "running 5   waiting 2 of 1,000" in text
+    assert "70 % of 682" in text
+    assert "host 21,000" in text
+    assert "median 50.0 ms   p95 90.0 ms   cached 90 %" in text
+
+
+def test_the_tree_lists_children_below_their_parents_the_hottest_first() -> None:
+    """With pins and tiers, and with the parent that is on no page left out."""
+    nodes = [
+        node(1, None, 0, 16, pins=["office"], host={"storage": 1}), node(2, 1, 16, 16, hits=1),
+        node(3, 1, 16, 16, hits=5), node(4, 3, 32, 16), node(9, 8, 160, 16),
+    ]  # fmt: skip
+    rows = text_of(Snapshot(nodes=msgspec.convert(nodes, list[CacheNode])), "tree").splitlines()[3:]
+
+    assert [row.split()[0] for row in rows[1:6]] == ["1", "3", "4", "2", "9"]
+    assert "· h ·  [pins: office]" in rows[1]
+
+
+def test_control_characters_of_a_prompt_never_reach_the_terminal() -> None:
+    """They are spelt out."""
+    nodes = [node(1, None, 0, 16, head_text="\x1b[2Jgone\r\n")]
+    text = text_of(Snapshot(nodes=msgspec.convert(nodes, list[CacheNode])), "tree")
+
+    assert "\x1b" not in text
+    assert "\\x1b[2Jgone" in text
+
+
+def test_a_deep_conversation_is_listed() -> None:
+    """Deeper than Python's stack."""
+    nodes = [node(n, n - 1 or None, 16 * (n - 1), 16) for n in range(1, 4097)]
+    snapshot = Snapshot(nodes=msgspec.convert(nodes, list[CacheNode]))
+
+    assert body_rows(snapshot, "tree", 80) == 4097
+    assert "…4000" in text_of(snapshot, "tree", first=4000)
+
+
+def test_what_is_old_is_said_to_be_old() -> None:
+    """The last cell stays below the reason."""
+    known = a_snapshot()
+    text = text_of(Snapshot("scheduler away", "it is silent", known.cell, known.requests), "overview")
+
+    assert "● scheduler away" in text
+    assert "it is silent (what follows is old)" in text
+    assert "running 5" in text
+
+
+def test_requests_without_a_first_token_are_shown_by_their_state() -> None:
+    """And count in no figure."""
+    waiting = {**explanation(1), "state": "queued", "ttft_ms": None, "parts": [], "prompt": []}
+    failed = {**waiting, "request_id": "request-2", "state": "failed", "error_code": "deadline_exceeded"}
+    requests = msgspec.convert([waiting, failed], list[Explanation])
+    text = text_of(Snapshot(requests=requests), "requests", width=100)
+
+    assert "queued" in text
+    assert "deadline_exceeded" in text
+    assert cached_share(requests) is ttft_quantile_ms(requests, 0.5) is None
+
+
+def test_parts_of_a_bar_add_up() -> None:
+    """Rounding moves ends, never the sum; nothing of nothing is an empty bar."""
+    assert bar([(1, "red")] * 3, 3, 10).plain == "█" * 10
+    assert bar([(1, "red"), (0.4, "red")], 2.8, 10).plain == "█" * 5 + "·" * 5
+    assert bar([(1, "red")], 0, 4).plain == "····"
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"), [(None, "-"), (0.04, "0.0 ms"), (99.94, "99.9 ms"), (250, "250 ms"), (1234, "1.23 s")]
+)
+def test_milliseconds_have_three_digits_or_so(ms: float | None, said: str) -> None:
+    """And seconds from one second on."""
+    assert milliseconds(ms) == said

@@ -1,0 +1,102 @@
+"""``thermocline top``: watch a running cell in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from services.gateway.admin_key import ADMIN_HEADER
+from shared.config import ENVIRONMENT_PREFIX
+from shared.errors import OperatorError
+from thermocline.cache.gateway_client import client
+from thermocline.top.frames import VIEWS, frame
+from thermocline.top.screen import Screen
+from thermocline.top.source import ASK_S, Snapshot, look
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
+
+
+def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; raises SystemExit (code 2) for one without sense."""
+    parser = argparse.ArgumentParser(
+        prog="thermocline top",
+        description="Watch a running cell in a terminal: tiers, radix tree, requests and workers.",
+        epilog=f"The admin key is read from --admin-key-file, or from {KEY_VARIABLE}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"a gateway of the cell; default {DEFAULT_URL}")
+    parser.add_argument("--admin-key-file", metavar="FILE", help="file with the gateway's admin key")
+    parser.add_argument("--view", choices=VIEWS, default="overview", help="what is shown first")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks; 1")
+    once = parser.add_mutually_exclusive_group()
+    once.add_argument("--once", action="store_true", help="print one frame and end")
+    once.add_argument("--json", action="store_true", help="print what a frame is made of, as one JSON object")
+    return parser.parse_args(list(argv))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: shown; 1: the cell could not be asked (``--once``, ``--json``); 2: bad arguments or no terminal."""
+    options = arguments_of(sys.argv[1:] if argv is None else argv)
+    try:
+        return asyncio.run(_run(options))
+    except OperatorError as error:
+        print(f"thermocline top: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+async def _run(options: argparse.Namespace) -> int:
+    key = _admin_key(options.admin_key_file)
+    async with client(options.url, {ADMIN_HEADER: key} if key else {}, timeout_s=ASK_S) as http:
+        if options.once or options.json:
+            return await _print_once(options, http)
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise OperatorError("there is no terminal to show a live screen on; ask for --once or --json")
+        await Screen(Console(), http, options.view, options.interval).run(sys.stdin.fileno())
+        return EXIT_OK
+
+
+async def _print_once(options: argparse.Namespace, http: httpx.AsyncClient) -> int:
+    snapshot = await look(http, Snapshot(), with_nodes=options.view == "tree")
+    if options.json:
+        print(json.dumps(msgspec.to_builtins(snapshot)))
+    else:
+        console = Console(highlight=False)
+        for line in frame(snapshot, options.view, width=console.width, height=console.height, address=options.url):
+            console.print(line, no_wrap=True)
+    return EXIT_OK if snapshot.link == "live" else EXIT_FAILED
+
+
+def _admin_key(file: str | None) -> str:
+    if file is None:
+        return os.environ.get(KEY_VARIABLE, "").strip()
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"--admin-key-file {file} cannot be read: {error}") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The cell at a glance, and its workers, as lines. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from services.gateway.openai_schema.cell import CellReport
+from services.gateway.openai_schema.explanation import Explanation
+from services.gateway.views.cache_view import HIT_TIERS
+from thermocline.cache.tables import shortened
+from thermocline.top.request_figures import cached_share, ttft_quantile_ms
+from thermocline.top.source import Snapshot
+from thermocline.top.styles import SOURCES, bar, milliseconds, percent
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_TIER_ORDER = {"device": 0, "host": 1, "state": 2}
+
+
+def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:
+    """Figures, pools, hits and the latest times to first token."""
+    cell = snapshot.cell
+    if cell is None:
+        return [Text("nothing has been heard of the cell yet", style="dim")]
+    requests = snapshot.requests
+    return [
+        Text(),
+        _facts(running=cell.running, waiting=f"{cell.queued:,} of {cell.max_queued:,}", deferred=cell.deferred,
+               workers=len(cell.workers)),
+        _facts(nodes=f"{cell.nodes:,}", chunks=f"{cell.chunks:,}", pins=cell.pins, fetches=cell.fetches,
+               saves=cell.saves),
+        Text(),
+        Text("memory: █ cached  ▒ in use  · free, in pages", style="bold"),
+        *_pools(cell, width),
+        Text(),
+        *_hits(cell, width),
+        Text(),
+        Text("first token, of the latest requests", style="bold"),
+        _facts(median=milliseconds(ttft_quantile_ms(requests, 0.5)), p95=milliseconds(ttft_quantile_ms(requests, 0.95)),
+               cached=percent(cached_share(requests))),
+        _sparkline(requests, width),
+        Text(),
+        Text(f"scheduler {cell.scheduler_id}, epoch {cell.epoch}, input {cell.seq:,}", style="dim"),
+    ]  # fmt: skip
+
+
+def workers_lines(snapshot: Snapshot) -> tuple[list[Text], list[Text]]:
+    """A heading, and a line for each worker."""
+    cell = snapshot.cell
+    if cell is None:
+        return [], [Text("nothing has been heard of the cell yet", style="dim")]
+    if not cell.workers:
+        return [], [Text("no worker has joined: nothing can be computed", style="red")]
+    rows = []
+    for worker in sorted(cell.workers, key=lambda worker: worker.worker_id):
+        pool = next((pool for pool in cell.pools if pool.owner == worker.worker_id and pool.tier == "device"), None)
+        used = percent((pool.total - pool.free) / pool.total) if pool is not None and pool.total else "-"
+        row = Text(f"{shortened(worker.worker_id, 28):<30}{worker.running:>9}{worker.waiting:>9}{used:>9}  ")
+        row.append("leaving" if worker.draining else "serving", style="yellow" if worker.draining else "green")
+        rows.append(row)
+    return [Text(f"{'worker':<30}{'running':>9}{'waiting':>9}{'memory':>9}  state", style="bold")], rows
+
+
+def _facts(**facts: object) -> Text:
+    line = Text()
+    for name, value in facts.items():
+        line.append(f"{name} ", style="dim").append(f"{value}   ", style="bold")
+    return line
+
+
+def _pools(cell: CellReport, width: int) -> list[Text]:
+    lines = []
+    for pool in sorted(cell.pools, key=lambda pool: (_TIER_ORDER.get(pool.tier, 9), pool.owner)):
+        room = max(10, width - 50)
+        line = Text(f"{shortened(pool.owner, 18):<19}{pool.tier:<7}")
+        cached = bar([(pool.cached, SOURCES.get(pool.tier, "white"))], pool.total, room)
+        leased = round(room * (pool.cached + pool.leased) / pool.total) if pool.total else 0
+        drawn = cached.plain.count("█")
+        line.append_text(cached[:drawn]).append("▒" * (leased - drawn)).append("·" * (room - leased), "bright_black")
+        used = percent((pool.total - pool.free) / pool.total if pool.total else None)
+        line.append(f"{used:>6} of {pool.total:,}")
+        lines.append(line)
+    return lines or [Text("no pool: no worker and no storage has joined", style="dim")]
+
+
+def _hits(cell: CellReport, width: int) -> list[Text]:
+    found = {tier: cell.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS}
+    words = Text()
+    for tier, tokens in found.items():
+        if tokens:
+            words.append("█ ", style=SOURCES[tier]).append(f"{tier} {tokens:,}  ")
+    heading = Text("tokens found, by tier, since the scheduler began", style="bold")
+    if not words:
+        return [heading, Text("none yet", style="dim")]
+    parts = [(float(tokens), SOURCES[tier]) for tier, tokens in found.items()]
+    return [heading, bar(parts, sum(found.values()), max(10, width - 2)), words]
+
+
+def _sparkline(requests: list[Explanation], width: int) -> Text:
+    """The oldest on the left; a block is as high as its request was slow beside the slowest."""
+    latest = [request.ttft_ms for request in requests if request.ttft_ms is not None][: width - 2]
+    slowest = max(latest, default=0.0)
+    if not slowest:
+        return Text("no request lately", style="dim")
+    marks = (_SPARKS[min(7, int(8 * ms / slowest))] for ms in reversed(latest))
+    return Text("".join(marks), style="cyan")
