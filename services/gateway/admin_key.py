@@ -1,4 +1,4 @@
-"""Whether a caller may administer the cache. The key of the ordinary API never opens this."""
+"""Whether a caller may administer the cell. The key of the ordinary API never opens this."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ from starlette.datastructures import Headers
 
 from shared.errors import InvalidRequest, NotAuthenticated, ThermoclineError
 
-ADMIN_PREFIX = "/v1/cache"
+ADMIN_PREFIXES = ("/v1/cache", "/v1/cell")
+REQUESTS_PREFIX = "/v1/requests"
 ADMIN_HEADER = "x-admin-key"
 
 
 def is_admin_path(path: str) -> bool:
     """Whether a path is one of the administration's, rather than one of the API's."""
-    return path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in ADMIN_PREFIXES)
+
+
+def is_open_to_admin(path: str) -> bool:
+    """Whether a path of the API opens to the admin key too."""
+    return path == REQUESTS_PREFIX or path.startswith(REQUESTS_PREFIX + "/")
+
+
+def holds_admin_key(headers: Headers, admin_key: str) -> bool:
+    """Whether a caller shows the admin key; never where none is configured."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = (headers.get(ADMIN_HEADER, ""), bearer.strip() if scheme.lower() == "bearer" else "")
+    # Both are compared, each in constant time, so that the time says nothing about which one came close.
+    matches = [hmac.compare_digest(key.encode(), admin_key.encode()) for key in given]
+    return bool(admin_key) and any(matches)
 
 
 def check_admin(headers: Headers, admin_key: str) -> None:
     """Raises NotAuthenticated without the key, and InvalidRequest (403) where no key is configured."""
     if not admin_key:
         raise _closed()
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    given = (headers.get(ADMIN_HEADER, ""), bearer.strip() if scheme.lower() == "bearer" else "")
-    # Both are compared, each in constant time, so that the time says nothing about which one came close.
-    matches = [hmac.compare_digest(key.encode(), admin_key.encode()) for key in given]
-    if not any(matches):
+    if not holds_admin_key(headers, admin_key):
         raise NotAuthenticated(
             "the admin key is required: X-Admin-Key: KEY, or Authorization: Bearer KEY", code="invalid_admin_key"
         )

@@ -13,11 +13,14 @@ from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_body
 from services.gateway.openapi import install_openapi
 from services.gateway.routes.cache import cache_router
+from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
 from services.gateway.routes.models import models_router
 from services.gateway.routes.operations import operations_router, package_version
+from services.gateway.routes.requests import requests_router
 from services.gateway.routes.tokenization import tokenization_router
+from services.gateway.ui.pages import ui_router
 from shared import logs
 from shared.errors import InternalError, InvalidRequest, ThermoclineError
 
@@ -40,9 +43,12 @@ def build_app(gateway: Gateway) -> ASGIApp:
         tokenization_router,
         operations_router,
         cache_router,
+        cell_router,
+        requests_router,
     )
     for router in routers:
         app.include_router(router(gateway))
+    app.include_router(ui_router())
     app.add_exception_handler(ThermoclineError, _on_typed_error)
     app.add_exception_handler(HTTPException, _on_framework_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from pathlib import Path
 
 from services.gateway import metrics
@@ -12,12 +13,14 @@ from services.gateway.boundary import tenant_id
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
+from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import check_default, read_importance_gate
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.pending import PendingTable, Slots
+from services.gateway.recent_requests import RecentRequests
 from services.gateway.shell import GatewayShell
 from services.gateway.tokenizer import Tokenizer
 from shared import logs, subjects
@@ -70,6 +73,7 @@ def compose(
     """
     gateway_id = f"{config.id}-{incarnation}"
     dispatcher = Dispatcher(bus, subjects.request_input(gateway_id), gateway_id, PendingTable())
+    cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
     return Gateway(
         config=config,
         gateway_id=gateway_id,
@@ -78,8 +82,10 @@ def compose(
         bus=bus,
         dispatcher=dispatcher,
         slots=Slots(config.max_inflight, metrics.IN_FLIGHT.set),
-        cell=CellView(facts.fingerprint),
+        cell=cell,
         fidelity=fidelity,
+        recent=recent,
+        explainer=Explainer(bus, recent, facts.name),
     )
 
 

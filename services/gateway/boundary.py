@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
-from services.gateway.admin_key import check_admin, is_admin_path
+from services.gateway.admin_key import check_admin, holds_admin_key, is_admin_path, is_open_to_admin
 from services.gateway.failures import retry_after_s
 from services.gateway.openai_schema.errors import error_body
 from shared import logs
@@ -63,6 +63,7 @@ class Boundary:
             return
         status = 0
         request_id = new_id("http")
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -75,6 +76,8 @@ class Boundary:
         try:
             if is_admin_path(scope["path"]):
                 check_admin(Headers(scope=scope), self._admin_key)
+            elif is_open_to_admin(scope["path"]) and holds_admin_key(Headers(scope=scope), self._admin_key):
+                scope["state"]["is_admin"] = True
             elif scope["path"].startswith(GUARDED_PREFIXES):
                 scope.setdefault("state", {})["tenant"] = tenant_of(Headers(scope=scope), self._api_keys)
             await self._app(scope, receive, send_marked)

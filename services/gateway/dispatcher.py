@@ -50,16 +50,18 @@ class Dispatcher:
             raise
         failure = next((result for result in results if result is not None), None)
         if failure is not None:
-            self.end(generation, reason="not_submitted")
+            self.end(generation, reason="not_submitted", error=failure)
             raise failure
 
-    def end(self, generation: Generation, reason: str = "client_disconnected") -> None:
-        """Forget a generation, and cancel those of its choices that still run."""
+    def end(
+        self, generation: Generation, reason: str = "client_disconnected", error: ThermoclineError | None = None
+    ) -> None:
+        """Forget a generation, and cancel those of its choices that still run; ``error`` is why they failed, if so."""
         self.pending.remove(generation)
         for choice in generation.choices:
             if not choice.is_settled:
                 self.cancel(choice.request_id, choice.failure.code if choice.failure else reason)
-            choice.fail(RequestCancelled(f"cancelled: {reason}"))
+            choice.fail(error or RequestCancelled(f"cancelled: {reason}"))
 
     def cancel(self, request_id: str, reason: str) -> None:
         self.outbox.post(CancelRequest(request_id=request_id, gateway_id=self.gateway_id, reason=reason))

@@ -7,7 +7,7 @@ larger chunks, never a growing queue of them; one that takes nothing for too lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.background import BackgroundTask
@@ -40,13 +40,22 @@ class EventStream(Response):
 
     background: BackgroundTask | None = None
 
-    def __init__(self, generation: Generation, view: AnswerView, ticket: Ticket, times: StreamTimes) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        view: AnswerView,
+        ticket: Ticket,
+        times: StreamTimes,
+        before_closing: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``before_closing`` is awaited behind the last token, where the view wants an explanation."""
         self.status_code = 200
         self.raw_headers = list(sse.HEADERS)
         self._generation = generation
         self._view = view
         self._ticket = ticket
         self._times = times
+        self._before_closing = before_closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT_EXTENSION)
@@ -69,6 +78,11 @@ class EventStream(Response):
             data += _events(self._chunks(news))
             failure = generation.first_failure()
             if failure is not None or generation.is_over:
+                if failure is None and self._view.wants_explanation:
+                    if data:  # The answer does not wait for its explanation.
+                        await self._send(send, data)
+                    data = b""
+                    await self._before_closing()
                 await self._send(send, data + self._ending(failure), more=False)
                 return
             if data:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
+from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
+from services.gateway.recent_requests import RecentRequests
 from services.gateway.tokenizer import Tokenizer
 from shared.bus.protocol import Bus
 from shared.errors import Unavailable
@@ -30,6 +32,8 @@ class Gateway:
     slots: Slots
     cell: CellView
     fidelity: FidelityRules
+    recent: RecentRequests
+    explainer: Explainer
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
 

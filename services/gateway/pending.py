@@ -34,6 +34,7 @@ class Choice:
         self.is_settled = False  # The cell knows that it is over; there is nothing to cancel.
         self.workers: dict[int, str] = {}  # Worker by attempt, oldest first.
         self.started_s = now_s
+        self.submitted_ns = 0  # The wall clock's time at ``started_s``, once it is about to be submitted.
         self.first_token_s = 0.0
         self.progress_s = now_s
         self.probed_s = now_s

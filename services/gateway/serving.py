@@ -71,6 +71,7 @@ async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Ge
     config = gateway.config
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
+    _begin(gateway, http, generation)
     await gateway.dispatcher.start(generation)
     if generation.is_streaming:
         await generation.changed(config.stream_start_ms / 1000)
@@ -81,10 +82,25 @@ async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Ge
         raise failure
     if generation.is_streaming:
         times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
-        return EventStream(generation, view, ticket, times)
+        return EventStream(generation, view, ticket, times, lambda: _explain(gateway, generation, view))
+    if view.wants_explanation:
+        await _explain(gateway, generation, view)
     body = view.whole()
     ticket.close()
     return Response(body, media_type="application/json")
+
+
+def _begin(gateway: Gateway, http: Request, generation: Generation) -> None:
+    """Note when the choices are submitted, so that they can be explained."""
+    for choice in generation.choices:
+        choice.started_s, choice.submitted_ns = gateway.clock(), gateway.wall_ns()
+    http_id = http.scope.get("state", {}).get("request_id", "")
+    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path)
+
+
+async def _explain(gateway: Gateway, generation: Generation, view: AnswerView) -> None:
+    """Give the view an explanation of the first choice."""
+    view.explanation = await gateway.explainer.explain_first(generation)
 
 
 def _gone() -> RequestCancelled:

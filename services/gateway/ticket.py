@@ -49,5 +49,6 @@ class Ticket:
         if self._generation is not None:
             reason = self._generation.abandoned or RequestCancelled("", code="client_disconnected")
             self._gateway.dispatcher.end(self._generation, reason.code)
+            self._gateway.recent.end(self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
         self._gateway.slots.give_back(self._slots)

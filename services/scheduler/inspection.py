@@ -1,4 +1,4 @@
-"""Calls that look into the state and change nothing: what is cached, and who is a member."""
+"""Calls that look into the state and change nothing: what is cached, how requests were admitted, who is a member."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from services.scheduler import core
 from shared import subjects
 from shared.bus.protocol import CallHandler
 from shared.codec import decode, encode
+from shared.messages.explanations import GetAdmissions
 from shared.messages.status import GetStanding, ListCache, Standing
 
 
@@ -27,12 +28,18 @@ class Inspection:
         return [
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),
+            (subjects.rpc("scheduler", "admissions"), self._admissions),
         ]
 
     async def _listing(self, data: bytes) -> bytes:
         call = decode(data, ListCache)
         async with self._folding:
             return encode(core.list_cache(self._state(), call))
+
+    async def _admissions(self, data: bytes) -> bytes:
+        call = decode(data, GetAdmissions)
+        async with self._folding:
+            return encode(core.find_admissions(self._state(), call))
 
     async def _standing(self, data: bytes) -> bytes:
         call = decode(data, GetStanding)

@@ -243,6 +243,8 @@ class Executor:
         if order.restores:
             planned = self._restore(outcome, order, planned, transfer, started_ns)
             started_ns = self._clock_ns()
+            for item in outcome.restored.done:
+                item.request.milestones.restored_ns = started_ns
         self._passes.run(outcome, decodes(self._roster.requests.values()) + planned, transfer, order.loads)
         for item in outcome.restored.done:
             item.request.note_restored(item.start, item.end)

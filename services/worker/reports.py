@@ -219,6 +219,7 @@ def timing_of(request: RunningRequest) -> Timing:
         admitted_ns=at.admitted_ns,
         started_ns=at.started_ns,
         loaded_ns=at.loaded_ns,
+        restored_ns=at.restored_ns,
         first_token_ns=at.first_token_ns,
     )
 

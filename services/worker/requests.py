@@ -49,6 +49,7 @@ class Milestones:
     admitted_ns: int = 0
     started_ns: int = 0
     loaded_ns: int = 0
+    restored_ns: int = 0
     first_token_ns: int = 0
 
 

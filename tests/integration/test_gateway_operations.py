@@ -100,6 +100,7 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
         "/health/live", "/health/ready", "/metrics", "/version", "/v1/cache", "/v1/cache/stats", "/v1/cache/pins",
         "/v1/cache/pins/{name}", "/v1/cache/prewarm", "/v1/cache/flush", "/v1/cache/verify",
+        "/v1/cell", "/v1/cell/events", "/v1/requests", "/v1/requests/{name}/explain",
     }  # fmt: skip
     references = set(re.findall(r"#/components/schemas/(\w+)", str(description)))
     assert references <= set(description["components"]["schemas"])

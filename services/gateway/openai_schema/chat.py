@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.sampling import Logprobs, SamplingFields
 from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, UsageReport
 
@@ -97,6 +98,7 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     timing: TimingReport | UnsetType = UNSET
+    explanation: Explanation | UnsetType | None = UNSET
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,3 +126,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     usage: UsageReport | UnsetType | None = UNSET
     timing: TimingReport | UnsetType = UNSET
+    explanation: Explanation | UnsetType | None = UNSET

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.sampling import Choices, Logprobs, NotNegative, SamplingFields
 from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, UsageReport
 
@@ -61,3 +62,4 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     usage: UsageReport | UnsetType | None = UNSET
     timing: TimingReport | UnsetType = UNSET
+    explanation: Explanation | UnsetType | None = UNSET

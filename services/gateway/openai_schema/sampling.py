@@ -95,6 +95,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheOptions | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
     timing: bool | None = None
+    explain: bool | None = None
     # Known to other servers and not offered here: refused, since ignoring them would change the answer.
     use_beam_search: bool | None = None
     guided_json: Any = None

@@ -30,6 +30,7 @@ from services.gateway.openapi import describes
 from services.gateway.pending import Slots
 from services.gateway.prewarming import Warming, prewarm
 from services.gateway.prompt_source import tokenize_source
+from services.gateway.query import whole_number
 from services.gateway.scrub_walk import scrub_next
 from services.gateway.views.cache_view import node_view, pin_view, stats_view
 from shared.errors import InvalidRequest, NotFound
@@ -68,8 +69,8 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def list_nodes(http: Request) -> Response:
         with slots.taken():
             namespace = _namespace(gateway, http.query_params.get("namespace"), http.query_params.get("cache_salt"))
-            limit = _number(http, "limit", LISTED, 1, MAX_LISTED)
-            after = _number(http, "after", 0, 0, 2**53)
+            limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
+            after = whole_number(http, "after", 0, 0, 2**53)
             page = await calls.page(namespace, after=after, limit=limit)
         nodes = [node_view(node, gateway.tokenizer.decode(unpack_int32(node.head))) for node in page.nodes]
         more = page.next_after or None
@@ -191,16 +192,6 @@ def _namespace(gateway: Gateway, namespace: str | None, salt: str | None) -> str
     if namespace and (len(namespace) != 32 or set(namespace) - set("0123456789abcdef")):
         raise InvalidRequest("a namespace is 32 hex digits", param="namespace")
     return namespace or ""
-
-
-def _number(http: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query string. Raises InvalidRequest."""
-    text = http.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 16 and least <= int(text) <= most):
-        raise InvalidRequest(f"{name} must be a number from {least} to {most}", param=name)
-    return int(text)
 
 
 def _json(body: msgspec.Struct) -> Response:

@@ -84,6 +84,8 @@ _ENDPOINTS = (
     ("POST", "/tokenize", "token ids of a text or a conversation"),
     ("POST", "/detokenize", "text of token ids"),
     ("GET", "/v1/cache", "what is cached where; for operators, under the admin key"),
+    ("GET", "/v1/cell", "workers, pools and queue of the cell; for operators, under the admin key"),
+    ("GET", "/ui", "a live page of the cell; for operators"),
     ("GET", "/health/live", "whether this process runs"),
     ("GET", "/health/ready", "whether requests would be answered now"),
     ("GET", "/metrics", "Prometheus metrics"),

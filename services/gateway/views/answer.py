@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.gateway.assembly import Delta
 from services.gateway.model_facts import ModelFacts
+from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.sampling import SamplingFields
 from services.gateway.pending import Choice, Generation
 
@@ -29,8 +30,14 @@ class Wanted:
     prompt_logprobs: bool = False
     token_ids: bool = False
     timing: bool = False
+    explanation: bool = False
     usage_chunk: bool = False
     continuous_usage: bool = False
+
+    @property
+    def last_chunk(self) -> bool:
+        """Whether a stream ends with a chunk without choices."""
+        return self.usage_chunk or self.timing or self.explanation
 
     @property
     def tokens_matter(self) -> bool:
@@ -39,7 +46,13 @@ class Wanted:
 
 
 class AnswerView(Protocol):
-    """How an endpoint writes its answer."""
+    """How an endpoint writes its answer. ``explanation`` is given before its end, where it is wanted and can be had."""
+
+    explanation: Explanation | None
+
+    @property
+    def wants_explanation(self) -> bool:
+        """Whether the caller asked for an explanation."""
 
     def opening(self) -> list[bytes]:
         """Chunks before any token, as JSON."""
@@ -66,6 +79,7 @@ def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
         prompt_logprobs=fields.prompt_logprobs is not None,
         token_ids=bool(fields.return_token_ids),
         timing=bool(fields.timing),
+        explanation=bool(fields.explain),
         usage_chunk=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )

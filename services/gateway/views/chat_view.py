@@ -17,6 +17,7 @@ from services.gateway.openai_schema.chat import (
     ChatLogprobs,
     ChatResponse,
 )
+from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
@@ -37,7 +38,12 @@ class ChatView:
         self._wanted = wanted
         self._texts = texts
         self._now_ns = now_ns
+        self.explanation: Explanation | None = None
         self._first = True
+
+    @property
+    def wants_explanation(self) -> bool:
+        return self._wanted.explanation
 
     def opening(self) -> list[bytes]:
         """One chunk a choice with the role, before any content."""
@@ -62,7 +68,7 @@ class ChatView:
         return self._chunk([body], delta)
 
     def closing(self) -> list[bytes]:
-        if not self._wanted.usage_chunk and not self._wanted.timing:
+        if not self._wanted.last_chunk:
             return []
         return [self._chunk([], is_last=True)]
 
@@ -98,6 +104,7 @@ class ChatView:
                 timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
                 if self._wanted.timing
                 else UNSET,
+                explanation=self.explanation if self._wanted.explanation else UNSET,
             )
         )
 
@@ -125,6 +132,7 @@ class ChatView:
             timing=timing_report(generation.choices[0].assembly.timing, first_request.received_ns, self._now_ns())
             if is_last and wanted.timing
             else UNSET,
+            explanation=self.explanation if is_last and wanted.explanation else UNSET,
         )
         self._first = False
         return msgspec.json.encode(chunk)

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from services.gateway.assembly import Delta
 from services.gateway.openai_schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
@@ -42,10 +43,15 @@ class CompletionView:
         self._wanted = wanted
         self._texts = texts
         self._now_ns = now_ns
+        self.explanation: Explanation | None = None
         self._echoes = echoes
         self._hides_output = hides_output
         self._offsets = [0] * len(generation.choices)  # Characters that each choice has logprobs for.
         self._opened = [False] * len(generation.choices)
+
+    @property
+    def wants_explanation(self) -> bool:
+        return self._wanted.explanation
 
     def opening(self) -> list[bytes]:
         return []
@@ -60,7 +66,7 @@ class CompletionView:
         return self._response([body])
 
     def closing(self) -> list[bytes]:
-        if not self._wanted.usage_chunk and not self._wanted.timing:
+        if not self._wanted.last_chunk:
             return []
         return [self._response([], is_last=True)]
 
@@ -125,5 +131,6 @@ class CompletionView:
                 timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
                 if is_last and wanted.timing
                 else UNSET,
+                explanation=self.explanation if is_last and wanted.explanation else UNSET,
             )
         )

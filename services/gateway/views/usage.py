@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from services.gateway.assembly import Assembly
 from services.gateway.openai_schema.usage import ImportanceReport, PromptTokensDetails, TimingReport, UsageReport
 from services.gateway.pending import Generation
 from services.gateway.views.answer import first_choices
-from shared.messages.tokens import Timing, Usage
+from shared.messages.tokens import ImportanceUsage, Timing, Usage
 
 _TIERS = (
     "device_tokens",
@@ -42,6 +45,16 @@ def importance_report(generation: Generation) -> ImportanceReport | None:
         for usage in choice.assembly.lossy.values()
         if usage.importance is not None
     ]
+    return _summed(lossy)
+
+
+def choice_importance(assembly: Assembly) -> ImportanceReport | None:
+    """The same of one choice."""
+    return _summed([(usage, usage.importance) for usage in assembly.lossy.values() if usage.importance is not None])
+
+
+def _summed(lossy: Sequence[tuple[Usage, ImportanceUsage]]) -> ImportanceReport | None:
+    """One report of several loads; None of none."""
     if not lossy:
         return None
     # All choices of a request allow the same.

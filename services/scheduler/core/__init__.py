@@ -12,9 +12,10 @@ waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who r
 ``insertion`` (what comes back), ``tiers``, ``backups``, ``loads`` and ``neighbours`` (what moves between memories),
 ``writes`` and ``saves`` (what goes below them), ``state_form``, ``state_leases`` and ``state_saves`` (what of it in
 another form than KV), ``prefetch``, ``restoration_choice``, ``state_runs`` and ``restorations`` (what comes back up
-from there, and how).
+from there, and how), ``misses``, ``explanations`` and ``recollection`` (what is said of it afterwards).
 """
 
+from services.scheduler.core.explanations import find_admissions
 from services.scheduler.core.inputs import Stamped
 from services.scheduler.core.invariants import check_invariants
 from services.scheduler.core.listing import list_cache
@@ -33,6 +34,7 @@ __all__ = [
     "check_invariants",
     "decode_state",
     "encode_state",
+    "find_admissions",
     "list_cache",
     "new_state",
     "pending_timers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.deferral import announce, withdraw
 from services.scheduler.core.draft import Candidate, Draft
+from services.scheduler.core.explanations import note_admission
 from services.scheduler.core.hit_sources import fetched_tokens, neighbour_tokens_of
 from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
@@ -66,6 +67,7 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
         _let_go(state, found, worker)
         return False
     follow_cuts(state, found)
+    note_admission(turn, request, worker, path, found, span)
     _take_over(turn, request, worker, found, pages, span)
     if found.loaded:
         _begin_loads(turn, request, worker, found, pages, draft)

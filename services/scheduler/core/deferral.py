@@ -12,15 +12,17 @@ its own (see :mod:`fetch_waits`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from services.scheduler.core import transient
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.reach import may_reuse
 from services.scheduler.core.ready_order import stand_in_line, step_out
+from services.scheduler.core.recollection import note_wait
 from services.scheduler.core.state import CellState, Request, Worker, count
 from services.scheduler.core.turn import Turn
+from shared.messages.explanations import Wait
 
 
 def find_producer(
@@ -127,6 +129,9 @@ def end_deferral(state: CellState, request: Request) -> None:
     worker = state.workers[request.worker_id]
     del worker.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - request.deferred_ns) // 1_000_000
+    kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if request.waits_fetch else "deferral"
+    wait = Wait(kind=kind, start_ns=request.deferred_ns, end_ns=state.now_ns)
+    note_wait(state.recollection, request.request_id, wait)
     if request.waits_fetch:
         request.waits_fetch = 0
         count(state, "prefetch_wait_ms", waited_ms)

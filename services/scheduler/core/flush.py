@@ -54,7 +54,7 @@ def _flush_device(turn: Turn, order: list[int]) -> None:
         for worker in state.workers.values():
             node = state.tree.nodes.get(node_id)
             if node is not None and is_device_evictable(state, node, worker.worker_id):
-                count(state, "flushed_pages_device", drop_device(state, node, worker))
+                count(state, "flushed_pages_device", drop_device(state, node, worker, "flushed"))
 
 
 def _flush_host(turn: Turn, order: list[int]) -> None:
@@ -63,4 +63,4 @@ def _flush_host(turn: Turn, order: list[int]) -> None:
         for storage in state.storages.values():
             node = state.tree.nodes.get(node_id)
             if node is not None and is_host_evictable(node, storage.storage_id):
-                count(state, "flushed_pages_host", drop_host(state, node, storage))
+                count(state, "flushed_pages_host", drop_host(state, node, storage, "flushed"))

@@ -193,7 +193,7 @@ def _drop_colder(state: CellState, worker: Worker, leaves: Candidates, root: Nod
     freed = 0
     for victim in victims:
         trim(state, victim, pages - freed)
-        freed += drop_device(state, victim, worker)
+        freed += drop_device(state, victim, worker, "displaced")
     count(state, "promotion_evicted_pages", freed)
     return freed
 

@@ -8,6 +8,7 @@ from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_s
 from services.scheduler.core.placement import Placement, place, takes_requests
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch_when_near
 from services.scheduler.core.ready_order import serve, stand_in_line, step_out, waiting_at
+from services.scheduler.core.recollection import forget_waits
 from services.scheduler.core.saves import remember_key
 from services.scheduler.core.state import CellState, Request, Worker, count
 from services.scheduler.core.state_runs import drop_run
@@ -203,6 +204,7 @@ def forget(turn: Turn, request: Request, event: RequestEvent) -> None:
     forget_deferral(turn, request)
     forget_fetch_waits(turn, request)
     state = turn.state
+    forget_waits(state.recollection, request.request_id)
     del state.requests[request.request_id]
     state.ended[request.request_id] = request.attempt
     if len(state.ended) > _ENDED_REMEMBERED:

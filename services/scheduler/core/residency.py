@@ -36,9 +36,11 @@ from services.scheduler.core.prefix_tree import (
     remove_subtree,
     split,
 )
+from services.scheduler.core.recollection import note_gone
 from services.scheduler.core.speed_fit import restoration_costs
 from services.scheduler.core.state import CellState, Storage, Worker
 from shared.errors import InvariantViolated
+from shared.messages.explanations import Departure
 
 DEVICE = "device"
 HOST = "host"
@@ -227,7 +229,7 @@ def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
         return
     node.host_locks = without_entry(node.host_locks, storage.storage_id)
     if storage.storage_id in node.quarantined:
-        drop_host(state, node, storage)
+        drop_host(state, node, storage, "failed")
     else:
         offer(state, node)
 
@@ -238,7 +240,7 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
         if storage.storage_id not in node.quarantined:
             node.quarantined = (*node.quarantined, storage.storage_id)
     else:
-        drop_host(state, node, storage)
+        drop_host(state, node, storage, "failed")
 
 
 def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
@@ -254,8 +256,11 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> N
         note_children(state, node, worker.worker_id)
 
 
-def drop_device(state: CellState, node: Node, worker: Worker) -> int:
-    """Free this worker's pages of an evictable node; returns how many. May remove the node."""
+def drop_device(state: CellState, node: Node, worker: Worker, departure: Departure = "evicted") -> int:
+    """Free this worker's pages of an evictable node; returns how many. May remove the node.
+
+    ``departure`` is what is remembered of it if they were its last.
+    """
     pages = node.device[worker.worker_id]
     node.device = without_entry(node.device, worker.worker_id)
     worker.pool.cached -= len(pages) // 4
@@ -263,7 +268,7 @@ def drop_device(state: CellState, node: Node, worker: Worker) -> int:
     order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
     parent = state.tree.nodes[node.parent]
     _count_below(state, node, worker.worker_id, -1)
-    if not prune(state, node):
+    if not prune(state, node, departure, DEVICE):
         offer(state, node)
         if parent.parent:
             offer(state, parent)
@@ -300,8 +305,11 @@ def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> N
     offer(state, node)
 
 
-def drop_host(state: CellState, node: Node, storage: Storage) -> int:
-    """Free a storage's copy of a node that no load reads; returns the pages. May remove the node and its subtree."""
+def drop_host(state: CellState, node: Node, storage: Storage, departure: Departure = "evicted") -> int:
+    """Free a storage's copy of a node that no load reads; returns the pages. May remove the node and its subtree.
+
+    ``departure`` is what is remembered of it if it was the last.
+    """
     pages = node.host[storage.storage_id]
     node.host = without_entry(node.host, storage.storage_id)
     if storage.storage_id in node.quarantined:
@@ -310,24 +318,27 @@ def drop_host(state: CellState, node: Node, storage: Storage) -> int:
     pool.cached -= len(pages) // 4
     release(pool, pages)
     order_of(state, HOST, storage.storage_id).remove(node, moment(state))
-    if not prune(state, node):
+    if not prune(state, node, departure, HOST):
         offer(state, node)
     return len(pages) // 4
 
 
-def prune(state: CellState, node: Node) -> bool:
+def prune(state: CellState, node: Node, departure: Departure = "lost", tier: str = "") -> bool:
     """Remove a node that is resident nowhere, and with it what hangs below; returns whether it did.
 
     Nodes below it can have host copies only, which no match would ever reach.
     """
     if node.device or node.loading or node.host:
         return False
-    remove_all(state, [node])
+    remove_all(state, [node], departure, tier)
     return True
 
 
-def remove_all(state: CellState, tops: list[Node]) -> None:
-    """Remove these nodes with what hangs below them; an upper node comes before those below it."""
+def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost", tier: str = "") -> None:
+    """Remove these nodes with what hangs below them; an upper node comes before those below it.
+
+    It is remembered how they left, and from which tier last.
+    """
     tree = state.tree
     returned: dict[str, list[bytes]] = {}
     parents: dict[int, Node] = {}
@@ -336,6 +347,7 @@ def remove_all(state: CellState, tops: list[Node]) -> None:
         if top.id not in tree.nodes:
             continue
         gone, parent = remove_subtree(tree, top)
+        note_gone(state.recollection, gone, departure, tier, state.policy, state.now_ns)
         for node in gone:
             for storage_id, pages in node.host.items():
                 returned.setdefault(storage_id, []).append(pages)

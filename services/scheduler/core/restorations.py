@@ -9,6 +9,7 @@ not what was saved, costs its request the attempt, and that request's state is n
 from __future__ import annotations
 
 from services.scheduler.core.draft import Draft
+from services.scheduler.core.explanations import note_restored
 from services.scheduler.core.planner import note_restoration, per_us
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES
 from services.scheduler.core.rates import layer_costs, token_us
@@ -122,6 +123,7 @@ def run_went_on(turn: Turn, request: Request, chunk: Chunk, message: BatchDone) 
     if chunk.is_restored and message.restored_tokens > 0:
         part = (chunk.end - chunk.start) / message.restored_tokens
         request.run.restored_us += max(0, message.restore_us) * min(1.0, part)
+        note_restored(turn.state, request, chunk)
     free_restored(turn.state, request)
     extend_run(turn, request)
     end_run(turn.state, request)

@@ -6,6 +6,7 @@ import msgspec
 
 from services.scheduler.core.eviction.ranked import RankedPolicy
 from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.recollection import forgotten
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 
@@ -22,8 +23,11 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: CellState) -> bytes:
-    """The whole state. A fold that goes on from it gives the same outputs as one that never stopped."""
-    return _ENCODER.encode(_Snapshot(_VERSION, state))
+    """The whole state. A fold that goes on from it gives the same outputs as one that never stopped.
+
+    What is remembered for explanations alone is left out: it grows large, and no output depends on it.
+    """
+    return _ENCODER.encode(_Snapshot(_VERSION, msgspec.structs.replace(state, recollection=forgotten())))
 
 
 def decode_state(data: bytes) -> CellState:
@@ -34,6 +38,7 @@ def decode_state(data: bytes) -> CellState:
         raise CodecError(f"not a snapshot: {error}") from error
     if snapshot.version != _VERSION:
         raise CodecError(f"snapshot of version {snapshot.version}, not {_VERSION}")
+    snapshot.state.recollection = forgotten()
     _share_ids(snapshot.state.tree.nodes)
     for policy in snapshot.state.orders.values():
         if isinstance(policy, RankedPolicy):

@@ -18,6 +18,7 @@ from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import PredictionErrors
 from services.scheduler.core.planner.rate import Rate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, PrefixTree
+from services.scheduler.core.recollection import Recollection
 from services.scheduler.core.sparse_state import ChunkShares, SparseChoice, SparseSpan
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
@@ -388,6 +389,7 @@ class CellState(msgspec.Struct):
     orders: dict[str, AnyPolicy] = {}  # Eviction policy of each pool, by tier and owner.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
+    recollection: Recollection = msgspec.field(default_factory=Recollection)  # Decides nothing; in no snapshot.
 
 
 def new_state() -> CellState:

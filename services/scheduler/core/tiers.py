@@ -17,6 +17,7 @@ from services.scheduler.core.residency import (
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
 from services.scheduler.core.trimming import TRANSFER_PAGES, trim
 from services.scheduler.core.turn import Turn
+from shared.messages.explanations import Departure
 
 # Bound the time of one step. What is evicted ahead of need can go on with the worker's next input; what somebody
 # waits for goes on when the backups answer that were begun for it.
@@ -82,16 +83,18 @@ def _evict(turn: Turn, worker: Worker, node: Node, eviction: _Eviction) -> None:
     parent_id = node.parent
     storage = backup_target(state, worker)
     pages = None
+    departure: Departure = "evicted"
     # A node that has a copy needs none, nor one that another worker's backup is about to give one.
     if storage is not None and storage.storage_id not in node.host and not node.transfer:
         pages = admit_to_host(turn, storage, node)
+        departure = "refused" if state.config.admission == "selective" else "evicted"
     if storage is not None and (pages is not None or worker.worker_id in node.below):
         join_transfer(state, _transfer_for(turn, worker, storage, eviction, pages or b""), node, pages or b"")
         eviction.leaving[parent_id] = eviction.leaving.get(parent_id, 0) + 1
     elif worker.worker_id in node.locks:
         return  # A save of what it displaced reads it.
     else:
-        count(state, "evicted_pages_device", drop_device(state, node, worker))
+        count(state, "evicted_pages_device", drop_device(state, node, worker, departure))
     parent = state.tree.nodes.get(parent_id)
     if parent is not None and is_left_bare(parent, worker.worker_id, eviction.leaving):
         order_of(state, DEVICE, worker.worker_id).offer(parent)

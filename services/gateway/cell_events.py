@@ -1,0 +1,74 @@
+"""The cell's status as server-sent events, about once a second for as long as somebody reads.
+
+They are made of what the scheduler says by itself, so however many watch, nobody asks it for more. While it is silent
+the events say so, as errors in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway import sse
+from services.gateway.cell import FRESH_S
+from services.gateway.disconnect import DisconnectWatch
+from services.gateway.gateway import Gateway
+from services.gateway.pending import RETRY_AFTER_MS, Slots
+from services.gateway.views.cell_view import cell_view
+from shared.errors import Unavailable
+
+PERIOD_S = 1.0
+
+
+class CellEvents(Response):
+    """Ends when the client goes, takes nothing for too long, or this gateway shuts down.
+
+    Owns one of ``slots`` from its making on, and gives it back at its end.
+    """
+
+    background: BackgroundTask | None = None
+
+    def __init__(self, gateway: Gateway, slots: Slots, period_s: float = PERIOD_S) -> None:
+        """Raises TooManyConnections when no slot is to be had."""
+        slots.take(1)
+        self.status_code = 200
+        self.raw_headers = list(sse.HEADERS)
+        self._gateway = gateway
+        self._slots = slots
+        self._period_s = period_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.Event()
+        watch = DisconnectWatch(receive, gone.set)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while not gone.is_set() and not self._gateway.cell.is_draining:
+                await self._send(send, cell_event(self._gateway))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s):
+                        await gone.wait()
+            await self._send(send, b"", more=False)
+        except TimeoutError:
+            return  # A client that takes nothing is let go; the next reader of its connection sees it end.
+        finally:
+            watch.close()
+            self._slots.give_back(1)
+
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with asyncio.timeout(self._gateway.config.send_timeout_ms / 1000):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def cell_event(gateway: Gateway) -> bytes:
+    """One event: the last status, or that the scheduler has not been heard of for too long."""
+    cell = gateway.cell
+    age_s = gateway.clock() - cell.heard_s
+    if cell.status is None or age_s > FRESH_S:
+        error = Unavailable("the scheduler has not been heard of lately", retry_after_ms=RETRY_AFTER_MS)
+        return sse.error_event(error)
+    return sse.event(msgspec.json.encode(cell_view(cell.status, age_s)))

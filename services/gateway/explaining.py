@@ -1,0 +1,59 @@
+"""Explanations of recent choices: what this gateway knows of them, joined with what the scheduler remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.gateway.openai_schema.explanation import Explanation
+from services.gateway.pending import Generation
+from services.gateway.recent_requests import RecentRequest, RecentRequests
+from services.gateway.views.explanation import explain
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.errors import ThermoclineError
+from shared.messages.explanations import Admission, Admissions, GetAdmissions
+
+CALL_S = 1.0
+MOST_AT_ONCE = 128
+"""Requests in one question, whose answer must fit a message."""
+
+_log = logs.get_logger("gateway.explaining")
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """``model`` is the served name. Where the scheduler does not answer, explanations say less and are still true."""
+
+    bus: Bus
+    recent: RecentRequests
+    model: str
+
+    async def explain(self, requests: Sequence[RecentRequest], *, is_admin: bool) -> list[Explanation]:
+        """Of these choices, in order; at most MOST_AT_ONCE of them are asked about."""
+        await self._ask([request for request in requests if not request.admissions or request.choice is not None])
+        now_s = self.recent.clock()
+        return [explain(request, self.model, now_s, is_admin=is_admin) for request in requests]
+
+    async def explain_first(self, generation: Generation) -> Explanation | None:
+        """Of the first choice of an answer, for its own caller."""
+        known = self.recent.find(generation.choices[0].request_id)
+        return (await self.explain([known], is_admin=False))[0] if known is not None else None
+
+    async def _ask(self, requests: Sequence[RecentRequest]) -> None:
+        """Ask the scheduler about these choices. What it has forgotten stays as it was."""
+        asked = requests[:MOST_AT_ONCE]
+        if not asked:
+            return
+        question = GetAdmissions(request_ids=tuple(request.request_id for request in asked))
+        try:
+            data = await self.bus.call(subjects.rpc("scheduler", "admissions"), encode(question), timeout_s=CALL_S)
+            found: dict[str, list[Admission]] = {}
+            for admission in decode(data, Admissions).admissions:
+                found.setdefault(admission.request_id, []).append(admission)
+        except ThermoclineError as error:
+            _log.info("admissions_not_known", reason=error.message)
+            return
+        for request in asked:
+            request.admissions = tuple(found.get(request.request_id, request.admissions))

@@ -1,0 +1,67 @@
+"""The cell as operators read it: GET /v1/cell and GET /v1/cell/events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.gateway.openai_schema.cache import PoolReport
+
+
+class CellWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker. ``draining``: it is given nothing new and is about to leave."""
+
+    worker_id: str
+    incarnation: str
+    running: int
+    waiting: int
+    draining: bool
+
+
+class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
+    """How long prefixes took to come back from below host memory in one way: sums of seconds over ``count``.
+
+    ``bias`` and ``error`` are smoothed relative errors of the predictions, with and without their sign.
+    """
+
+    kind: str
+    count: int
+    predicted_seconds: float
+    observed_seconds: float
+    bias: float
+    error: float
+
+
+class CellReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
+
+    ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for.
+    """
+
+    object: str = "cell"
+    age_ms: float = 0.0
+    scheduler_id: str
+    epoch: int
+    seq: int
+    model: str
+    page_size: int
+    queued: int
+    running: int
+    max_queued: int
+    max_context: int
+    workers: list[CellWorker]
+    storages: list[str]
+    storage_incarnations: dict[str, str]
+    pools: list[PoolReport]
+    counters: dict[str, int]
+    nodes: int
+    pins: int
+    pinned_pages: int
+    chunks: int
+    state_chunks: int
+    sparse_chunks: int
+    fetches: int
+    saves: int
+    deferred: int
+    in_queue_nodes: int
+    in_flight_nodes: int
+    restorations: list[CellRestoration]

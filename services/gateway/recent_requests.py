@@ -1,0 +1,158 @@
+"""Choices in progress and of late, as far as they can be explained: bounded in number and in time.
+
+A choice that is over leaves its figures here and nothing of its prompt or its answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from services.gateway.openai_schema.explanation import State
+from services.gateway.openai_schema.usage import ImportanceReport
+from services.gateway.pending import Choice, Generation
+from services.gateway.views.usage import choice_importance
+from shared.errors import RequestCancelled
+from shared.messages.explanations import Admission
+from shared.messages.tokens import Timing, Usage
+
+MOST_REQUESTS = 1024
+KEPT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the gateway knows of a choice. Times are wall-clock nanoseconds of this gateway, 0 is not yet."""
+
+    state: State
+    finish_reason: str | None
+    error_code: str | None
+    completion_tokens: int
+    workers: dict[int, str]  # By attempt, those that spoke.
+    received_ns: int
+    submitted_ns: int
+    delivered_ns: int
+    ended_ns: int
+    timing: Timing | None
+    usage: Usage | None
+    importance: ImportanceReport | None
+
+
+@dataclass(slots=True)
+class RecentRequest:
+    """One choice. ``choice`` is None once it is over; ``admissions`` are asked of the scheduler when somebody asks."""
+
+    http_id: str
+    answer_id: str
+    request_id: str
+    namespace: str
+    tenant: str
+    endpoint: str
+    prompt_tokens: int
+    position: int
+    choice: Choice | None
+    begun_s: float
+    ended: Figures | None = None
+    admissions: tuple[Admission, ...] = ()
+
+    def figures(self, now_s: float) -> Figures:
+        """As they are now, or were at its end. ``now_s`` is of the clock of its choice."""
+        if self.choice is None:
+            assert self.ended is not None, "a choice leaves its figures"
+            return self.ended
+        return figures_of(self.choice, now_s)
+
+
+@dataclass(slots=True)
+class RecentRequests:
+    """``clock`` gives seconds that never run backwards."""
+
+    clock: Callable[[], float]
+    most: int = MOST_REQUESTS
+    kept_s: float = KEPT_S
+    _requests: OrderedDict[str, RecentRequest] = field(default_factory=OrderedDict)  # By id, oldest first.
+    _ids: dict[str, str] = field(default_factory=dict)  # Of the first choice, by the ids of its answer.
+
+    def begin(self, generation: Generation, *, http_id: str, endpoint: str) -> None:
+        """The choices of an answer are about to be submitted."""
+        for choice in generation.choices:
+            request = choice.request
+            answer_id, _, _ = request.request_id.rpartition("-")
+            self._requests[request.request_id] = RecentRequest(
+                http_id=http_id,
+                answer_id=answer_id,
+                request_id=request.request_id,
+                namespace=request.namespace,
+                tenant=request.tenant,
+                endpoint=endpoint,
+                prompt_tokens=request.prompt_tokens,
+                position=choice.position,
+                choice=choice,
+                begun_s=self.clock(),
+            )
+            if choice.position == 0:
+                self._ids[answer_id] = self._ids[http_id] = request.request_id
+        self._forget_old()
+
+    def end(self, generation: Generation) -> None:
+        """The choices of an answer are over."""
+        now_s = self.clock()
+        for choice in generation.choices:
+            known = self._requests.get(choice.request_id)
+            if known is not None and known.choice is not None:
+                known.ended, known.choice = figures_of(choice, now_s, is_ended=True), None
+
+    def find(self, name: str) -> RecentRequest | None:
+        """By the id of a choice; by that of an HTTP request or an answer, its first choice."""
+        self._forget_old()
+        return self._requests.get(self._ids.get(name, name))
+
+    def newest_first(self) -> Iterator[RecentRequest]:
+        """All that are kept."""
+        self._forget_old()
+        return iter(list(reversed(self._requests.values())))
+
+    def _forget_old(self) -> None:
+        oldest_s = self.clock() - self.kept_s
+        while self._requests:
+            oldest = next(iter(self._requests.values()))
+            is_old = oldest.choice is None and oldest.begun_s < oldest_s
+            if len(self._requests) <= self.most and not is_old:
+                return
+            del self._requests[oldest.request_id]
+            if oldest.position == 0:
+                del self._ids[oldest.answer_id], self._ids[oldest.http_id]
+
+
+def figures_of(choice: Choice, now_s: float, *, is_ended: bool = False) -> Figures:
+    """What is known of a choice. Does not mutate."""
+    assembly = choice.assembly
+    submitted_ns = choice.submitted_ns
+
+    def wall_ns(at_s: float) -> int:
+        return submitted_ns + round((at_s - choice.started_s) * 1e9)
+
+    failure = choice.failure
+    is_answered = assembly.is_finished and failure is None
+    if failure is not None:
+        state: State = "cancelled" if isinstance(failure, RequestCancelled) else "failed"
+    elif is_answered:
+        state = "finished"
+    else:
+        state = "running" if assembly.tokens else "queued"
+    ended_s = (choice.progress_s if is_answered else now_s) if is_ended or choice.is_over else 0.0
+    return Figures(
+        state=state,
+        finish_reason=assembly.finish if is_answered else None,
+        error_code=failure.code if failure is not None else None,
+        completion_tokens=len(assembly.tokens),
+        workers=dict(choice.workers),
+        received_ns=choice.request.received_ns,
+        submitted_ns=submitted_ns,
+        delivered_ns=wall_ns(choice.first_token_s) if choice.first_token_s else 0,
+        ended_ns=wall_ns(ended_s) if ended_s else 0,
+        timing=assembly.timing,
+        usage=assembly.usage,
+        importance=choice_importance(assembly),
+    )

@@ -1,0 +1,48 @@
+"""The whole cell, for operators: its status once, or as it goes on. The boundary has checked the admin key before."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from services.gateway.cache_calls import CacheCalls
+from services.gateway.cell_events import CellEvents
+from services.gateway.gateway import Gateway
+from services.gateway.openai_schema.cell import CellReport
+from services.gateway.openapi import describes
+from services.gateway.pending import Slots
+from services.gateway.views.cell_view import cell_view
+
+AT_ONCE = 8
+"""Questions to the scheduler under way."""
+
+WATCHERS = 32
+"""Streams of events; they cost the scheduler nothing."""
+
+
+def cell_router(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["cell"])
+    calls = CacheCalls(gateway.bus)
+    slots, watchers = Slots(AT_ONCE), Slots(WATCHERS)
+
+    @router.get(
+        "/v1/cell",
+        response_model=None,
+        openapi_extra=describes(None, CellReport),
+        summary="Workers, pools, queue and counters of the cell",
+    )
+    async def cell() -> Response:
+        with slots.taken():
+            report = cell_view(await calls.status())
+        return Response(msgspec.json.encode(report), media_type="application/json")
+
+    @router.get(
+        "/v1/cell/events",
+        response_model=None,
+        openapi_extra=describes(None, CellReport, streams=True),
+        summary="The same, about once a second, as server-sent events",
+    )
+    async def events() -> Response:
+        return CellEvents(gateway, watchers)
+
+    return router
