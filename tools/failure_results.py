@@ -1,23 +1,49 @@
-"""The page of runs under faults, from the committed results of ``bench/chaos.py``."""
+"""The page of what failures and changes of size do to a cell, from committed results."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_INTRODUCTION = """\
-# A cell under faults
+Result = tuple[dict[str, Any], str]
+"""Results, and a line that says what they were measured on and how."""
 
-Made by `python -m tools.reference_docs` from `bench/results/chaos.json` and `chaos_soak.json`.
+_INTRODUCTION = """\
+# Failures and changes of size
+
+Made by `python -m tools.reference_docs` from `bench/results/`.
+
+## A cell under faults
 
 [Hurt a cell](../how-to/chaos.md) says what is done to it, what is asked meanwhile, and what must hold. Every token of
 every answer is compared with that of a run without faults.
 """
 
 _RECOVERY = """\
-## How long it takes
-
 From the fault to the first moment at which its target serves again, as seen from outside; a stop or a stall includes
 the time for which it was held. A worker has to load PyTorch and the model; on busy cores that is most of it.
+"""
+
+_TAKE_OVER = """\
+## A standby takes over
+
+The active scheduler is killed while clients stream; from the signal to the successor's first input, and the longest
+time without a token that a client saw. Before each kill the longest pause is measured, too: what the machine does by
+itself.
+"""
+
+_SCALING = """\
+## Workers come and go
+
+Real processes; a step of a worker sleeps for a set time in the place of computing, since cores are short here, so that
+a worker is worth a worker. Hit ratios are of prompt tokens; first questions are those on a document that nobody asked
+about since the stretch before.
+"""
+
+_SIMULATED = """\
+## Simulated faults
+
+The scheduler's core, gateways, workers and storages under virtual time, with messages that are lost, late, doubled and
+overtaken, and everything that [the simulation](../how-to/simulate-faults.md) can do to a cell.
 """
 
 _SOAK = """\
@@ -28,12 +54,62 @@ time to first token at the beginning and at the end.
 """
 
 
-def page(chaos: tuple[dict[str, Any], str], soak: tuple[dict[str, Any], str]) -> str:
-    """The whole page, from pairs of results and a line that says what they were measured on and how."""
-    figures, origin = chaos
-    steady, steady_origin = soak
-    parts = [_INTRODUCTION, *_overview(figures), "", origin, "", _RECOVERY, *_recoveries(figures), ""]
-    return "\n".join([*parts, _SOAK, *_soak(steady), "", steady_origin, ""])
+def page(found: dict[str, Result]) -> str:
+    """The page, with a section for each of the results that are there; those of ``chaos`` must be."""
+    chaos, origin = found["chaos"]
+    parts = [_INTRODUCTION, *_overview(chaos), "", origin, "", _RECOVERY, *_recoveries(chaos), ""]
+    for name, introduction, rows in (
+        ("take_over", _TAKE_OVER, _take_overs),
+        ("scaling", _SCALING, _stretches),
+        ("simulated_faults", _SIMULATED, _seeds),
+        ("chaos_soak", _SOAK, _soak),
+    ):
+        if name in found:
+            figures, line = found[name]
+            parts += [introduction, *rows(figures), "", line, ""]
+    return "\n".join(parts)
+
+
+def _take_overs(figures: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {title} | {figures[name]['p50']:.0f} ms | {figures[name]['p99']:.0f} ms | {figures[name]['max']:.0f} ms |"
+        for title, name in (
+            ("take-over", "take_over_ms"),
+            ("longest pause of a stream", "longest_pause_ms"),
+            ("the same before the kill", "calm_pause_ms"),
+        )
+    ]
+    return [f"{figures['kills']} kills.", "", "| what | p50 | p99 | longest |", "|---|---|---|---|", *rows]
+
+
+def _stretches(figures: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {name} | {found['answers_per_s']:.2f} | {found['hit_ratio']:.2f} "
+        f"| {found['hit_ratio_of_first_questions']:.2f} | {found['ttft_median_ms']:,.0f} ms |"
+        for name, found in figures["stretches"].items()
+    ]
+    leaving = figures["leaving"]
+    return [
+        "| stretch | answers/s | hit ratio | of first questions | TTFT, median |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"The drain took {leaving['seconds']:.1f} s under load, handed over {leaving['handed_over_pages']} pages "
+        f"and moved {leaving['requests_moved_by_drains']} requests.",
+    ]
+
+
+def _seeds(figures: dict[str, Any]) -> list[str]:
+    reached = [f"{title} {found['times']:,}" for title, found in figures["reached"].items() if found["times"]]
+    missed = [title for title, found in figures["reached"].items() if not found["times"]]
+    return [
+        f"{figures['seeds']:,} seeds, **{figures['violations']} violations**, {figures['seeds_per_minute']:,} seeds "
+        f"a minute; {sum(figures['faults'].values()):,} faults of {len(figures['faults'])} kinds, "
+        f"{figures['requests_accepted']:,} requests, {figures['virtual_hours']:,} hours of virtual time.",
+        "",
+        f"What happened on the way: {', '.join(reached)}.",
+        *(["", f"What did not happen: {', '.join(missed)}."] if missed else []),
+    ]
 
 
 def _overview(figures: dict[str, Any]) -> list[str]:
@@ -54,7 +130,9 @@ def _overview(figures: dict[str, Any]) -> list[str]:
         ),
         ("looks at what was left over", f"{figures['rests']}"),
     ]
-    return ["| what | measured |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    table = ["| what | measured |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    found = [f"- {violation.partition('] ')[2]}" for violation in figures["violations"]]
+    return [*table, *(["", "What did not hold:", "", *found] if found else [])]
 
 
 def _recoveries(figures: dict[str, Any]) -> list[str]:

@@ -26,7 +26,14 @@ from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
 from thermocline.supervisor import lifecycle as child_lifecycle
 from thermocline.supervisor.config import SupervisorConfig
-from tools import core_results, data_plane_results, importance_results, policy_results, restoration_results
+from tools import (
+    core_results,
+    data_plane_results,
+    failure_results,
+    importance_results,
+    policy_results,
+    restoration_results,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -215,6 +222,12 @@ def restoration() -> str:
     return restoration_results.page(_result("restoration"), _result("hidden_states"), _result("hidden_saving"))
 
 
+def failures() -> str:
+    """What failures and changes of size do to a cell."""
+    names = ("chaos", "take_over", "scaling", "simulated_faults", "chaos_soak")
+    return failure_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
+
+
 def importance_serving() -> str:
     """What loading less brings."""
     return importance_results.page(_result("importance_serving"), _result("importance_serving_5"))
@@ -225,6 +238,7 @@ PAGES = {
     "reference/settings.md": settings,
     "results/core.md": core,
     "results/data-plane.md": data_plane,
+    "results/failures.md": failures,
     "results/importance-serving.md": importance_serving,
     "results/policies.md": policies,
     "results/restoration.md": restoration,
