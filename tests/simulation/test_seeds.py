@@ -9,7 +9,7 @@ from tests.simulation.drawing import draw
 from tests.simulation.faults import KINDS
 from tests.simulation.running import run_seed
 
-SEEDS = range(60)
+SEEDS = (*range(60), 5112)  # The last: a promotion fails, and only what it was to hang below keeps a request waiting.
 
 MUST_HAPPEN = (
     "backups_done",

@@ -294,6 +294,9 @@ def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
     pages = node.loading[worker.worker_id]
     node.loading = without_entry(node.loading, worker.worker_id)
     _count_below(state, node, worker.worker_id, -1)
+    parent = state.tree.nodes[node.parent]
+    if parent.parent:
+        offer(state, parent)  # It may have been kept by nothing else, and nothing else would offer it.
     return pages
 
 
