@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import nats.errors
 
 from shared import logs
+from shared.backoff import wait_s
 from shared.bus import measures
 from shared.bus.access import Access
 from shared.bus.client import Client, credentials, denied_subject, refusal
@@ -32,8 +33,7 @@ _log = logs.get_logger("bus")
 
 def reconnect_delay_s(attempt: int, chance: float) -> float:
     """Seconds before reconnect ``attempt`` (from 0), with ``chance`` in [0, 1) spreading clients out."""
-    ceiling = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2.0 ** min(attempt, 16))
-    return ceiling * (0.5 + 0.5 * chance)
+    return wait_s(attempt, RECONNECT_FIRST_S, RECONNECT_MOST_S, chance)
 
 
 class Owner(Protocol):

@@ -73,18 +73,25 @@ async def check_plans(bus: Bus, cell: ScriptedCell) -> None:
     assert decisions(plans) == decisions(expected)
 
 
-async def test_killed_scheduler_s_standby_goes_on_and_it_comes_back_as_the_standby(
-    nats_server: NatsServer, pair: tuple[SchedulerProcess, SchedulerProcess], tmp_path: Path
-) -> None:
-    """Killed in turn, each time with inputs behind; a graceful stop hands over as well. All of it replays."""
+async def begun(nats_server: NatsServer, pair: tuple[SchedulerProcess, SchedulerProcess], cell: ScriptedCell) -> Bus:
+    """The first is active, the second stands by, and the first 30 inputs are folded."""
     first, second = pair
-    cell = scripted_cell(40)
     bus = await connect([nats_server.url], "test")
     first.start()
     await folded(bus, 1)
     second.start()
     await says(second, "standing_by")
     await folded(bus, await append(bus, cell, 0, 30))
+    return bus
+
+
+async def test_killed_scheduler_s_standby_goes_on_and_it_comes_back_as_the_standby(
+    nats_server: NatsServer, pair: tuple[SchedulerProcess, SchedulerProcess], tmp_path: Path
+) -> None:
+    """Killed in turn, each time with inputs behind; a graceful stop hands over as well. All of it replays."""
+    first, second = pair
+    cell = scripted_cell(40)
+    bus = await begun(nats_server, pair, cell)
     first.end(signal.SIGKILL)
     taken_over = await folded(bus, await append(bus, cell, 30, 50))
     first.start()
@@ -116,12 +123,7 @@ async def test_frozen_scheduler_is_replaced_and_stands_by_when_it_wakes(
     """SIGSTOP in the middle of its work: what it still has to say changes nothing, and it takes over again later."""
     first, second = pair
     cell = scripted_cell(40)
-    bus = await connect([nats_server.url], "test")
-    first.start()
-    await folded(bus, 1)
-    second.start()
-    await says(second, "standing_by")
-    await folded(bus, await append(bus, cell, 0, 30))
+    bus = await begun(nats_server, pair, cell)
     first.signal(signal.SIGSTOP)
     appended = await append(bus, cell, 30, 60)
     replaced = await folded(bus, appended)

@@ -215,7 +215,7 @@ def _unknown(state: CellState, request: Request, digest: int, tokens: bytes, pos
 def _is_elsewhere(state: CellState, request: Request, position: int) -> bool:
     """Whether the newest other namespaces have more of the same tokens."""
     tree = state.tree
-    most = (request.token_count - 1) // tree.page_size
+    most = min((request.token_count - 1) // tree.page_size, position // tree.page_size + 1)  # One page more is enough.
     for namespace in islice(reversed(tree.roots), MOST_NAMESPACES):
         if namespace != request.submit.namespace:
             path = match_prefix(tree, namespace, request.submit.prompt, most)
