@@ -23,6 +23,7 @@ from shared.messages import (
 
 Input = (
     requests.SubmitRequest
+    | requests.ReclaimRequest
     | requests.CancelRequest
     | requests.ResumeRequest
     | worker_events.WorkerJoined

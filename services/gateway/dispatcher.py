@@ -1,21 +1,26 @@
-"""Requests to the cell: submit, cancel, resume. The only writer of this gateway's subject of the inputs stream."""
+"""Requests to the cell: submit, cancel, resume, reclaim. The only writer of this gateway's subject of the inputs."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from services.gateway.outbox import Outbox
 from services.gateway.pending import Choice, Generation, PendingTable
+from shared import logs
 from shared.bus.protocol import Bus
 from shared.codec import encode
 from shared.errors import RequestCancelled, ThermoclineError, TransportError, Unavailable
 from shared.messages.base import pack_int32
-from shared.messages.requests import CancelRequest, ResumeRequest, SubmitRequest
+from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
 
 PARALLEL_SUBMITS = 32
 APPEND_S = 3.0
 APPEND_TRIES = 2
 RETRY_AFTER_MS = 2_000
+
+_log = logs.get_logger("gateway.dispatcher")
 
 
 class Dispatcher:
@@ -77,6 +82,23 @@ class Dispatcher:
                 output=pack_int32(choice.assembly.tokens),
             )
         )
+
+    async def reclaim(self, choice: Choice, now_s: float) -> None:
+        """Have a request that the cell does not know any more begun again behind what is here.
+
+        What cannot be stored is not tried again: the next search comes to the same.
+        """
+        choice.reclaims += 1
+        request, age_ms = choice.request, int((now_s - choice.started_s) * 1000)
+        if request.deadline_ms:
+            request = msgspec.structs.replace(request, deadline_ms=max(1, request.deadline_ms - age_ms))
+        message_id = f"{choice.request_id}.reclaim.{choice.reclaims}"
+        try:
+            await self._bus.append(
+                self._subject, encode(ReclaimRequest(submit=request)), message_id=message_id, timeout_s=APPEND_S
+            )
+        except ThermoclineError as error:
+            _log.warning("not_reclaimed", request_id=choice.request_id, reason=error.message)
 
     async def _store(self, request: SubmitRequest) -> ThermoclineError | None:
         data = encode(request)

@@ -32,6 +32,7 @@ REQUEST_GENERATION_TOKENS = histogram("request_generation_tokens", "Output token
 TOKEN_ITEMS = counter("gateway_token_items", "Items of token messages by what became of them", ("placement",))
 PLACEMENTS = {placement: TOKEN_ITEMS.labels(placement.value) for placement in Placement}
 FETCHED = TOKEN_ITEMS.labels("fetched")
+RECLAIMED = counter("gateway_requests_reclaimed", "Requests begun again because the end of their answer was lost")
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
 TOKENS_DROPPED = gauge("gateway_token_messages_dropped", "Token messages lost to a full subscription")
 OUTBOX_WAITING = gauge("gateway_outbox_waiting", "Cancellations and resumptions not yet stored")

@@ -40,6 +40,7 @@ class Choice:
         self.probed_s = now_s
         self.searched_s = now_s
         self.is_fetching = False
+        self.reclaims = 0  # How often it was, or may have been, begun again because its end was lost.
         self.generation: Generation | None = None
 
     @property

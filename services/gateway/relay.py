@@ -7,12 +7,16 @@ lost, are asked for as well.
 Where nothing of an attempt arrived, its worker is unknown, and every worker of the cell is asked. Thousands of requests
 may wait in the cell's queue, which no worker knows: so such searches grow rarer as a wait grows longer
 (``timeouts.needs_search``), and few of them run at a time, each with one question to one worker after the other.
+
+A worker may also end with the only copy of what it said last. Where no worker knows a choice and the scheduler does
+not either, the request is over for the cell and not for its client: it is reclaimed, which begins it again behind the
+tokens that are here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from services.gateway import metrics
@@ -23,7 +27,7 @@ from shared.backoff import Backoff
 from shared.bus.protocol import Bus, Delivery
 from shared.codec import decode, encode
 from shared.errors import CodecError, ThermoclineError
-from shared.messages.status import GetOutputs, Outputs
+from shared.messages.status import GetOutputs, GetRequestStanding, Outputs, RequestStanding
 from shared.messages.tokens import TokenBatch, TokenItem
 
 FETCH_TRIES = 5
@@ -39,10 +43,17 @@ _log = logs.get_logger("gateway.relay")
 class TokenRelay:
     """Handler of ``tc.tokens.<gateway>``."""
 
-    def __init__(self, bus: Bus, pending: PendingTable, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        pending: PendingTable,
+        clock: Callable[[], float],
+        reclaim: Callable[[Choice, float], Awaitable[None]],
+    ) -> None:
         self._bus = bus
         self._pending = pending
         self._clock = clock
+        self._reclaim = reclaim
         self._gate = asyncio.Semaphore(PARALLEL_FETCHES)
         self._searches = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,20 +146,39 @@ class TokenRelay:
             choice.is_fetching = False
 
     async def _search(self, choice: Choice, worker_ids: list[str]) -> None:
-        """Ask every worker once until one brings the choice forward; one that knows it without news is not enough."""
-        has_grown = False
+        """Ask every worker once until one brings the choice forward; one that knows it without news is not enough.
+
+        Where none knows it, the scheduler has to.
+        """
+        has_grown = is_known = False
         try:
             for attempt, worker_id in _questions(choice, worker_ids):
                 if self._is_gone(choice) or has_grown:
                     break
                 before = choice.assembly.next_index
-                await self._ask(choice, attempt, worker_id)
+                is_known |= await self._ask(choice, attempt, worker_id) is not None
                 has_grown = choice.assembly.next_index > before
+            if not is_known and not self._is_gone(choice):
+                await self._reclaim_if_forgotten(choice)
         finally:
             self._searches -= 1
             choice.is_fetching = False
         if has_grown:  # The answer may have been cut to fit a message, and its worker is known now.
             self._fetch(choice, [])
+
+    async def _reclaim_if_forgotten(self, choice: Choice) -> None:
+        question = GetRequestStanding(request_id=choice.request_id)
+        try:
+            data = await self._bus.call(subjects.rpc("scheduler", "request"), encode(question), timeout_s=CALL_S)
+            is_known = decode(data, RequestStanding).is_known
+        except ThermoclineError as error:
+            _log.info("standing_not_known", request_id=choice.request_id, reason=error.message)
+            return
+        # What it was told of the end may have arrived while we asked.
+        if not is_known and not self._is_gone(choice):
+            _log.warning("reclaimed", request_id=choice.request_id, tokens=choice.assembly.next_index)
+            metrics.RECLAIMED.inc()
+            await self._reclaim(choice, self._clock())
 
     async def _ask_all(self, choice: Choice, worker_ids: list[str]) -> bool:
         """True when some worker knew the request, and where it goes on."""

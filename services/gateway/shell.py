@@ -34,7 +34,7 @@ class GatewayShell:
         config = gateway.config
         self._gateway = gateway
         self._incarnation = incarnation
-        self._relay = TokenRelay(gateway.bus, gateway.dispatcher.pending, gateway.clock)
+        self._relay = TokenRelay(gateway.bus, gateway.dispatcher.pending, gateway.clock, gateway.dispatcher.reclaim)
         self._notices = NoticeHandler(gateway.bus, gateway.gateway_id, gateway.dispatcher)
         self._limits = WaitLimits(
             request_s=config.request_timeout_ms / 1000,

@@ -10,7 +10,7 @@ from shared import subjects
 from shared.bus.protocol import CallHandler
 from shared.codec import decode, encode
 from shared.messages.explanations import GetAdmissions
-from shared.messages.status import GetStanding, ListCache, Standing
+from shared.messages.status import GetRequestStanding, GetStanding, ListCache, RequestStanding, Standing
 
 
 class Inspection:
@@ -29,6 +29,7 @@ class Inspection:
             (subjects.rpc("scheduler", "cache"), self._listing),
             (subjects.rpc("scheduler", "standing"), self._standing),
             (subjects.rpc("scheduler", "admissions"), self._admissions),
+            (subjects.rpc("scheduler", "request"), self._request),
         ]
 
     async def _listing(self, data: bytes) -> bytes:
@@ -46,3 +47,8 @@ class Inspection:
         async with self._folding:
             storage = self._state().storages.get(call.storage_id)
         return encode(Standing(is_member=storage is not None and storage.incarnation == call.incarnation))
+
+    async def _request(self, data: bytes) -> bytes:
+        call = decode(data, GetRequestStanding)
+        async with self._folding:
+            return encode(RequestStanding(is_known=call.request_id in self._state().requests))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.scheduler.core import CellState
 from shared.codec import Input
 from shared.messages.cell_events import GatewayLost, StorageLost, WorkerLost
-from shared.messages.requests import ResumeRequest, SubmitRequest
+from shared.messages.requests import ReclaimRequest, ResumeRequest, SubmitRequest
 from shared.messages.status import Heartbeat, Kind
 from shared.messages.storage_events import StorageJoined, StorageLeft
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
@@ -57,6 +57,8 @@ class Liveness:
                 self._forget("storage", message.storage_id, message.incarnation)
             case SubmitRequest() | ResumeRequest():
                 self._watch_gateway(message.gateway_id, now_ns)
+            case ReclaimRequest():
+                self._watch_gateway(message.submit.gateway_id, now_ns)
             case GatewayLost():
                 self._members.pop(("gateway", message.gateway_id), None)
             case _:

@@ -19,7 +19,7 @@ class RequestFailed(Message, frozen=True):
 
 
 class ResumeNeeded(Message, frozen=True):
-    """The worker of this request died. Answer with ``ResumeRequest`` for ``attempt``."""
+    """The worker of this request died, or the request was reclaimed. Answer with ``ResumeRequest`` for ``attempt``."""
 
     request_id: str
     attempt: int

@@ -73,6 +73,16 @@ class SubmitRequest(Message, frozen=True):
         return count_int32(self.prompt)
 
 
+class ReclaimRequest(Message, frozen=True):
+    """A gateway misses the rest of an answer, no worker knows the request, and the scheduler did not either when asked.
+
+    What a worker said of it last was lost with that worker. The request begins again behind the tokens that the gateway
+    has: the scheduler answers with ``ResumeNeeded``, unless it knows the request after all.
+    """
+
+    submit: SubmitRequest  # As it was, but for ``deadline_ms``: what is left of it.
+
+
 class CancelRequest(Message, frozen=True):
     """The client went away or asked to stop."""
 

@@ -142,6 +142,18 @@ class Standing(Message, frozen=True):
     is_member: bool
 
 
+class GetRequestStanding(Message, frozen=True):
+    """Call ``rpc.scheduler.request``: whether the cell still has this request to answer."""
+
+    request_id: str
+
+
+class RequestStanding(Message, frozen=True):
+    """Answer to GetRequestStanding, true at some moment between call and answer."""
+
+    is_known: bool
+
+
 class ListCache(Message, frozen=True):
     """Call ``rpc.scheduler.cache``: the radix tree, nodes nearest to the root first; answered by CacheListing."""
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 
 from shared import subjects
 from shared.codec import encode
@@ -76,6 +77,27 @@ async def test_a_lost_end_is_found_by_asking() -> None:
         await harness.cell.emit(request, STEPS[:7])
 
         assert content(await call) == WHOLE
+
+
+async def test_an_end_that_nobody_can_tell_any_more_is_reclaimed() -> None:
+    """The worker died after it had ended the request; the client waits for the tokens that went with it, no longer."""
+    async with running_gateway(over_http=True, probe_ms=50) as harness:
+        call, request = await begin(harness, stream=True, deadline_ms=60_000)
+        await harness.cell.emit(request, STEPS[:3])
+        await until(lambda: harness.placed(request) == 3)
+        harness.cell.forgotten.add(request.request_id)
+        await harness.cell.until(lambda: bool(harness.cell.reclaimed))
+        harness.cell.forgotten.clear()
+        reclaimed = harness.cell.reclaimed[0].submit
+        await harness.cell.lose_worker(request, attempt=2)
+        await harness.cell.until(lambda: bool(harness.cell.resumed))
+        await harness.cell.emit(request, STEPS[3:], index=3, attempt=2, finish="stop")
+        answer = await call
+
+    assert content(answer) == WHOLE
+    assert 0 < reclaimed.deadline_ms < 60_000
+    assert msgspec.structs.replace(reclaimed, deadline_ms=60_000) == request
+    assert len(harness.cell.cancelled) == 0
 
 
 async def test_a_dead_workers_stream_goes_on() -> None:

@@ -64,7 +64,6 @@ class Cell:
         self.submitted: dict[str, SubmitRequest] = {}
         self.arrivals: dict[str, Arrival] = {}
         self.lossy: set[str] = set()  # Requests that had a sparse prefix in some attempt.
-        self.ran: dict[str, list[WorkerProcess]] = {}  # Where each request was admitted.
         self.failures: dict[str, int] = {}  # Of each request: chunks and loads that failed, workers that died.
         self.outcomes: dict[str, tuple[GatewayProcess, Choice]] = {}
         self.incarnations = 0

@@ -13,7 +13,7 @@ from shared.codec import Published
 from shared.errors import RequestCancelled
 from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
-from shared.messages.requests import CancelRequest, ResumeRequest, SubmitRequest
+from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
 from shared.messages.tokens import TokenBatch
 from tests.simulation.contents import require
 from tests.simulation.process import Process
@@ -111,13 +111,24 @@ class GatewayProcess(Process):
         """Ask every worker, until one brings a request forward."""
         choice.probed_s = choice.searched_s = self.cell.clock.now_s
         before = choice.assembly.next_index
+        is_known = False
         for name in dict.fromkeys([*reversed(choice.workers.values()), *self.cell.workers]):
             if choice.is_over or choice.assembly.next_index > before:
                 break
-            self._question(choice, name)
+            is_known |= self._question(choice, name) is not None
         self._settle(choice)
         if choice.assembly.next_index > before:
             self._fetch(choice, [])
+        elif not is_known and not choice.is_over and not self.is_cut_off:
+            self._reclaim_if_forgotten(choice)
+
+    def _reclaim_if_forgotten(self, choice: Choice) -> None:
+        """Have a request begun again that its worker ended and nobody can tell the end of."""
+        scheduler = self.cell.scheduler
+        if scheduler.can_answer and choice.request_id not in scheduler.fold.state.requests:
+            choice.reclaims += 1
+            self.cell.seen["reclaims"] += 1
+            self.say(ReclaimRequest(submit=choice.request))
 
     # Notices.
 

@@ -87,21 +87,13 @@ def justification(cell: Cell, submit: SubmitRequest, code: str, *, is_lost: bool
     scenario, arrival = cell.scenario, cell.arrivals[submit.request_id]
     config = scenario.config
     room = scenario.shape.device_pages * scenario.shape.page_size
-    # All tokens of an answer may be lost, or some with the worker that could say them again.
     kinds = {fault.kind for fault in scenario.faults}
-    is_teller_gone = any(not worker.is_running for worker in cell.ran.get(submit.request_id, ()))
-    may_lose_tokens = (
-        scenario.rates.loss > 0 or "worker_is_cut_off" in kinds or ("gateway_is_cut_off" in kinds and is_teller_gone)
-    )
     reasons = {
         "queue_full": config.max_queued < len(scenario.arrivals) or config.max_queued_per_tenant > 0,
         "deadline_exceeded": arrival.deadline_ms > 0,
         "cancelled": arrival.cancel_after_us > 0 or is_lost,
         "attempts_exhausted": cell.failures.get(submit.request_id, 0) >= config.max_attempts,
         "context_length_exceeded": submit.prompt_tokens + submit.sampling.max_tokens > room,
-        "first_token_timeout": may_lose_tokens,
-        "idle_timeout": may_lose_tokens,
-        "request_timeout": may_lose_tokens,
         "service_unavailable": "clock_is_set" in kinds,  # The time to say from where to resume passes in a moment.
     }
     return code if reasons.get(code, False) else ""

@@ -31,6 +31,7 @@ REACHED = {
     "preemptions": "preemptions",
     "promotions": "promotions_started",
     "requests moved by drains": "requests_moved_by_drains",
+    "requests reclaimed": "requests_reclaimed",
     "requests resumed": "requests_resumed",
     "requests stolen": "requests_stolen",
     "restorations from state": "restorations_planned_state",

@@ -9,7 +9,10 @@ from tests.simulation.drawing import draw
 from tests.simulation.faults import KINDS
 from tests.simulation.running import run_seed
 
-SEEDS = (*range(60), 5112)  # The last: a promotion fails, and only what it was to hang below keeps a request waiting.
+SEEDS = (*range(60), 5112, 6744, 8608)
+"""Beyond the first: a promotion fails, and only what it was to hang below keeps a request waiting (5112); a worker ends
+with the last copy of an answer that got lost while the broker was away (6744, 8608).
+"""
 
 MUST_HAPPEN = (
     "backups_done",
@@ -29,6 +32,7 @@ MUST_HAPPEN = (
     "plans_repeated",
     "preemptions",
     "promoted_pages",
+    "requests_reclaimed",
     "requests_resumed",
     "restored_tokens",
     "saves_done",

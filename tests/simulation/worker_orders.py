@@ -72,7 +72,6 @@ def _admit(worker: WorkerProcess, order: plans.AdmitRequest) -> None:
         require(order.state_lease is None, "lossy state is saved")
         worker.cell.lossy.add(order.request_id)
     sequence.check_table()
-    worker.cell.ran.setdefault(order.request_id, []).append(worker)
     if order.state_lease is not None:
         pool = worker.state_pools.get(order.state_lease.storage_id)
         above = sequence.above(order.state_lease.depth // size)

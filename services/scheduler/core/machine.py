@@ -24,7 +24,7 @@ from services.scheduler.core.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.prefetch import begin_due
 from services.scheduler.core.promotion import pages_promoted
 from services.scheduler.core.queueing import submit
-from services.scheduler.core.resumption import resume
+from services.scheduler.core.resumption import reclaim, resume
 from services.scheduler.core.saves import finish_save
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from services.scheduler.core.state_leases import state_saved
@@ -237,6 +237,7 @@ def _scheduler_started(turn: Turn, message: cell_events.SchedulerStarted) -> Non
 
 _LOCAL = (
     requests.SubmitRequest,
+    requests.ReclaimRequest,
     requests.CancelRequest,
     requests.ResumeRequest,
     worker_events.BatchDone,
@@ -256,6 +257,7 @@ _LOCAL = (
 
 _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     requests.SubmitRequest: submit,
+    requests.ReclaimRequest: reclaim,
     requests.CancelRequest: _cancel,
     requests.ResumeRequest: _resume,
     worker_events.WorkerJoined: worker_joined,

@@ -42,7 +42,7 @@ def submit(turn: Turn, message: SubmitRequest) -> None:
         if known.submit.gateway_id != message.gateway_id:
             _refuse(turn, message, DuplicateRequest.code, "a request of this id is running already")
         return
-    fault = _fault(message)
+    fault = fault_of(message)
     if fault:
         _refuse(turn, message, InvalidRequest.code, fault)
         return
@@ -50,19 +50,25 @@ def submit(turn: Turn, message: SubmitRequest) -> None:
     if exceeded:
         _refuse(turn, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
         return
+    count(state, "requests_accepted")
+    enqueue(turn, accept(turn, message))
+
+
+def accept(turn: Turn, message: SubmitRequest) -> Request:
+    """A request that is known from now on, and in no queue yet."""
+    state = turn.state
     # An id that comes again goes on counting, so that late events of its earlier life are told apart.
     attempt = state.ended.pop(message.request_id, 0) + 1
     request = Request(submit=message, accepted_seq=turn.seq, accepted_ns=turn.time_ns, attempt=attempt)
     state.requests[message.request_id] = request
-    count(state, "requests_accepted")
     remember_key(state, message)
     if message.deadline_ms > 0:
         timer_id = f"deadline.{turn.seq}"
         request.deadline_timer = turn.set_timer(timer_id, "deadline", message.request_id, message.deadline_ms)
-    enqueue(turn, request)
+    return request
 
 
-def _fault(message: SubmitRequest) -> str:
+def fault_of(message: SubmitRequest) -> str:
     """Why a message can be no request, or ""."""
     if not message.prompt or len(message.prompt) % 4:
         return "the prompt must hold at least one packed int32 token"

@@ -1,17 +1,17 @@
-"""Requests whose worker is gone: ask the gateway what it has, and start again from there."""
+"""Requests whose worker is gone, with or before their end: ask the gateway what it has, and start again from there."""
 
 from __future__ import annotations
 
 from services.scheduler.core.completion import FAILURE_CODES
 from services.scheduler.core.deferral import withdraw
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queueing import enqueue, fail
+from services.scheduler.core.queueing import accept, enqueue, fail, fault_of
 from services.scheduler.core.state import Request, count
 from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 from shared.errors import AttemptsExhausted
 from shared.messages.gateway_notices import ResumeNeeded
-from shared.messages.requests import ResumeRequest
+from shared.messages.requests import ReclaimRequest, ResumeRequest
 
 RESUME_TIMEOUT_MS = 30_000
 """A gateway that lives answers within milliseconds; one that does not is found dead by then."""
@@ -33,10 +33,30 @@ def worker_gone(turn: Turn, request: Request) -> None:
     else:
         request.state = next_state(request.state, RequestEvent.WORKER_LOST)
         request.attempt += 1
-        timer_id = f"resume.{request.accepted_seq}.{request.attempt}"
-        request.resume_timer = turn.set_timer(timer_id, "resume", request.request_id, RESUME_TIMEOUT_MS)
-        count(turn.state, "resumes_needed")
-        turn.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
+        _ask_gateway(turn, request)
+
+
+def _ask_gateway(turn: Turn, request: Request) -> None:
+    timer_id = f"resume.{request.accepted_seq}.{request.attempt}"
+    request.resume_timer = turn.set_timer(timer_id, "resume", request.request_id, RESUME_TIMEOUT_MS)
+    count(turn.state, "resumes_needed")
+    turn.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
+
+
+def reclaim(turn: Turn, message: ReclaimRequest) -> None:
+    """A gateway never heard the end of a request that is over here, because the worker that could tell is gone.
+
+    No bound of the queue applies: the request was accepted once. One that is under way needs nothing, since its worker
+    or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
+    """
+    state, submit = turn.state, message.submit
+    if submit.request_id in state.requests or fault_of(submit):
+        count(state, "stale_inputs")
+        return
+    count(state, "requests_reclaimed")
+    request = accept(turn, submit)
+    request.state = RequestState.RESUMING
+    _ask_gateway(turn, request)
 
 
 def resume(turn: Turn, request: Request, message: ResumeRequest) -> None:

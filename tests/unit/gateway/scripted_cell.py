@@ -9,8 +9,8 @@ from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
 from shared.codec import decode, decode_input, encode
 from shared.messages.gateway_notices import GatewayNotice, GatewayWord, RequestFailed, ResumeNeeded
-from shared.messages.requests import CancelRequest, ResumeRequest, SubmitRequest
-from shared.messages.status import CellStatus, GetOutputs, Outputs, WorkerStatus
+from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
+from shared.messages.status import CellStatus, GetOutputs, GetRequestStanding, Outputs, RequestStanding, WorkerStatus
 from shared.messages.tokens import Timing, TokenBatch, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import FinishReason
 
@@ -46,6 +46,8 @@ class ScriptedCell:
         self.submitted: list[SubmitRequest] = []
         self.cancelled: list[CancelRequest] = []
         self.resumed: list[ResumeRequest] = []
+        self.reclaimed: list[ReclaimRequest] = []
+        self.forgotten: set[str] = set()  # Requests that the scheduler says it does not know.
         self.steps: dict[str, list[Step]] = {}
         self.finishes: dict[str, tuple[FinishReason, str | int | None]] = {}
         self.usage: Usage | None = None  # What every worker reports instead of ``usage_and_timing``.
@@ -58,6 +60,7 @@ class ScriptedCell:
     async def start(self) -> None:
         await self.bus.ensure_streams(StreamLimits())
         await self.bus.serve(subjects.rpc("worker", "outputs", WORKER), self._outputs)
+        await self.bus.serve(subjects.rpc("scheduler", "request"), self._standing)
         self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
@@ -175,8 +178,14 @@ class ScriptedCell:
                 request = next(r for r in self.submitted if r.request_id == decoded.request_id)
                 if self.script is not None:
                     self._answer(self.play(request, start=len(decoded.output) // 4, attempt=decoded.attempt))
+            elif isinstance(decoded, ReclaimRequest):
+                self.reclaimed.append(decoded)
             async with self._news:
                 self._news.notify_all()
+
+    async def _standing(self, data: bytes) -> bytes:
+        request_id = decode(data, GetRequestStanding).request_id
+        return encode(RequestStanding(is_known=request_id not in self.forgotten))
 
     def _answer(self, work: object) -> None:
         task = asyncio.create_task(work)  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import pytest
+
 from services.gateway.pending import Choice, Generation, PendingTable
 from services.gateway.relay import PARALLEL_SEARCHES, TokenRelay
 from services.gateway.timeouts import WaitLimits, needs_search
@@ -15,7 +17,7 @@ from shared.bus.memory_bus import MemoryBroker
 from shared.codec import decode, encode
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
-from shared.messages.status import GetOutputs, Outputs
+from shared.messages.status import GetOutputs, GetRequestStanding, Outputs, RequestStanding
 from shared.messages.tokens import TokenItem
 from tests.unit.gateway.running_gateway import running_gateway
 from tests.waiting import until
@@ -37,12 +39,14 @@ def choice(request_id: str) -> Choice:
 
 @dataclass
 class Workers:
-    """Workers that answer what a test says they know, once ``may_answer`` is set, and a relay that asks them."""
+    """Workers that tell what a test says they know, once ``may_answer`` is set, and a scheduler that does at once."""
 
     now_s: float = 0.0
     pending: PendingTable = field(default_factory=PendingTable)
     knows: dict[tuple[str, str], tuple[TokenItem, ...]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    scheduled: set[str] = field(default_factory=set)
+    reclaimed: list[tuple[str, float]] = field(default_factory=list)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     def expect(self, *request_ids: str) -> list[Choice]:
@@ -55,6 +59,14 @@ class Workers:
     def know(self, worker_id: str, request_id: str, *items: TokenItem) -> None:
         """One answer of a worker after the other; the last one again and again."""
         self.knows[worker_id, request_id] = items
+
+    async def stand(self, data: bytes) -> bytes:
+        request_id = decode(data, GetRequestStanding).request_id
+        self.asked.append(("scheduler", request_id))
+        return encode(RequestStanding(is_known=request_id in self.scheduled))
+
+    async def reclaim(self, choice: Choice, now_s: float) -> None:
+        self.reclaimed.append((choice.request_id, now_s))
 
     async def answer(self, worker_id: str, data: bytes) -> bytes:
         question = decode(data, GetOutputs)
@@ -75,7 +87,8 @@ async def relay_beside(workers: Workers) -> AsyncIterator[TokenRelay]:
             return await workers.answer(worker_id, data)
 
         await theirs.serve(subjects.rpc("worker", "outputs", worker_id), answer, at_once=64)
-    relay = TokenRelay(bus, workers.pending, lambda: workers.now_s)
+    await theirs.serve(subjects.rpc("scheduler", "request"), workers.stand)
+    relay = TokenRelay(bus, workers.pending, lambda: workers.now_s, workers.reclaim)
     try:
         yield relay
     finally:
@@ -140,10 +153,63 @@ async def test_a_worker_that_knows_what_was_fenced_alone_is_not_the_last_to_be_a
     assert one.assembly.tokens == [100, 101, 102, 103]
 
 
+async def test_what_neither_workers_nor_scheduler_know_is_reclaimed() -> None:
+    """Its end went with the worker that was the last to know it."""
+    workers = Workers(now_s=7.0)
+    (one,) = workers.expect("r")
+    one.accept("worker-0", item("r", 0, 1), 1.0)
+    workers.may_answer.set()
+    async with relay_beside(workers) as relay:
+        relay.search([one], WORKERS)
+        await until(lambda: not one.is_fetching)
+
+    assert workers.asked == [*((worker_id, "r") for worker_id in WORKERS), ("scheduler", "r")]
+    assert workers.reclaimed == [("r", 7.0)]
+
+
+@pytest.mark.parametrize("knower", ["scheduler", "worker"])
+async def test_what_somebody_knows_is_not_reclaimed(knower: str) -> None:
+    """It waits in the queue, or a worker that has nothing new yet runs it."""
+    workers = Workers(now_s=7.0)
+    (one,) = workers.expect("r")
+    if knower == "scheduler":
+        workers.scheduled.add("r")
+    else:
+        workers.know("worker-1", "r", item("r", 0, 0))
+    workers.may_answer.set()
+    async with relay_beside(workers) as relay:
+        relay.search([one], WORKERS)
+        await until(lambda: not one.is_fetching)
+
+    assert ("worker-2", "r") in workers.asked
+    assert workers.reclaimed == []
+
+
+async def test_what_ends_while_the_scheduler_is_asked_is_not_reclaimed() -> None:
+    """Its last tokens came after all."""
+    workers = Workers(now_s=7.0)
+    (one,) = workers.expect("r")
+    workers.may_answer.set()
+
+    async def end_first(data: bytes) -> bytes:
+        one.accept("worker-0", item("r", 0, 2, ends=True), 7.0)
+        return await Workers.stand(workers, data)
+
+    workers.stand = end_first  # type: ignore[method-assign]
+    async with relay_beside(workers) as relay:
+        relay.search([one], WORKERS)
+        await until(lambda: not one.is_fetching)
+
+    assert one.is_over
+    assert workers.asked[-1] == ("scheduler", "r")
+    assert workers.reclaimed == []
+
+
 async def test_thousands_of_queued_requests_are_asked_for_a_few_at_a_time() -> None:
     """What cannot be searched for now stays due, and each search asks one worker at a time."""
     workers = Workers()
     queued = workers.expect(*(f"r{number}" for number in range(2000)))
+    workers.scheduled.update(one.request_id for one in queued)
     async with relay_beside(workers) as relay:
         workers.now_s = 5.1
         for _ in range(10):
@@ -156,7 +222,8 @@ async def test_thousands_of_queued_requests_are_asked_for_a_few_at_a_time() -> N
         relay.search(due, WORKERS)
         await until(lambda: not any(one.is_fetching for one in queued))
 
-    assert len(workers.asked) == 2 * PARALLEL_SEARCHES * len(WORKERS)
+    assert len(workers.asked) == 2 * PARALLEL_SEARCHES * (len(WORKERS) + 1)
+    assert workers.reclaimed == []
     assert len({request_id for _, request_id in workers.asked}) == 2 * PARALLEL_SEARCHES
 
 

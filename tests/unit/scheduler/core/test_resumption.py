@@ -1,10 +1,12 @@
 """Requests whose worker is gone."""
 
+import msgspec
 import pytest
 
 from services.scheduler.core.resumption import RESUME_TIMEOUT_MS
 from shared.messages.base import pack_int32, unpack_int32
-from shared.messages.requests import ResumeRequest
+from shared.messages.gateway_notices import ResumeNeeded
+from shared.messages.requests import ReclaimRequest, ResumeRequest
 
 
 @pytest.fixture
@@ -75,3 +77,72 @@ def test_workers_may_die_only_so_often(make_cell):
         cell.add_worker("worker-0", pages=64)
 
     assert cell.gateways["gateway"].ended == {"a": "attempts_exhausted"}
+
+
+def reopen(cell, *, keep):
+    """Have the gateway miss the end of request "a" and all tokens but the first ``keep``; returns the request."""
+    gateway, submitted = cell.gateways["gateway"], cell.submitted["a"]
+    assert gateway.ended.pop("a") == "finished"
+    gateway.open["a"] = submitted
+    del gateway.tokens["a"][keep:]
+    return submitted
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+def test_a_request_whose_end_was_lost_begins_again(make_cell, keep):
+    """What a dead worker said last reached nobody: the answer goes on behind what did, as another attempt."""
+    cell = make_cell(pages=64)
+    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
+    cell.drain()
+    submitted = reopen(cell, keep=keep)
+
+    outputs = cell.feed(ReclaimRequest(submit=submitted))
+    assert [output.word for output in outputs if hasattr(output, "word")] == [ResumeNeeded(request_id="a", attempt=2)]
+    cell.answer_resume("gateway")
+    cell.drain()
+    cell.check_answers()
+
+    assert len(cell.gateways["gateway"].tokens["a"]) == 6
+    assert unpack_int32(cell.admitted[-1].tokens)[8:] == cell.gateways["gateway"].tokens["a"][:keep]
+    assert cell.state.counters["requests_reclaimed"] == 1
+
+
+def test_a_reclaimed_request_may_have_been_answered_meanwhile(make_cell):
+    """Its gateway says so instead of where to go on, and nothing is computed."""
+    cell = make_cell(pages=64)
+    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
+    cell.drain()
+    admitted = len(cell.admitted)
+
+    cell.feed(ReclaimRequest(submit=cell.submitted["a"]))
+    cell.answer_resume("gateway")
+    cell.drain()
+
+    assert len(cell.admitted) == admitted
+    assert cell.state.requests == {}
+
+
+def test_what_is_under_way_is_not_begun_again(make_cell):
+    """A gateway asked too early: the request waits, runs or has just been submitted again."""
+    cell = make_cell(pages=64)
+    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
+
+    outputs = cell.feed(ReclaimRequest(submit=cell.submitted["a"]))
+    cell.drain()
+
+    assert outputs == []
+    assert cell.state.counters["stale_inputs"] == 1
+    assert cell.gateways["gateway"].ended == {"a": "finished"}
+
+
+def test_a_reclaimed_request_keeps_its_deadline(make_cell):
+    """What was left of it when the gateway asked."""
+    cell = make_cell(pages=64)
+    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a", deadline_ms=60_000)
+    cell.drain()
+    submitted = msgspec.structs.replace(reopen(cell, keep=2), deadline_ms=500)
+
+    cell.feed(ReclaimRequest(submit=submitted))
+    (due,) = [at for name, at in cell.timers.items() if name.startswith("deadline")]
+
+    assert due == cell.time_ns + 500_000_000
