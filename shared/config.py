@@ -1,12 +1,14 @@
 """Settings: a TOML file, environment variables and flags, in that order of rising precedence.
 
 A service describes its settings as one frozen msgspec struct; names carry their unit (``_bytes``, ``_ms``,
-``_tokens``). ``load`` reads all three sources and reports every fault at once. Sizes may be written ``64MiB``.
+``_tokens``). ``load`` reads all three sources and reports every fault at once, a misspelt name with the nearest right
+one. Sizes may be written ``64MiB``.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import sys
@@ -27,6 +29,12 @@ ENVIRONMENT_PREFIX = "THERMOCLINE_"
 NATS_URL = "nats://127.0.0.1:4222"
 """Where a broker listens by default."""
 
+SECTIONS = ("up", "gateway", "scheduler", "worker", "storage")
+"""Tables that a settings file may have: one for each service, and one for what starts them all."""
+
+_NEAR, _VERY_NEAR = 0.7, 0.85
+"""From this likeness on a name is taken for another one misspelt: where only ours belong, and among others' names."""
+
 _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
@@ -39,6 +47,12 @@ def parse_bytes(text: str) -> int:
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 64MiB, 1GB or 4096")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _nearest(name: str, known: Sequence[str], before: str = "", cutoff: float = _NEAR) -> str:
+    """What may have been meant, as the end of a message; "" where nothing is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"; did you mean {before}{close[0]}?" if close else ""
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
@@ -65,13 +79,16 @@ def load(
     file: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    strays: Sequence[str] = (),
 ) -> C:
     """Build ``kind`` from ``[section]`` (and top-level keys that it knows) of ``file``, then
     ``THERMOCLINE_<FIELD>``, then ``flags`` (None values are absent). Raises ConfigError with every fault.
+
+    ``strays`` are arguments of the command line that are no flags of ``kind``.
     """
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     raw: dict[str, tuple[str, Any]] = {}
-    faults: list[str] = []
+    faults = _stray_faults(strays, list(fields))
     if file is not None:
         try:
             table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
@@ -79,6 +96,11 @@ def load(
             raise ConfigError(f"cannot read {file}: {error}") from error
         # Top-level scalars are common to all services, so one that this service lacks is not a fault.
         raw |= {key: (f"{file}: {key}", value) for key, value in table.items() if key in fields}
+        faults += [
+            f"{file}: there is no section [{key}]{_nearest(key, SECTIONS)}"
+            for key, value in table.items()
+            if isinstance(value, dict) and key not in (*SECTIONS, section)
+        ]
         own = table.get(section, {})
         if not isinstance(own, dict):
             faults.append(f"{file}: [{section}] is not a table")
@@ -87,7 +109,7 @@ def load(
             if key in fields:
                 raw[key] = (f"{file}: {section}.{key}", value)
             else:
-                faults.append(f"{file}: {section}.{key} is not a setting; known are {', '.join(sorted(fields))}")
+                faults.append(f"{file}: {section}.{key} is not a setting{_nearest(key, list(fields))}")
     for name in fields:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ is not None and variable in environ:
@@ -112,6 +134,59 @@ def load(
         return kind(**values)  # __post_init__ may check combinations
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _stray_faults(strays: Sequence[str], known: Sequence[str]) -> list[str]:
+    faults = []
+    is_behind_flag = False
+    for argument in strays:
+        is_flag = argument.startswith("--")
+        if is_flag:
+            name = argument[2:].partition("=")[0]
+            flags = [field.replace("_", "-") for field in known]
+            faults.append(f"--{name} is not a flag{_nearest(name, flags, '--')}")
+        elif not is_behind_flag:
+            faults.append(f"what is {argument!r} for? Settings are given as --name value")
+        is_behind_flag = is_flag and "=" not in argument
+    return faults
+
+
+def misspelt(
+    kinds: Mapping[str, type[msgspec.Struct]],
+    *,
+    file: str | Path | None = None,
+    environ: Mapping[str, str],
+    allowed: Sequence[str] = (),
+) -> list[str]:
+    """What is in the file or the environment, is a setting of none of these services, and looks like one of theirs.
+
+    Each service by itself leaves alone what may be meant for another: here all are known, by their sections. Variables
+    in ``allowed`` are no settings and yet right. An unreadable file is left to ``load``.
+    """
+    fields = {section: [field.name for field in msgspec.structs.fields(kind)] for section, kind in kinds.items()}
+    everything = sorted({name for names in fields.values() for name in names})
+    faults = []
+    try:
+        table = {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        table = {}
+    for key, value in table.items():
+        if not isinstance(value, dict) and key not in everything:
+            faults.append(f"{file}: {key} is not a setting{_nearest(key, everything)}")
+        elif isinstance(value, dict) and key in fields:
+            faults += [
+                f"{file}: {key}.{name} is not a setting{_nearest(name, fields[key])}"
+                for name in value
+                if name not in fields[key]
+            ]
+    for variable in sorted(environ):
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in everything:
+            continue
+        near = _nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
+        if near:  # Others are somebody else's: secrets' names, for example, are an operator's to choose.
+            faults.append(f"{variable} is not a setting{near}")
+    return faults
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
@@ -142,8 +217,9 @@ def from_command_line(
     """Parse ``argv`` against ``kind`` and load. ``--help`` prints every setting."""
     parser = argparse.ArgumentParser(prog=f"thermocline {section}", description=description, allow_abbrev=False)
     add_flags(parser, kind)
-    flags = vars(parser.parse_args(list(argv)))
-    return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags)
+    parsed, strays = parser.parse_known_args(list(argv))
+    flags = vars(parsed)
+    return load(kind, section, file=flags.pop("config"), environ=environ, flags=flags, strays=strays)
 
 
 def for_service(kind: type[C], service: str, argv: Sequence[str] | None, description: str) -> C | None:

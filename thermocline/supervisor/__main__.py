@@ -7,11 +7,21 @@ import asyncio
 import os
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from services.gateway.config import GatewayConfig
+from services.scheduler.config import SchedulerConfig
+from services.storage.config import StorageConfig
+from services.storage.key_ring import DEFAULT_KEY_VARIABLE
+from services.worker.config import WorkerConfig
 from shared import logs
-from shared.config import add_flags, load
-from shared.errors import OperatorError
+from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from shared.config import add_flags, load, misspelt
+from shared.errors import ConfigError, OperatorError
 from shared.lifecycle import EXIT_REFUSED, die_with_parent
 from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.config import SupervisorConfig
@@ -28,12 +38,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="thermocline up", description=_DESCRIPTION, allow_abbrev=False)
     add_flags(parser, SupervisorConfig)
-    flags = vars(parser.parse_args(arguments))
+    parsed, strays = parser.parse_known_args(arguments)
+    flags = vars(parsed)
     file = flags.pop("config")
     if os.environ.get("THERMOCLINE_SUPERVISED"):
         die_with_parent()
     try:
-        config = load(SupervisorConfig, "up", file=file, environ=os.environ, flags=flags)
+        config = _settings(file, flags, strays)
         # What the children log is in their files; here only what an operator should see is shown.
         logs.configure("supervisor", "up", level="info" if config.log_level == "debug" else "warning")
         runs = runs_dir()
@@ -44,6 +55,28 @@ def main(argv: list[str] | None = None) -> int:
     except OperatorError as error:
         print(f"thermocline up: {error.message}", file=sys.stderr)
         return EXIT_REFUSED
+
+
+def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str]) -> SupervisorConfig:
+    """Raises ConfigError with every fault here and every misspelt name of any process, before one is started."""
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "up": SupervisorConfig,
+        "gateway": GatewayConfig,
+        "scheduler": SchedulerConfig,
+        "worker": WorkerConfig,
+        "storage": StorageConfig,
+    }
+    allowed = (PASSWORD_VARIABLE, TOKEN_VARIABLE, DEFAULT_KEY_VARIABLE)
+    faults = misspelt(kinds, file=file, environ=os.environ, allowed=allowed)
+    try:
+        config = load(SupervisorConfig, "up", file=file, environ=os.environ, flags=flags, strays=strays)
+    except ConfigError as error:
+        raise ConfigError(
+            "; ".join([error.message, *(fault for fault in faults if fault not in error.message)])
+        ) from error
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return config
 
 
 def raise_open_files_limit(wanted: int = 65_536) -> None:

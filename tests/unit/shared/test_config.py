@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from shared.config import for_service, from_command_line, load, parse_bytes
+from shared.config import for_service, from_command_line, load, misspelt, parse_bytes
 from shared.errors import ConfigError
 
 
@@ -83,3 +83,61 @@ def test_a_service_gets_its_settings_or_says_why_not(
     assert line.count("\n") == 1
     assert "--pool-bytes" in line
     assert "--fast" in line
+
+
+class Other(msgspec.Struct, frozen=True, kw_only=True):
+    """What another service has."""
+
+    socket: str = ""
+
+
+def test_a_misspelt_flag_is_told_with_the_other_faults_and_the_nearest_name() -> None:
+    """The value behind it is not taken for anything of its own."""
+    with pytest.raises(ConfigError) as caught:
+        from_command_line(
+            Settings, "service", ["--pool-byte", "7", "--fast", "maybe", "loose"], environ={}, description=""
+        )
+
+    faults = caught.value.message.split("; ")
+    assert "--pool-byte is not a flag" in faults
+    assert "did you mean --pool-bytes?" in faults
+    assert "what is 'loose' for? Settings are given as --name value" in faults
+    assert not any("'7'" in fault for fault in faults)
+    assert any(fault.startswith("--fast: ") for fault in faults)
+    assert any(fault.startswith("--name is required") for fault in faults)
+
+
+def test_a_misspelt_key_or_section_of_the_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    """A section that no service has is a fault; one of another service is not."""
+    file = tmp_path / "cell.toml"
+    file.write_text('name = "n"\n[wroker]\nx = 1\n[storage]\ny = 1\n[service]\npool_byte = 1\nqqq = 2\n')
+
+    with pytest.raises(ConfigError) as caught:
+        load(Settings, "service", file=file)
+
+    message = caught.value.message
+    assert "there is no section [wroker]; did you mean worker?" in message
+    assert "service.pool_byte is not a setting; did you mean pool_bytes?" in message
+    assert message.endswith("service.qqq is not a setting")
+    assert "storage" not in message
+
+
+def test_names_that_no_service_knows_are_found_where_all_are_known(tmp_path: Path) -> None:
+    """Near misses in the environment, and everything unknown in the file; right names and strangers are left alone."""
+    file = tmp_path / "cell.toml"
+    file.write_text('limt = 1\nlimit = 2\n[storage]\nsocked = ""\n')
+    environ = {
+        "THERMOCLINE_POOL_BYTE": "1",
+        "THERMOCLINE_POOL_BYTES": "1",
+        "THERMOCLINE_SOCKETS": "allowed",
+        "THERMOCLINE_MY_SECRET": "x",
+        "POOL_BYTE": "somebody else's",
+    }
+
+    faults = misspelt({"up": Settings, "storage": Other}, file=file, environ=environ, allowed=["THERMOCLINE_SOCKETS"])
+
+    assert faults == [
+        f"{file}: limt is not a setting; did you mean limit?",
+        f"{file}: storage.socked is not a setting; did you mean socket?",
+        "THERMOCLINE_POOL_BYTE is not a setting; did you mean THERMOCLINE_POOL_BYTES?",
+    ]
