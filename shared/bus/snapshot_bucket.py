@@ -1,4 +1,9 @@
-"""The snapshot bucket: a JetStream object store, in its documented layout (chunks, then a rolled-up meta message)."""
+"""The snapshot bucket: a JetStream object store, in its documented layout (chunks, then a rolled-up meta message).
+
+Only deleting differs. Object stores leave a mark for every name that was deleted, which is kept for ever; our names
+count upwards, so there would be another with every snapshot, and every list of names would read them all. We purge the
+name too. Whole blocks of the stream then become empty and are removed, in place of being rewritten around the marks.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,11 @@ from typing import Any
 
 import msgspec
 import nats.errors
-import nats.js.errors
 from nats.js.api import ObjectMeta, ObjectMetaOptions
 from nats.js.object_store import ObjectStore
 
 from shared import subjects
-from shared.bus import requests
+from shared.bus import jetstream, requests
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.protocol import StreamMessage
 from shared.errors import TransportError, Unavailable
@@ -47,6 +51,7 @@ class SnapshotBucket:
     """Puts, gets, lists and deletes. Errors: Unavailable, TransportError."""
 
     def __init__(self, client: Any, read: Read) -> None:
+        self._client = client
         self._store = ObjectStore(subjects.SNAPSHOT_BUCKET, BUCKET_STREAM, client.jetstream())
         self._read = read
         self._chunk_bytes = min(LARGEST_CHUNK_BYTES, client.max_payload // 2)
@@ -60,30 +65,51 @@ class SnapshotBucket:
 
     async def get(self, name: str) -> bytes | None:
         for _ in range(2):
-            meta = await self._find(_meta_subject(name))
-            if not meta or meta[0].deleted:
+            found = next((meta for _, meta in await self._find(_meta_subject(name))), None)
+            if found is None or found.deleted:
                 return None
-            data = b"".join([chunk.data async for chunk in self._read(BUCKET_STREAM, _CHUNKS + meta[0].nuid)])
+            data = b"".join([chunk.data async for chunk in self._read(BUCKET_STREAM, _CHUNKS + found.nuid)])
             digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-            if len(data) == meta[0].size and digest.rstrip("=") == meta[0].digest.rstrip("="):
+            if len(data) == found.size and digest.rstrip("=") == found.digest.rstrip("="):
                 return data
             # Somebody replaced the object between our two reads; its new chunks have another name.
         raise TransportError(f"object {name} is damaged")
 
     async def delete(self, name: str) -> None:
-        try:
-            await requests.apart(self._store.delete(name))
-        except nats.js.errors.NotFoundError:
-            pass  # Gone is what was asked for.
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"cannot delete object {name}: {error!r}") from error
+        """Delete an object, if it is there, and what puts that were cut off have left behind."""
+        found = await self._find(_meta_subject(name))
+        await self._purge(_meta_subject(name))
+        for meta in [meta for _, meta in found if meta.nuid]:
+            await self._purge(_CHUNKS + meta.nuid)
+        await self._drop_unfinished()
+
+    async def _drop_unfinished(self) -> None:
+        """Purge chunks that belong to no object, of the time before the oldest one: later ones may still get theirs."""
+        found = await self._find(_META + ">")
+        known = {_CHUNKS + meta.nuid for _, meta in found if not meta.deleted}
+        if not known:
+            return
+        answer = await jetstream.checked_request(
+            self._client, f"STREAM.INFO.{BUCKET_STREAM}", {"subjects_filter": f"{_CHUNKS}>"}
+        )
+        oldest = min(seq for seq, meta in found if not meta.deleted)
+        for subject in sorted(set(answer["state"].get("subjects") or {}) - known):
+            await self._purge(subject, before_seq=oldest)
+
+    async def _purge(self, subject: str, *, before_seq: int = 0) -> None:
+        """Remove all messages of a subject, or those with smaller numbers than ``before_seq``."""
+        body: dict[str, Any] = {"filter": subject}
+        if before_seq:
+            body["seq"] = before_seq
+        await jetstream.checked_request(self._client, f"STREAM.PURGE.{BUCKET_STREAM}", body)
 
     async def names(self) -> list[str]:
-        return sorted(meta.name for meta in await self._find(_META + ">") if not meta.deleted)
+        return sorted(meta.name for _, meta in await self._find(_META + ">") if not meta.deleted)
 
-    async def _find(self, subject: str) -> list[_Meta]:
-        latest: dict[str, _Meta] = {}
+    async def _find(self, subject: str) -> list[tuple[int, _Meta]]:
+        """The newest meta message of each object, with its sequence."""
+        latest: dict[str, tuple[int, _Meta]] = {}
         async for message in self._read(BUCKET_STREAM, subject):
             meta = msgspec.json.decode(message.data, type=_Meta)
-            latest[meta.name] = meta
+            latest[meta.name] = message.seq, meta
         return list(latest.values())

@@ -1,0 +1,73 @@
+"""What the snapshot bucket leaves behind in its stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared import subjects
+from shared.bus.jetstream import BUCKET_STREAM
+from shared.bus.nats_bus import NatsBus, connect
+from shared.bus.protocol import StreamLimits
+from tests.nats_server import NatsServer
+
+CHUNKS = f"$O.{subjects.SNAPSHOT_BUCKET}.C."
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
+    made = await connect([nats_server.url], "test")
+    assert isinstance(made, NatsBus)
+    await made.ensure_streams(StreamLimits())
+    yield made
+    await made.close()
+
+
+async def stored(bus: NatsBus) -> list[str]:
+    """Subjects of all messages in the bucket's stream, in order."""
+    return [message.subject async for message in bus.follow(BUCKET_STREAM, live=False)]
+
+
+async def test_nothing_stays_of_an_object_that_was_deleted(bus: NatsBus) -> None:
+    """Not even its name: a cell takes a snapshot twice a minute, each under a new one."""
+    for number in range(6):
+        await bus.put_object(f"core-{number}", b"state")
+    before = await stored(bus)
+
+    for number in range(5):
+        await bus.delete_object(f"core-{number}")
+
+    assert len(before) == 12  # Each object is one chunk and its meta message.
+    assert await stored(bus) == before[-2:]
+    assert (await bus.stream_info(BUCKET_STREAM)).first_seq == 11
+    assert await bus.get_object("core-5") == b"state"
+
+
+async def test_the_mark_of_an_object_that_was_deleted_is_taken_away_with_its_name(bus: NatsBus) -> None:
+    """Other programs delete as object stores do, and leave a mark."""
+    await bus.put_object("core-1", b"state")
+    store = await bus._client.jetstream().object_store(subjects.SNAPSHOT_BUCKET)
+    await store.delete("core-1")
+    marks = await stored(bus)
+
+    await bus.delete_object("core-1")
+
+    assert len(marks) == 1
+    assert await stored(bus) == []
+
+
+async def test_chunks_of_a_put_that_was_cut_off_are_dropped(bus: NatsBus) -> None:
+    """A scheduler may be killed between an object's chunks and its name. Later chunks may be of a put that goes on."""
+    await bus._client.jetstream().publish(f"{CHUNKS}cutoff", b"half")
+    for number in range(3):
+        await bus.put_object(f"core-{number}", b"state")
+    await bus._client.jetstream().publish(f"{CHUNKS}underway", b"half")
+
+    await bus.delete_object("core-0")
+
+    left = await stored(bus)
+    assert f"{CHUNKS}cutoff" not in left
+    assert left[-1] == f"{CHUNKS}underway"
+    assert len(left) == 5
+    assert await bus.get_object("core-1") == await bus.get_object("core-2") == b"state"

@@ -1,0 +1,57 @@
+"""Linear layers in oneDNN's layout: few sizes of batches, and the same results in each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.engine.packed_linear import PackedLinear, padded_rows
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN packs for CPUs only")  # type: ignore[no-untyped-call]
+
+
+def test_sizes_are_few_and_little_is_added() -> None:
+    """All of five shapes in all sizes have room in oneDNN's cache of 1,024, and long prefills stay as fast."""
+    padded = {rows: padded_rows(rows) for rows in range(1, 8193)}
+
+    assert len(set(padded.values())) <= 1024 // 5
+    assert all(0 <= more - rows <= max(3, rows / 16) for rows, more in padded.items())
+    assert all(padded_rows(more) == more for more in padded.values())
+
+
+def test_only_padded_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other number of rows would have a primitive of its own, which is kept."""
+    layer = PackedLinear(torch.nn.Linear(16, 8))
+    compute: Any = torch.ops.mkldnn._linear_pointwise
+    sizes: set[int] = set()
+
+    def watched(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.add(len(x))
+        result: torch.Tensor = compute(x, *rest)
+        return result
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", watched)
+    with torch.inference_mode():
+        for rows in range(1, 257):
+            assert layer(torch.zeros(rows, 16)).shape == (rows, 8)
+
+    assert sizes == {padded_rows(rows) for rows in range(1, 257)}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 31, 65, 100, 129, 250, 517])
+def test_a_row_has_the_same_bits_in_every_batch(rows: int) -> None:
+    """However many rows surround it, and however much padding."""
+    torch.manual_seed(rows)
+    linear = torch.nn.Linear(192, 512)
+    layer = PackedLinear(linear)
+    x = torch.randn(rows, 192)
+
+    with torch.inference_mode():
+        alone = layer(x)
+        among_others = layer(torch.cat([x, torch.randn(3 * rows + 1, 192)]))[:rows]
+        expected = linear(x)
+
+    assert torch.equal(alone, among_others)
+    torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
