@@ -40,7 +40,7 @@ from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.child import Child, ChildSpec
 from thermocline.supervisor.commands import nats_child, service_children
 from thermocline.supervisor.config import SupervisorConfig
-from thermocline.supervisor.nats_config import nats_config_text
+from thermocline.supervisor.embedded_broker import write_broker_files
 
 WORKERS = 3
 DOCUMENTS = 24
@@ -150,9 +150,7 @@ def paced_specs(cell: Cell, step_ms: float, token_us: float) -> dict[str, ChildS
 async def processes(cell: Cell, specs: dict[str, ChildSpec], names: list[str]) -> AsyncIterator[dict[str, Child]]:
     """The broker and these processes; all that run are stopped at the end, in the order of their stages."""
     children: dict[str, Child] = {}
-    config = cell.data_dir / "nats.conf"
-    text = nats_config_text(server_name=cell.shm_prefix, port=cell.nats_port, store_dir=cell.data_dir / "nats")
-    config.write_text(text, encoding="utf-8")
+    config = write_broker_files(cell)
     try:
         children["nats"] = await Child.spawn(nats_child(cell, nats_server.find_nats_server(), config))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=30.0)
@@ -182,7 +180,7 @@ async def wait_for(nats: str, holds: Any, what: str) -> CellStatus:
 async def run(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the four stretches."""
     specs = paced_specs(cell, options.step_ms, options.token_us)
-    nats = cell.nats_urls[0]
+    nats = cell.operator_urls[0]
     names = ["scheduler", "storage", "worker-0", "worker-1", "gateway"]
     async with processes(cell, specs, names) as children:
         async with asyncio.timeout(START_S):

@@ -51,6 +51,7 @@ class Stream:
     """One request: when it was sent and when each message with tokens came (s, monotonic)."""
 
     sent_s: float
+    answer_id: str = ""  # Known once something came.
     came_s: list[float] = field(default_factory=list)
     ended_s: float = float("inf")
 
@@ -102,6 +103,7 @@ class Load:
                 event = json.loads(data)
                 if "error" in event:
                     raise SystemExit(f"a stream broke: {event['error']}")
+                stream.answer_id = event["id"]
                 ids = [one for choice in event["choices"] for one in choice.get("token_ids") or ()]
                 if ids:
                     stream.came_s.append(time.monotonic())

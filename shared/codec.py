@@ -20,6 +20,7 @@ from shared.messages import (
     worker_events,
     worker_plans,
 )
+from shared.undecodable import UNDECODABLE
 
 Input = (
     requests.SubmitRequest
@@ -75,7 +76,7 @@ def decode_input(data: bytes) -> Input:
     """Decode one message of ``TC_INPUTS``."""
     try:
         decoded: Input = _INPUT.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise CodecError(f"not an input: {error}") from error
     return decoded
 
@@ -84,7 +85,7 @@ def decode_published(data: bytes) -> Published:
     """Decode one message of ``TC_OUTPUTS``."""
     try:
         decoded: Published = _PUBLISHED.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise CodecError(f"not a plan or notice: {error}") from error
     return decoded
 
@@ -96,6 +97,6 @@ def decode(data: bytes, expected: type[M]) -> M:
         decoder = _DECODERS[expected] = msgspec.msgpack.Decoder(expected)
     try:
         message: M = decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise CodecError(f"not a {expected.__name__}: {error}") from error
     return message

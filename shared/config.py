@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import ConfigError
+from shared.undecodable import UNPARSABLE
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -92,7 +93,7 @@ def load(
     if file is not None:
         try:
             table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNPARSABLE) as error:
             raise ConfigError(f"cannot read {file}: {error}") from error
         # Top-level scalars are common to all services, so one that this service lacks is not a fault.
         raw |= {key: (f"{file}: {key}", value) for key, value in table.items() if key in fields}
@@ -168,7 +169,7 @@ def misspelt(
     faults = []
     try:
         table = {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, *UNPARSABLE):
         table = {}
     for key, value in table.items():
         if not isinstance(value, dict) and key not in everything:

@@ -13,6 +13,7 @@
     ├── CapacityError        nobody's fault; retry later (Retry-After)
     │   ├── QueueFull            429
     │   ├── TooManyConnections   429
+    │   ├── RateLimited          429  a tenant's own limit
     │   └── Unavailable          503  no worker, no broker, shutting down
     ├── DeadlineExceeded     504  the request's own deadline passed
     ├── RequestCancelled     499  the client went away
@@ -90,6 +91,10 @@ class QueueFull(CapacityError):
 
 class TooManyConnections(CapacityError):
     code, status, kind = "too_many_requests", 429, "rate_limit_error"
+
+
+class RateLimited(CapacityError):
+    code, status, kind = "rate_limit_exceeded", 429, "rate_limit_error"
 
 
 class Unavailable(CapacityError):

@@ -16,10 +16,19 @@ DIGEST_BYTES = 16
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
-def namespace_digest(model: str, *, adapter: str = "", salt: str = "", fidelity: str = "exact") -> str:
-    """The namespace (32 hex digits) under which KV of this kind is kept and found, and no other."""
+def namespace_digest(
+    model: str, *, adapter: str = "", tenant_salt: str = "", salt: str = "", fidelity: str = "exact"
+) -> str:
+    """The namespace (32 hex digits) under which KV of this kind is kept and found, and no other.
+
+    ``tenant_salt`` is the operator's, ``salt`` the caller's: nothing that a caller of one tenant can say gives the
+    namespace of another tenant, or of callers without one.
+    """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in ("thermocline-namespace-1", model, adapter, salt, fidelity):
+    parts = ["thermocline-namespace-1", model, adapter, salt, fidelity]
+    if tenant_salt:
+        parts = ["thermocline-namespace-2", model, adapter, tenant_salt, salt, fidelity]
+    for part in parts:
         encoded = part.encode()
         # The length goes first so that no two different tuples feed the same bytes.
         digest.update(len(encoded).to_bytes(8, "little"))

@@ -36,6 +36,16 @@ def configure(service: str, process_id: str, *, level: str = "info", as_json: bo
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
 
 
+def bind(**values: str) -> None:
+    """Let every event of the current task, and of tasks that it starts from now on, carry these."""
+    structlog.contextvars.bind_contextvars(**values)
+
+
+def unbind(*names: str) -> None:
+    """The same tasks' events carry these no more."""
+    structlog.contextvars.unbind_contextvars(*names)
+
+
 def get_logger(name: str) -> Any:
     """A logger; call as ``log.info("event_in_snake_case", key=value)``."""
     # The key cannot be "logger": that is the name of a parameter of structlog's own.

@@ -1,25 +1,71 @@
 """Prometheus metrics: every process has one registry and can serve it over HTTP on loopback.
 
-Names start with ``thermocline_``; units are base units (seconds, bytes, tokens, pages).
+Names start with ``thermocline_``; units are base units (seconds, bytes, tokens, pages). What is declared is also
+written down in ``FACTS``, from which the reference is made (``tools.metric_docs``).
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    start_http_server,
+)
+
+# When a series began is of no use to anybody here, and would nearly double what every scrape reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry(auto_describe=True)
+
+PREFIX = "thermocline_"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFacts:
+    """A metric as its readers know it. ``name`` is that of its family, without a counter's ``_total``."""
+
+    name: str
+    kind: Kind
+    documentation: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def series(self) -> str:
+        """The name to query; of a histogram the name that ``_bucket``, ``_sum`` and ``_count`` follow."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+FACTS: dict[str, MetricFacts] = {}
+"""By name, every metric that has been declared in this process so far."""
+
 
 LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0
 )  # fmt: skip
 
 
+def declare(kind: Kind, name: str, documentation: str, labels: tuple[str, ...] = ()) -> MetricFacts:
+    """Write a metric down; for what is collected without an object of its own, that is all."""
+    facts = MetricFacts(PREFIX + name.removesuffix("_total"), kind, documentation, labels)
+    assert FACTS.setdefault(facts.name, facts) == facts, f"{facts.name} is declared twice"
+    return facts
+
+
 def counter(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
-    return Counter(f"thermocline_{name}", documentation, labels, registry=REGISTRY)
+    return Counter(declare("counter", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
 
 
 def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:
-    return Gauge(f"thermocline_{name}", documentation, labels, registry=REGISTRY)
+    return Gauge(declare("gauge", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
 
 
 def histogram(
@@ -28,7 +74,8 @@ def histogram(
     labels: tuple[str, ...] = (),
     buckets: tuple[float, ...] = LATENCY_BUCKETS_S,
 ) -> Histogram:
-    return Histogram(f"thermocline_{name}", documentation, labels, registry=REGISTRY, buckets=buckets)
+    facts = declare("histogram", name, documentation, labels)
+    return Histogram(facts.name, documentation, labels, registry=REGISTRY, buckets=buckets)
 
 
 def render() -> bytes:

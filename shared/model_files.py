@@ -21,6 +21,7 @@ import msgspec
 import xxhash
 
 from shared.errors import OperatorError
+from shared.undecodable import UNDECODABLE
 
 FINGERPRINT_VERSION = "thermocline-fingerprint-1"
 
@@ -204,7 +205,7 @@ def _load_cache(cache_dir: Path | None) -> _Cache:
         return _Cache()
     try:
         cache = msgspec.json.decode((cache_dir / CACHE_FILE).read_bytes(), type=_Cache)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNDECODABLE):
         return _Cache()
     return cache if cache.version == FINGERPRINT_VERSION else _Cache()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ConfigError
+from shared.undecodable import UNDECODABLE
 
 
 class GatedRatio(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,5 +80,5 @@ def read_gate(path: Path) -> QualityGate:
         return msgspec.json.decode(path.read_bytes(), type=QualityGate)
     except OSError as error:
         raise ConfigError(f"cannot read the quality gate {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{path} is no quality gate: {error}") from error

@@ -47,6 +47,7 @@ COMMANDS = (
     Command("storage", "services.storage.__main__:main", "this node's storage: the lower tiers"),
     Command("demo", "thermocline.demo.__main__:main", "serve the bundled model and show the prefix cache at work"),
     Command("cache", "thermocline.cache.__main__:main", "look at the prefix cache of a running cell, and empty it"),
+    Command("keys", "thermocline.keys.__main__:main", "tenants and their API keys: make, add, revoke, list"),
     Command("top", "thermocline.top.__main__:main", "watch a running cell in a terminal"),
     Command("record", "services.scheduler.record:main", "export the input stream of a running cell to a file"),
     Command("replay", "thermocline.replay.__main__:main", "fold a recording again, or ask what if"),
@@ -55,6 +56,7 @@ COMMANDS = (
     Command("bench", "thermocline.bench.__main__:main", "measure any OpenAI-compatible server, and compare results"),
     Command("eval", "thermocline.evaluation.__main__:main", "measure what loading a part of a prefix costs in quality"),
     Command("chaos", "thermocline.chaos.__main__:main", "hurt a cell under load, and prove that nobody noticed"),
+    Command("broker-config", "thermocline.broker.__main__:main", "users with permissions for a NATS server"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
     Command("version", "thermocline.__main__:print_version", "print the version"),
 )

@@ -31,6 +31,7 @@ from tools import (
     data_plane_results,
     failure_results,
     importance_results,
+    metric_docs,
     policy_results,
     restoration_results,
 )
@@ -235,6 +236,7 @@ def importance_serving() -> str:
 
 PAGES = {
     "reference/lifecycles.md": lifecycles,
+    "reference/metrics.md": metric_docs.page,
     "reference/settings.md": settings,
     "results/core.md": core,
     "results/data-plane.md": data_plane,

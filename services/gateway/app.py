@@ -12,6 +12,7 @@ from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_body
 from services.gateway.openapi import install_openapi
+from services.gateway.request_spans import TracedApp
 from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
@@ -54,7 +55,10 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
-    return Boundary(app, gateway.config.api_keys, gateway.config.admin_key)
+    served = Boundary(app, gateway.callers, gateway.config.admin_key)
+    if gateway.tracer is None:
+        return served
+    return TracedApp(served, gateway.tracer, gateway.config.trace_share)
 
 
 def error_response(error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import time
 from pathlib import Path
 
 from services.gateway import metrics
 from services.gateway.app import build_app
-from services.gateway.boundary import tenant_id
+from services.gateway.callers import Callers
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
@@ -18,16 +19,19 @@ from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import check_default, read_importance_gate
+from services.gateway.keys import tenant_id
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.recent_requests import RecentRequests
 from services.gateway.shell import GatewayShell
+from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
-from shared import logs, subjects
+from shared import logs, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.lifecycle import Lifecycle
 from shared.metrics import serve as serve_metrics
+from shared.tracing import Tracer
 
 _log = logs.get_logger("gateway")
 
@@ -58,6 +62,18 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
     )
 
 
+def server_tls(config: GatewayConfig) -> ServerTls | None:
+    """None where the gateway speaks plain HTTP. Raises ConfigError."""
+    if not config.tls_cert:
+        return None
+    return ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version)
+
+
+def callers_of(config: GatewayConfig) -> Callers:
+    """Whom the settings let in. Raises ConfigError for a file of tenants that is missing or faulty."""
+    return Callers(api_keys=config.api_keys, admin_key=config.admin_key, tenants_file=config.tenants)
+
+
 def compose(
     config: GatewayConfig,
     bus: Bus,
@@ -65,6 +81,8 @@ def compose(
     tokenizer: Tokenizer,
     incarnation: str,
     fidelity: FidelityRules,
+    callers: Callers,
+    tracer: Tracer | None = None,
 ) -> Gateway:
     """The parts of one gateway.
 
@@ -84,17 +102,26 @@ def compose(
         slots=Slots(config.max_inflight, metrics.IN_FLIGHT.set),
         cell=cell,
         fidelity=fidelity,
+        callers=callers,
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
+        tracer=tracer,
     )
 
 
 async def run(config: GatewayConfig, life: Lifecycle) -> None:
     """Serve until ``life`` stops. Raises OperatorError when the gateway cannot start as configured."""
+    async with tracing.running(config.traces, "gateway", config.id) as tracer:
+        await _serve(config, life, tracer)
+
+
+async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) -> None:
     raise_file_limit()
     sock = bind(config.host, config.port)
     incarnation = secrets.token_hex(4)
     try:
+        tls = server_tls(config)
+        callers = callers_of(config)
         facts = await asyncio.to_thread(
             read_model_facts,
             config.model_dir,
@@ -106,10 +133,12 @@ async def run(config: GatewayConfig, life: Lifecycle) -> None:
         tokenizer = await asyncio.to_thread(Tokenizer, config.model_dir, threads=config.threads)
         bus = await connect_with(config, f"gateway {config.id}")
         try:
-            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity)
+            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer)
             serve_metrics(config.metrics_port, config.metrics_host)
+            if config.tenants:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.look_now)
             _log.info("gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance)
-            await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway)), sock, life)
+            await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway), tls), sock, life)
         finally:
             await bus.close()
             tokenizer.close()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
+from services.gateway.accounts import Account
 from services.gateway.admin_key import check_admin, holds_admin_key, is_admin_path, is_open_to_admin
+from services.gateway.callers import Callers
 from services.gateway.failures import retry_after_s
 from services.gateway.openai_schema.errors import error_body
 from shared import logs
@@ -31,30 +29,12 @@ def error_headers(error: ThermoclineError) -> dict[str, str]:
     return headers
 
 
-def tenant_of(headers: Headers, api_keys: Sequence[str]) -> str:
-    """A short digest of the caller's key, "" where no keys are configured. Raises NotAuthenticated."""
-    if not api_keys:
-        return ""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    given = key.strip().encode() if scheme.lower() == "bearer" else b""
-    # Every key is compared, each in constant time, so that the time says nothing about which one came close.
-    matches = [hmac.compare_digest(given, known.encode()) for known in api_keys]
-    if not any(matches):
-        raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY")
-    return tenant_id(given)
-
-
-def tenant_id(key: bytes) -> str:
-    """The name under which the holder of an API key is known to the cell: a digest that does not tell the key."""
-    return hashlib.blake2b(key, digest_size=8).hexdigest()
-
-
 class Boundary:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str] = (), admin_key: str = "") -> None:
+    def __init__(self, app: ASGIApp, callers: Callers, admin_key: str = "") -> None:
         self._app = app
-        self._api_keys = tuple(api_keys)
+        self._callers = callers
         self._admin_key = admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,14 +42,19 @@ class Boundary:
             await self._app(scope, receive, send)
             return
         status = 0
+        account: Account | None = None
         request_id = new_id("http")
         scope.setdefault("state", {})["request_id"] = request_id
+        logs.bind(request_id=request_id)
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if account is not None and scope["method"] == "POST":
+                    headers.update(account.headers())
             await send(message)
 
         metrics.CONNECTIONS_OPEN.inc()
@@ -79,7 +64,10 @@ class Boundary:
             elif is_open_to_admin(scope["path"]) and holds_admin_key(Headers(scope=scope), self._admin_key):
                 scope["state"]["is_admin"] = True
             elif scope["path"].startswith(GUARDED_PREFIXES):
-                scope.setdefault("state", {})["tenant"] = tenant_of(Headers(scope=scope), self._api_keys)
+                account = self._callers.identify(Headers(scope=scope))
+                scope["state"]["account"], scope["state"]["tenant"] = account, account.name
+                if scope["method"] == "POST":
+                    account.begin_request()
             await self._app(scope, receive, send_marked)
         except ThermoclineError as error:
             await send_error(send_marked, error, started=bool(status))

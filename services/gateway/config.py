@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from services.gateway.tls import TlsVersion
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
+from shared.tracing import Traces
 
 MIN_ADMIN_KEY = 16
 
@@ -23,8 +25,17 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="name of this gateway; each start adds a suffix of its own")] = "gateway-0"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000
+    tls_cert: Annotated[
+        str,
+        Meta(description="PEM file of the certificate, and those between it and its authority; empty is plain HTTP"),
+    ] = ""
+    tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
+    tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
+    tenants: Annotated[
+        str, Meta(description="TOML file of tenants: their keys, limits and salts; thermocline keys writes it")
+    ] = ""
     admin_key: Annotated[
         str, Meta(description="key that opens /v1/cache, the cache's administration; empty leaves it closed")
     ] = ""
@@ -65,6 +76,10 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
+    traces: Traces = ""
+    trace_share: Annotated[
+        float, Meta(description="share of requests to trace, where no traceparent of the caller decides", ge=0, le=1)
+    ] = 1.0
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
@@ -77,6 +92,8 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
             # The message must not hold the key: it goes to a terminal or a log.
             raise ValueError(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
         faults = self.broker_faults() + self._importance_faults()
+        if bool(self.tls_cert) != bool(self.tls_key):
+            faults.append("--tls-cert and --tls-key need each other")
         if faults:
             raise ValueError("; ".join(faults))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.callers import Callers
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
@@ -14,9 +15,12 @@ from services.gateway.fidelity import FidelityRules
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
+from services.gateway.tenants import Tenant
 from services.gateway.tokenizer import Tokenizer
 from shared.bus.protocol import Bus
 from shared.errors import Unavailable
+from shared.ids import namespace_digest
+from shared.tracing import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +36,22 @@ class Gateway:
     slots: Slots
     cell: CellView
     fidelity: FidelityRules
+    callers: Callers
     recent: RecentRequests
     explainer: Explainer
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
+    tracer: Tracer | None = None
 
     def check_open(self) -> None:
         """Raises Unavailable while requests cannot be taken."""
         if self.cell.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_ms=RETRY_AFTER_MS)
         self.dispatcher.check_open()
+
+    def namespace(self, tenant: Tenant, cache_salt: str | None) -> str:
+        """Where KV of this tenant's requests with this salt of their own is kept and found."""
+        return namespace_digest(self.facts.fingerprint, tenant_salt=tenant.salt, salt=cache_salt or "")
 
     @property
     def max_context(self) -> int:

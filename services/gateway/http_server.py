@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -11,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from services.gateway.http_protocol import GatewayHttpProtocol
+from services.gateway.tls import ServerTls
 from shared import logs
 from shared.errors import OperatorError
 
@@ -22,14 +24,28 @@ _log = logs.get_logger("gateway.http")
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signal handlers alone."""
+    """A uvicorn server that leaves signal handlers alone, and takes certificates as they are replaced."""
+
+    def __init__(self, config: uvicorn.Config, tls: ServerTls | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        watching = asyncio.create_task(self._tls.watch()) if self._tls is not None else None
+        try:
+            await super().serve(sockets)
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def make_server(app: ASGIApp) -> HttpServer:
+def make_server(app: ASGIApp, tls: ServerTls | None = None) -> HttpServer:
+    """Speaks HTTPS alone where ``tls`` is given."""
     return HttpServer(
         uvicorn.Config(
             app,
@@ -42,7 +58,9 @@ def make_server(app: ASGIApp) -> HttpServer:
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LAST_RESPONSES_S,
-        )
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
+        ),
+        tls,
     )
 
 

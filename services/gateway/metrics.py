@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.gateway.assembly import Assembly, Placement
-from services.gateway.pending import Generation
+from services.gateway.pending import Choice, Generation
 from shared.messages.tokens import Usage
 from shared.metrics import counter, gauge, histogram
 
@@ -17,6 +17,17 @@ REQUEST_FAILURE = counter("request_failure", "Choices that ended with an error",
 TIME_TO_FIRST_TOKEN = histogram("time_to_first_token_seconds", "From submission to the first token at the gateway")
 INTER_TOKEN_LATENCY = histogram("inter_token_latency_seconds", "Between two messages with tokens of one choice")
 E2E_LATENCY = histogram("e2e_request_latency_seconds", "From submission to the end of a choice")
+QUEUE_TIME = histogram("request_queue_time_seconds", "From a choice's storage in the stream to its arrival at a worker")
+PREFILL_TIME = histogram("request_prefill_time_seconds", "From the step of a choice's first chunk to its first token")
+DECODE_TIME = histogram("request_decode_time_seconds", "From a choice's first token at the gateway to its last")
+INFERENCE_TIME = histogram(
+    "request_inference_time_seconds", "From the step of a choice's first chunk to its last token"
+)
+TIME_PER_OUTPUT_TOKEN = histogram(
+    "request_time_per_output_token_seconds", "Time of a choice from its first token on, per further token"
+)
+PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt tokens of choices that were looked up in the cache")
+PREFIX_HITS = counter("prefix_cache_hits", "Those of them that were found, by where", ("source",))
 PROMPT_TOKENS = counter("prompt_tokens", "Prompt tokens of choices that got an answer")
 CACHED_TOKENS = counter("prompt_tokens_cached", "Prompt tokens found in a cache", ("tier",))
 IMPORTANCE_CHOICES = counter(
@@ -35,7 +46,14 @@ FETCHED = TOKEN_ITEMS.labels("fetched")
 RECLAIMED = counter("gateway_requests_reclaimed", "Requests begun again because the end of their answer was lost")
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
 TOKENS_DROPPED = gauge("gateway_token_messages_dropped", "Token messages lost to a full subscription")
+TENANTS = gauge("gateway_tenants", "Tenants of the file of tenants")
+TENANT_FILE_FAULTS = counter("gateway_tenant_file_faults", "Changes of the file of tenants that were refused")
+RATE_LIMITED = counter("gateway_rate_limited", "Requests beyond a limit of their tenant", ("limit",))
 OUTBOX_WAITING = gauge("gateway_outbox_waiting", "Cancellations and resumptions not yet stored")
+
+_SOURCE_NAMES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse")
+_SOURCES = {name: CACHED_TOKENS.labels(name) for name in _SOURCE_NAMES}
+_HITS = {name: PREFIX_HITS.labels(name) for name in _SOURCE_NAMES}
 
 
 def observe_end(generation: Generation, now_s: float) -> None:
@@ -49,13 +67,15 @@ def observe_end(generation: Generation, now_s: float) -> None:
         if assembly.tokens:
             PROMPT_TOKENS.inc(choice.request.prompt_tokens)
             REQUEST_PROMPT_TOKENS.observe(choice.request.prompt_tokens)
-            CACHED_TOKENS.labels("device").inc(usage.device_tokens)
-            CACHED_TOKENS.labels("host").inc(usage.host_tokens)
-            CACHED_TOKENS.labels("disk").inc(usage.disk_tokens)
-            CACHED_TOKENS.labels("remote").inc(usage.remote_tokens)
-            CACHED_TOKENS.labels("neighbour").inc(usage.neighbour_tokens)
-            CACHED_TOKENS.labels("hidden").inc(usage.hidden_tokens)
-            CACHED_TOKENS.labels("sparse").inc(usage.sparse_tokens)
+            is_looked_up = choice.request.cache.read
+            if is_looked_up:
+                PREFIX_QUERIES.inc(choice.request.prompt_tokens)
+            for source, cached in _SOURCES.items():
+                tokens = getattr(usage, f"{source}_tokens")
+                cached.inc(tokens)
+                if is_looked_up:
+                    _HITS[source].inc(tokens)
+            _observe_times(choice)
             if choice.request.cache.importance is not None:
                 IMPORTANCE_CHOICES.labels("lossy" if assembly.lossy else "exact").inc()
         _observe_importance(assembly)
@@ -63,6 +83,19 @@ def observe_end(generation: Generation, now_s: float) -> None:
             REQUEST_FAILURE.labels(choice.failure.code).inc()
         else:
             REQUEST_SUCCESS.labels(assembly.finish or "unknown").inc()
+
+
+def _observe_times(choice: Choice) -> None:
+    """The parts of a choice that got tokens; times of the worker are unknown where its first item was lost."""
+    timing, decode_s = choice.assembly.timing, choice.progress_s - choice.first_token_s
+    if timing is not None and timing.started_ns and timing.first_token_ns:
+        prefill_s = max(0, timing.first_token_ns - timing.started_ns) / 1e9
+        QUEUE_TIME.observe(max(0, timing.admitted_ns - timing.accepted_ns) / 1e9)
+        PREFILL_TIME.observe(prefill_s)
+        INFERENCE_TIME.observe(prefill_s + decode_s)
+    DECODE_TIME.observe(decode_s)
+    if len(choice.assembly.tokens) > 1:
+        TIME_PER_OUTPUT_TOKEN.observe(decode_s / (len(choice.assembly.tokens) - 1))
 
 
 def _observe_importance(assembly: Assembly) -> None:

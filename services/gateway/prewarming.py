@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
+from services.gateway.accounts import OPEN, Account
 from services.gateway.admission import sampling_params
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.gateway import Gateway
@@ -17,22 +18,22 @@ from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.sampling import MAX_PRIORITY, CacheOptions
 from services.gateway.pending import Generation
 from services.gateway.serving import make_generation
+from services.gateway.tenants import RESERVED, Tenant
 from services.gateway.ticket import Ticket
 from services.gateway.views.usage import usage_report
 from shared.errors import RequestCancelled, ThermoclineError
 from shared.ids import new_id
 
 AT_ONCE = 4
-TENANT = "operator"
-"""A tenant of its own, so that it takes no turn of any caller's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """A prompt to warm."""
+    """A prompt to warm, for requests of this tenant."""
 
     tokens: list[int]
     cache_salt: str | None = None
+    tenant: Tenant = OPEN
 
 
 async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]) -> list[PrewarmedPrompt]:
@@ -51,8 +52,10 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
             try:
                 if gone:
                     raise gone[0]
-                with Ticket(gateway) as ticket:
-                    generation = _generation(gateway, prompt)
+                # A tenant of its own, so that it takes no turn of any caller's, and none of its limits.
+                account = Account(RESERVED, Tenant(salt=prompt.tenant.salt), gateway.clock)
+                with Ticket(gateway, account) as ticket:
+                    generation = _generation(gateway, account, prompt)
                     running[generation.choices[0].request_id] = generation
                     ticket.hold(generation)
                     return await _warm(gateway, index, generation, ticket)
@@ -68,7 +71,7 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
     return [task.result() for task in tasks]
 
 
-def _generation(gateway: Gateway, prompt: Warming) -> Generation:
+def _generation(gateway: Gateway, account: Account, prompt: Warming) -> Generation:
     fields = CompletionRequest(
         prompt=list(prompt.tokens),
         max_tokens=1,
@@ -83,7 +86,7 @@ def _generation(gateway: Gateway, prompt: Warming) -> Generation:
         gateway,
         fields,
         answer_id=new_id("prewarm"),
-        tenant=TENANT,
+        account=account,
         received_ns=gateway.wall_ns(),
         seed=0,
         prompts=[(prompt.tokens, params)],

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.accounts import Account
 from services.gateway.admission import cache_hints, derive_seed
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
@@ -17,7 +18,7 @@ from services.gateway.pending import Choice, Generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import AnswerView
 from shared.errors import RequestCancelled
-from shared.ids import key_digest, namespace_digest
+from shared.ids import key_digest
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
 
@@ -27,7 +28,8 @@ def make_generation(
     fields: SamplingFields,
     *,
     answer_id: str,
-    tenant: str,
+    account: Account,
+    trace: str = "",
     received_ns: int,
     seed: int,
     prompts: Sequence[tuple[Sequence[int], SamplingParams]],
@@ -37,12 +39,15 @@ def make_generation(
     Raises InvalidRequest for a fidelity that this deployment does not allow.
     """
     count = fields.n or 1
-    namespace = namespace_digest(gateway.facts.fingerprint, salt=fields.cache_salt or "")
+    tenant = account.tenant
+    namespace = gateway.namespace(tenant, fields.cache_salt)
     choices = []
     for prompt, (tokens, params) in enumerate(prompts):
         packed = pack_int32(tokens)
         is_scored = params.prompt_logprobs is not None
-        importance = gateway.fidelity.importance(fields.cache or CacheOptions(), is_scored=is_scored, tenant=tenant)
+        importance = gateway.fidelity.importance(
+            fields.cache or CacheOptions(), is_scored=is_scored, tenant=account.name
+        )
         for number in range(count):
             position = prompt * count + number
             request = SubmitRequest(
@@ -51,11 +56,14 @@ def make_generation(
                 namespace=namespace,
                 prompt=packed,
                 sampling=msgspec.structs.replace(params, seed=derive_seed(seed, number)),
-                tenant=tenant,
+                tenant=account.name,
                 priority=fields.priority or 0,
                 deadline_ms=fields.deadline_ms or 0,
                 cache=cache_hints(fields, params, importance),
-                key_id=key_digest(fields.cache_salt or ""),
+                # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.
+                key_id=key_digest(tenant.salt or fields.cache_salt or ""),
+                max_queued=tenant.max_queued,
+                trace=trace,
                 received_ns=received_ns,
             )
             choices.append(Choice(request, position, prompt, gateway.clock()))
@@ -71,6 +79,7 @@ async def answer(gateway: Gateway, http: Request, ticket: Ticket, generation: Ge
     config = gateway.config
     watch = DisconnectWatch(http.receive, lambda: generation.abandon(_gone()))
     ticket.hold(generation, watch)
+    ticket.spend_prompts(generation)
     _begin(gateway, http, generation)
     await gateway.dispatcher.start(generation)
     if generation.is_streaming:

@@ -87,6 +87,7 @@ class GatewayShell:
             group.create_task(beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation))
             group.create_task(gateway.dispatcher.outbox.run())
             group.create_task(self._sweep())
+            group.create_task(gateway.callers.watch())
             group.create_task(self._recover_after_loss())
 
     async def _on_status(self, delivery: Delivery) -> None:

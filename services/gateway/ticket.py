@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from services.gateway import metrics
+from services.gateway.accounts import Account
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.gateway import Gateway
 from services.gateway.pending import Generation
-from shared.errors import RequestCancelled
+from services.gateway.request_spans import record_generation
+from shared.errors import InvalidRequest, RequestCancelled
 
 
 class Ticket:
     """Slots, and later a generation with its watch. Taken before the body is read, which it thereby bounds too."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        """Takes one slot. Raises TooManyConnections, or Unavailable while the gateway is closed."""
+    def __init__(self, gateway: Gateway, account: Account) -> None:
+        """Takes one slot. Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed."""
         gateway.check_open()
-        gateway.slots.take(1)
         self._gateway = gateway
-        self._slots = 1
+        self._account = account
+        self._slots = 0
+        self._take(1)
         self._generation: Generation | None = None
         self._watch: DisconnectWatch | None = None
         self._is_closed = False
@@ -31,13 +34,22 @@ class Ticket:
             self.close()
 
     def extend(self, choices: int) -> None:
-        """Hold ``choices`` slots in all. Raises TooManyConnections."""
-        self._gateway.slots.take(choices - self._slots)
-        self._slots = choices
+        """Hold ``choices`` slots in all. Raises TooManyConnections, RateLimited, InvalidRequest."""
+        limit = self._account.tenant.max_concurrent
+        if limit and choices > limit:
+            raise InvalidRequest(
+                f"{choices} choices are more than the {limit} that this key's tenant may have in progress", param="n"
+            )
+        self._take(choices - self._slots)
 
     def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
         """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
+
+    def spend_prompts(self, generation: Generation) -> None:
+        """Let the tenant pay for its prompts, each once however many choices it has. Raises RateLimited."""
+        prompts = {choice.prompt: choice.request.prompt_tokens for choice in generation.choices}
+        self._account.spend_prompt(sum(prompts.values()))
 
     def close(self) -> None:
         """Cancel what still runs and give everything back; idempotent."""
@@ -51,4 +63,17 @@ class Ticket:
             self._gateway.dispatcher.end(self._generation, reason.code)
             self._gateway.recent.end(self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
+            if self._gateway.tracer is not None:
+                record_generation(self._gateway.tracer, self._generation)
+            self._account.spend_answer(sum(len(choice.assembly.tokens) for choice in self._generation.choices))
         self._gateway.slots.give_back(self._slots)
+        self._account.give_back(self._slots)
+
+    def _take(self, choices: int) -> None:
+        self._account.take(choices)
+        try:
+            self._gateway.slots.take(choices)
+        except BaseException:
+            self._account.give_back(choices)
+            raise
+        self._slots += choices

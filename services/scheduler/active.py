@@ -21,6 +21,7 @@ from services.scheduler.inspection import Inspection
 from services.scheduler.lease import Lease
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
+from services.scheduler.request_spans import record_admissions
 from services.scheduler.snapshot_keeper import SnapshotKeeper
 from services.scheduler.snapshots import SnapshotStore
 from services.scheduler.stream_clock import StreamClock
@@ -30,7 +31,8 @@ from shared.bus.protocol import Bus, StreamMessage, Subscription
 from shared.codec import decode, encode
 from shared.errors import Unavailable
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired
-from shared.messages.status import CellStatus, GetStatus, TakeSnapshot
+from shared.messages.status import CellStatus, GetStatus, Heartbeat, TakeSnapshot
+from shared.tracing import Tracer
 
 STATUS_S = 0.5
 LIVENESS_S = 0.5
@@ -57,6 +59,7 @@ class Active:
         expect_pause: Callable[[int], Awaitable[None]],
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer | None = None,
     ) -> None:
         self.epoch = epoch
         self.live = asyncio.Event()  # Set once the term's own start is folded.
@@ -67,7 +70,9 @@ class Active:
         self._follower = follower
         self._outbox = outbox
         self.liveness = Liveness(config.heartbeat_lost_ms * 1_000_000)
+        self._somebody_is_gone = asyncio.Event()
         self._collector = collector
+        self._tracer = tracer
         self._monotonic_ns = monotonic_ns
         self._clock = StreamClock()
         store = SnapshotStore(bus)
@@ -115,8 +120,16 @@ class Active:
             self.liveness.observe(folded.input, self._monotonic_ns())
         if self._timers.apply(folded.outputs):
             self._timers_changed.set()
+        if self._tracer is not None:
+            record_admissions(self._tracer, self._follower.fold.state, folded.published)
         if isinstance(folded.input, SchedulerStarted) and folded.input.epoch >= self.epoch:
             self._latest_start_seq = message.seq
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """A heartbeat came; one that tells of an end is looked into at once."""
+        self.liveness.beat(heartbeat, self._monotonic_ns())
+        if heartbeat.is_gone:
+            self._somebody_is_gone.set()
 
     # -- taking over --------------------------------------------------------------------------------------------
 
@@ -191,13 +204,18 @@ class Active:
     async def _watch_heartbeats(self) -> None:
         interval_ns = int(LIVENESS_S * 1e9)
         while True:
+            self._somebody_is_gone.clear()
             await self._may_speak()
             if not self._bus.is_connected:
                 self.liveness.excuse(self._monotonic_ns())
             for message_id, lost in self.liveness.check(self._monotonic_ns(), interval_ns):
-                _log.warning("heartbeats_stopped", lost=type(lost).__name__, member=message_id)
+                _log.warning("member_lost", lost=type(lost).__name__, member=message_id, reason=lost.reason)
                 await append_until_stored(self._bus, lost, message_id)
-            await asyncio.sleep(LIVENESS_S)
+            try:
+                async with asyncio.timeout(LIVENESS_S):
+                    await self._somebody_is_gone.wait()
+            except TimeoutError:
+                pass  # Somebody may have been silent for too long.
 
     # -- calls and status ---------------------------------------------------------------------------------------
 

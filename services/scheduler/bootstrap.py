@@ -9,13 +9,14 @@ from services.scheduler.core.hotness.expression import parse
 from services.scheduler.core.state_form import parse_form
 from services.scheduler.inputs_writer import append_until_stored
 from services.scheduler.shell import Shell
-from shared import metrics, subjects
+from shared import metrics, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.errors import ConfigError
 from shared.ids import is_valid_name, new_id
 from shared.lifecycle import Lifecycle
 from shared.messages.cell_events import CellConfigured
+from shared.tracing import Tracer
 
 
 def check(config: SchedulerConfig) -> None:
@@ -44,13 +45,18 @@ def check(config: SchedulerConfig) -> None:
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
     """Connect, make sure that the streams exist, and run until stopped."""
     check(config)
+    async with tracing.running(config.traces, "scheduler", config.id) as tracer:
+        await _serve(config, life, tracer)
+
+
+async def _serve(config: SchedulerConfig, life: Lifecycle, tracer: Tracer | None) -> None:
     bus = await connect_with(config, config.id)
     collector = CellCollector()
     metrics.REGISTRY.register(collector)
     try:
         await bus.ensure_streams(config.stream_limits())
         await _configure_new_cell(bus, config)
-        await Shell(bus, config, new_id("scheduler"), collector=collector).run(life)
+        await Shell(bus, config, new_id("scheduler"), collector=collector, tracer=tracer).run(life)
     finally:
         metrics.REGISTRY.unregister(collector)
         await bus.close()

@@ -9,6 +9,7 @@ from msgspec import Meta
 from shared.broker import BrokerSettings
 from shared.bus.protocol import StreamLimits
 from shared.messages.cell_events import CellConfig
+from shared.tracing import Traces
 
 _CELL = CellConfig()
 
@@ -19,6 +20,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="name of this process")] = "scheduler"
     metrics_port: Annotated[int, Meta(description="serve /metrics on this port; 0 is off", ge=0)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
+    traces: Traces = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"

@@ -25,6 +25,7 @@ import msgspec
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
 
 LEASE_NAME = "scheduler"
 
@@ -202,6 +203,6 @@ def _decode(data: bytes) -> Claim | None:
     """None for what no scheduler wrote; it may be replaced."""
     try:
         return msgspec.json.decode(data, type=Claim)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         _log.error("lease_unreadable", reason=str(error))
         return None

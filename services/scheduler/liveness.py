@@ -1,8 +1,9 @@
-"""Whose heartbeats have stopped. Pure: the time (monotonic, ns) is an argument.
+"""Who is gone, and whose heartbeats have stopped. Pure: the time (monotonic, ns) is an argument.
 
 A member is watched from the moment the fold knows it (a worker or storage joined, a gateway submitted). It
-is lost when no heartbeat of its incarnation came for ``silence_ns``, and is reported once per incarnation.
-Silence that was ours (the loop stood still, the broker was away) is not held against anybody.
+is lost when somebody who saw its end says so (``Heartbeat.is_gone``), or when no heartbeat of its incarnation came for
+``silence_ns``, and is reported once per incarnation.
+Silence that was ours (the loop stood still, the broker was away) is not held against anybody; an end that was seen is.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from shared.messages.worker_events import WorkerJoined, WorkerLeft
 
 Lost = WorkerLost | StorageLost | GatewayLost
 
+PROCESS_GONE, HEARTBEAT_LOST = "process_gone", "heartbeat_lost"
+
 
 @dataclass(slots=True)
 class _Member:
     incarnation: str  # "" for a gateway that has not been heard of yet.
     heard_ns: int
+    is_gone: bool = False  # For good: a heartbeat from before its end may come after the word of it.
     is_reported: bool = False
 
 
@@ -69,6 +73,9 @@ class Liveness:
         member = self._members.get((heartbeat.kind, heartbeat.id))
         if member is None:
             return
+        if heartbeat.is_gone:
+            member.is_gone = member.is_gone or member.incarnation == heartbeat.incarnation
+            return
         if heartbeat.kind == "gateway" and not member.incarnation:
             member.incarnation = heartbeat.incarnation
         if member.incarnation == heartbeat.incarnation:
@@ -82,7 +89,7 @@ class Liveness:
     def check(self, now_ns: int, interval_ns: int) -> list[tuple[str, Lost]]:
         """Who is newly lost, with a message id that is the same for each report of one incarnation.
 
-        Called every ``interval_ns``; a call that comes much later than that excuses everybody.
+        Called every ``interval_ns`` at least; a call that comes much later than that excuses everybody who is silent.
         """
         late_ns = 0 if self._checked_ns is None else now_ns - self._checked_ns - interval_ns
         self._checked_ns = now_ns
@@ -90,10 +97,13 @@ class Liveness:
             self.excuse(now_ns)
         lost: list[tuple[str, Lost]] = []
         for (kind, member_id), member in self._members.items():
-            if member.is_reported or now_ns - member.heard_ns < self._silence_ns:
+            is_silent = now_ns - member.heard_ns >= self._silence_ns
+            if member.is_reported or not (member.is_gone or is_silent):
                 continue
             member.is_reported = True
-            lost.append((f"lost-{kind}-{member_id}-{member.incarnation}", _lost(kind, member_id, member.incarnation)))
+            reason = PROCESS_GONE if member.is_gone else HEARTBEAT_LOST
+            word = _lost(kind, member_id, member.incarnation, reason)
+            lost.append((f"lost-{kind}-{member_id}-{member.incarnation}", word))
         return lost
 
     def _watch(self, kind: Kind, member_id: str, incarnation: str, now_ns: int) -> None:
@@ -110,9 +120,9 @@ class Liveness:
             del self._members[kind, member_id]
 
 
-def _lost(kind: Kind, member_id: str, incarnation: str) -> Lost:
+def _lost(kind: Kind, member_id: str, incarnation: str, reason: str) -> Lost:
     if kind == "worker":
-        return WorkerLost(worker_id=member_id, incarnation=incarnation)
+        return WorkerLost(worker_id=member_id, incarnation=incarnation, reason=reason)
     if kind == "storage":
-        return StorageLost(storage_id=member_id, incarnation=incarnation)
-    return GatewayLost(gateway_id=member_id)
+        return StorageLost(storage_id=member_id, incarnation=incarnation, reason=reason)
+    return GatewayLost(gateway_id=member_id, reason=reason)

@@ -20,6 +20,7 @@ import msgspec
 
 from shared.bus.protocol import StreamMessage
 from shared.errors import RecordingError
+from shared.undecodable import UNDECODABLE
 
 MAGIC = b"TCREC\r\n\x1a"
 VERSION = 1
@@ -219,7 +220,7 @@ class _Reader:
     def _decode(self, payload: bytes, kind: type[T]) -> T:
         try:
             return msgspec.msgpack.decode(payload, type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNDECODABLE as error:
             raise self._wrong(f"cannot be decoded: {error}") from error
 
     def _wrong(self, what: str) -> RecordingError:

@@ -27,6 +27,7 @@ from shared.codec import decode
 from shared.errors import CodecError, ThermoclineError, TransportError, Unavailable
 from shared.lifecycle import Lifecycle
 from shared.messages.status import Heartbeat
+from shared.tracing import Tracer
 
 BEHIND_S = 0.5
 STOP_S = 5.0
@@ -45,6 +46,7 @@ class Shell:
         *,
         collector: cell_metrics.CellCollector | None = None,
         release: str | None = None,
+        tracer: Tracer | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -55,6 +57,7 @@ class Shell:
         self._config = config
         self._incarnation = incarnation
         self._collector = collector or cell_metrics.CellCollector()
+        self._tracer = tracer
         self._release = release or fold_release()
         self._monotonic_ns = monotonic_ns
         self._lease = Lease(bus, incarnation, config.lease_ms, monotonic_ns)
@@ -146,6 +149,7 @@ class Shell:
             self._collector,
             self._expect_pause,
             monotonic_ns=self._monotonic_ns,
+            tracer=self._tracer,
         )
         return True
 
@@ -234,7 +238,10 @@ class Shell:
         except CodecError as error:
             _log.warning("heartbeat_unreadable", subject=delivery.subject, reason=error.message)
             return
-        self._active.liveness.beat(heartbeat, self._monotonic_ns())
+        if not _is_entitled(delivery.subject, heartbeat):
+            _log.warning("heartbeat_of_another", subject=delivery.subject, kind=heartbeat.kind, member=heartbeat.id)
+            return
+        self._active.beat(heartbeat)
 
     def _note_standing_by(self) -> None:
         is_ready = self._follower.restored is not None
@@ -253,6 +260,13 @@ class Shell:
             except (Unavailable, TransportError):
                 pass  # The figure stays as it was; that the broker is away shows elsewhere.
             await asyncio.sleep(BEHIND_S)
+
+
+def _is_entitled(subject: str, heartbeat: Heartbeat) -> bool:
+    """Everybody speaks for himself; only a storage says that somebody else has ended."""
+    if heartbeat.is_gone:
+        return subject.startswith(subjects.heartbeat("storage", ""))
+    return subject == subjects.heartbeat(heartbeat.kind, heartbeat.id)
 
 
 async def _first(task: asyncio.Task[None], other: asyncio.Task[bool]) -> bool:

@@ -12,6 +12,7 @@ from services.scheduler.fold import Fold
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import RecordingError, TransportError
+from shared.undecodable import UNDECODABLE
 
 KEPT = 3
 VERSION = 1
@@ -59,7 +60,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """Raises RecordingError when the bytes are damaged or of another version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=Snapshot)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         raise RecordingError(f"not a snapshot: {error}") from error
     if snapshot.version != VERSION:
         raise RecordingError(f"a snapshot of version {snapshot.version}, not {VERSION}")

@@ -9,10 +9,11 @@ from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
-from shared import ids, logs, metrics
+from shared import ids, logs, metrics, tracing
 from shared.bus import nats_bus
 from shared.lifecycle import Lifecycle
 from shared.memory import reap
+from shared.tracing import Tracer
 
 _log = logs.get_logger("storage")
 
@@ -22,6 +23,11 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
 
     Raises Unavailable when no broker answers at the start, and ConfigError when there are no keys where some are named.
     """
+    async with tracing.running(config.traces, "storage", config.id) as tracer:
+        await _serve(config, life, tracer)
+
+
+async def _serve(config: StorageConfig, life: Lifecycle, tracer: Tracer | None) -> None:
     reaped = reap(config.shm_prefix)
     if reaped:
         _log.info("leftovers_reaped", segments=reaped)
@@ -34,7 +40,8 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
         bus = await nats_bus.connect_with(config, f"storage {config.id}")
         try:
             pools = Pools(config.shm_prefix, config.host_kv_bytes, config.state_bytes)
-            await StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage")).run(life)
+            shell = StorageShell(config, bus, pools, media, incarnation=ids.new_id("storage"), tracer=tracer)
+            await shell.run(life)
         finally:
             await bus.close()
     finally:

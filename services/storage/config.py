@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
+from shared.tracing import Traces
 
 
 class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     max_transfers: Annotated[int, Meta(description="backups that may wait or run; more are refused", ge=1)] = 4096
     metrics_port: Annotated[int, Meta(description="port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
+    traces: Traces = ""
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:

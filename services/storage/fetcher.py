@@ -25,6 +25,7 @@ from shared import logs
 from shared.errors import ThermoclineError
 from shared.messages.pools import ChunkForm
 from shared.messages.storage_plans import FetchChunks
+from shared.tracing import Tracer
 
 MAX_FETCHES = 1024
 """Fetches of one form that may wait or run; the scheduler bounds them by the pages that it leases to them."""
@@ -72,6 +73,7 @@ class Fetcher:
         events: TierEvents,
         max_fetches: int = MAX_FETCHES,
         clock_s: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
         self.totals = FetchTotals()
         self._form = form
@@ -82,6 +84,7 @@ class Fetcher:
         self._events = events
         self._max_fetches = max_fetches
         self._clock_s = clock_s
+        self._tracer = tracer
         self._fetches: dict[int, _Fetch] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(min(AT_ONCE, threads.shares.depth))
@@ -185,6 +188,8 @@ class Fetcher:
         # Reads that were cut off found out things too, and a chunk that is bad here may have come from the store.
         progress.missing += self._source.take_lost()
         measures.FETCH_SECONDS.observe(seconds)
+        if self._tracer is not None and fetch.order.trace:
+            _record(self._tracer, fetch, self._form, seconds, error)
         await self._events.fetched(fetch_id, progress, form=self._form, is_over=True, error=error, seconds=seconds)
         del self._tasks[fetch_id]
 
@@ -194,3 +199,17 @@ class Fetcher:
         measures.FAILURES.labels("FetchChunks").inc()
         _log.warning("fetch_refused", fetch=order.fetch_id, reason=reason)
         await self._events.fetched(order.fetch_id, FetchProgress(0), form=self._form, is_over=True, error=reason)
+
+
+def _record(tracer: Tracer, fetch: _Fetch, form: ChunkForm, seconds: float, error: str) -> None:
+    """A fetch for a traced request is over."""
+    ended_ns = time.time_ns()
+    attributes = {
+        "form": form,
+        "chunks": fetch.progress.chunks,
+        "disk_chunks": fetch.progress.disk_chunks,
+        "remote_chunks": fetch.progress.remote_chunks,
+        "bytes": fetch.progress.nbytes,
+        "error": error,
+    }
+    tracer.record("fetch", fetch.order.trace, ended_ns - round(seconds * 1e9), ended_ns, attributes)

@@ -21,6 +21,7 @@ import tomllib
 
 from shared.errors import ConfigError
 from shared.ids import key_digest
+from shared.undecodable import UNPARSABLE
 
 KEY_BYTES = 32
 DEFAULT_KEY_ID = "default"
@@ -43,7 +44,7 @@ def parse_keys(text: str, source: str) -> Keys:
     """
     try:
         table = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except ValueError as error:
+    except UNPARSABLE as error:
         # Only where, not what: the parsers' messages may quote the line, and so would a chained cause.
         raise ConfigError(f"{source} is neither TOML nor JSON{_place_of(error)}") from None
     faults = [

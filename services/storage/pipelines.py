@@ -26,6 +26,7 @@ from services.storage.sparse.parts import SparseParts, make_sparse
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
 from shared.messages.pools import ChunkForm, KvGeometry
+from shared.tracing import Tracer
 
 
 def form_of(geometry: KvGeometry) -> ChunkForm:
@@ -42,6 +43,7 @@ class Below:
     threads: IoThreads
     keys: ChunkKeys
     events: TierEvents
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +103,7 @@ def make_pipelines(
         copies=copies,
         max_saves=config.max_saves,
     )
-    fetcher = Fetcher(form=form, pools=pools, gate=gate, source=source, threads=threads, events=events)
+    fetcher = Fetcher(
+        form=form, pools=pools, gate=gate, source=source, threads=threads, events=events, tracer=below.tracer
+    )
     return Pipelines(buffers, source, saver, fetcher, promotions, sparse)

@@ -9,6 +9,7 @@ from services.storage.config import StorageConfig
 from services.storage.copier import Copier
 from services.storage.core.transfer_queue import TransferQueue
 from services.storage.media import Media
+from services.storage.neighbours import Neighbours
 from services.storage.orders import Orders
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
@@ -25,6 +26,7 @@ from shared.messages.status import GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
 from shared.plan_receiver import PlanReceiver
+from shared.tracing import Tracer
 
 # What a stop may take beyond the copies that run.
 FLUSH_S = 5.0
@@ -39,7 +41,14 @@ class StorageShell:
     """One incarnation of a storage. ``run`` serves until ``life`` stops, then leaves in order."""
 
     def __init__(
-        self, config: StorageConfig, bus: Bus, pools: Pools, media: Media | None = None, *, incarnation: str
+        self,
+        config: StorageConfig,
+        bus: Bus,
+        pools: Pools,
+        media: Media | None = None,
+        *,
+        incarnation: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._bus = bus
@@ -54,10 +63,18 @@ class StorageShell:
             capacity=config.max_transfers + 64,
             waiting=measures.OUTBOX,
         )
+        self._neighbours = Neighbours(bus, config.id, config.shm_prefix)
         gate = PageGate()
         standing = StandingCheck(bus, config.id, incarnation)
         self._tiers = Tiers(
-            config, media or Media(), pools, gate, self._outbox, incarnation=incarnation, confirm=standing.confirm
+            config,
+            media or Media(),
+            pools,
+            gate,
+            self._outbox,
+            incarnation=incarnation,
+            confirm=standing.confirm,
+            tracer=tracer,
         )
         self._sparse_calls = SparseCalls(lambda: self._tiers.sparse, config.shm_prefix)
         self._copier = Copier(
@@ -110,6 +127,7 @@ class StorageShell:
             await self._join()
             tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
+            tasks.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
             await life.watch(*tasks)
             await self._plans.stop()
             for subscription in (status, *calls):
@@ -123,6 +141,7 @@ class StorageShell:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._neighbours.close()
             self._sparse_calls.close()
             self._pools.close()
 

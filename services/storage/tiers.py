@@ -37,6 +37,7 @@ from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import ChunkForm, KvGeometry
 from shared.messages.status import ChunksVerified, VerifyChunks
 from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
+from shared.tracing import Tracer
 
 STOPPING = "the storage is stopping"
 
@@ -56,12 +57,14 @@ class Tiers:
         *,
         incarnation: str,
         confirm: Callable[[], Awaitable[None]],
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._pools = pools
         # Pages of the two pools have nothing to do with one another, though their numbers are alike.
         self._gates: dict[ChunkForm, PageGate] = {"kv": gate, "state": PageGate()}
         self._confirm = confirm
+        self._tracer = tracer
         self._keys = ChunkKeys(media.cipher)
         self._threads = IoThreads(config.io_threads)
         pace = PacedReads(config.disk_read_bytes_per_s)
@@ -126,7 +129,7 @@ class Tiers:
         form = form_of(geometry)
         if form in self._pipelines or self._group is None or not (self._disk or self._remote):
             return
-        below = Below(self._disk, self._remote, self._threads, self._keys, self._events)
+        below = Below(self._disk, self._remote, self._threads, self._keys, self._events, self._tracer)
         try:
             made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
         except ConfigError as error:

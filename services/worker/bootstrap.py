@@ -26,18 +26,21 @@ from services.worker.parallel.group_lost import GroupLost
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
 from services.worker.parallel.parts_mover import PartsMover
+from services.worker.request_spans import RequestSpans
 from services.worker.restore.measured_costs import measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
 from services.worker.shell import WorkerIdentity, WorkerShell
 from services.worker.state_saving import StateSaving
-from shared import ids, logs, metrics
+from shared import ids, logs, metrics, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.errors import OperatorError
 from shared.lifecycle import EXIT_FAILED, Lifecycle
 from shared.memory import reap
+from shared.memory.life import LifeSign
 from shared.messages.worker_events import RestorationCosts
 from shared.model_files import fingerprint
+from shared.tracing import Tracer
 
 _log = logs.get_logger("worker")
 
@@ -186,6 +189,11 @@ def _end_with_group(runner: ModelRunner | GroupRunner, life: Lifecycle) -> None:
 
 async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     """Load, join, work until told to stop, leave."""
+    async with tracing.running(config.traces, "worker", config.id) as tracer:
+        await _serve(config, life, tracer)
+
+
+async def _serve(config: WorkerConfig, life: Lifecycle, tracer: Tracer | None) -> None:
     metrics.serve(config.metrics_port, config.metrics_host)
     reap(config.shm_prefix)
     started = time.monotonic()
@@ -225,8 +233,11 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
                 restoration=costs,
                 saving=saving,
                 disk_reads=disk_reads,
+                spans=None if tracer is None else RequestSpans(tracer),
             )
-            await shell.run(life)
+            # From before the join until WorkerLeft is stored.
+            with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):
+                await shell.run(life)
         finally:
             if disk_reads is not None:
                 await disk_reads.close()

@@ -11,6 +11,7 @@ import msgspec
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
+from shared.tracing import Traces
 
 Doc = msgspec.Meta
 
@@ -95,6 +96,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     data_dir: Annotated[str, Doc(description="where digests of weights are remembered; empty: nowhere")] = ""
     metrics_port: Annotated[int, Doc(description="Prometheus port; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Doc(description="address on which /metrics is served there")] = "127.0.0.1"
+    traces: Traces = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Doc(description="least severe event logged")] = (
         "info"
     )

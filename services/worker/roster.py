@@ -58,7 +58,7 @@ class Roster:
         known = self.requests.get(order.request_id)
         if known is not None:
             if order.attempt <= known.attempt:
-                _log.warning("admission_ignored", request=order.request_id, attempt=order.attempt)
+                _log.warning("admission_ignored", request_id=order.request_id, attempt=order.attempt)
                 self._decline_lease(order)
                 return
             known.change("replace")
@@ -127,11 +127,11 @@ class Roster:
 
     def fail(self, request: RunningRequest, error: str) -> None:
         """End a request because the worker cannot go on with it."""
-        _log.error("request_failed", request=request.request_id, reason=error)
+        _log.error("request_failed", request_id=request.request_id, reason=error)
         self.finish(request, Growth(request.answer.end("error"), "error"), error=error)
 
     def _refuse(self, order: AdmitRequest, error: str) -> None:
-        _log.error("admission_refused", request=order.request_id, reason=error)
+        _log.error("admission_refused", request_id=order.request_id, reason=error)
         self._counters.requests_refused += 1
         self._remember(order.request_id, order.attempt)
         self._decline_lease(order)

@@ -28,6 +28,7 @@ from services.worker.inbox import Arrival
 from services.worker.kv.loads import Loads
 from services.worker.report_channel import ReportChannel
 from services.worker.reports import Report
+from services.worker.request_spans import RequestSpans
 from services.worker.restore.projection import KvProjection
 from services.worker.retained import RetainedOutputs
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
@@ -44,7 +45,7 @@ from shared.membership import Membership, lists_worker
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 from shared.messages.worker_events import RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
-from shared.messages.worker_plans import AbortRequest, Dismiss, LeaveCell, WorkerPlan
+from shared.messages.worker_plans import AbortRequest, AdmitRequest, Dismiss, LeaveCell, WorkerPlan
 from shared.plan_receiver import PlanReceiver
 
 _log = logs.get_logger("worker")
@@ -82,10 +83,11 @@ class WorkerShell:
         restoration: RestorationCosts | None = None,
         saving: StateSaving | None = None,
         disk_reads: DiskReads | None = None,
+        spans: RequestSpans | None = None,
     ) -> None:
         """Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is
         read from the disk. ``restoration`` is what the cell is told that restoring costs here. ``saving`` is by default
-        one that has ``projection``.
+        one that has ``projection``. ``spans`` traces requests.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -93,6 +95,7 @@ class WorkerShell:
         self._restoration = restoration
         self._bus = bus
         self._disk_reads = disk_reads
+        self._spans = spans
         self._runner = runner
         self._channel = ReportChannel(loop, self._take_report)
         self.executor = Executor(
@@ -275,6 +278,8 @@ class WorkerShell:
         if isinstance(plan.order, LeaveCell):
             self._let_go.set()
             return
+        if self._spans is not None and isinstance(plan.order, AdmitRequest):
+            self._spans.admitted(plan.order)
         if not self._stopping:
             self._hand_over(Arrival(plan.number, plan.order, time.time_ns()))
 
@@ -309,6 +314,8 @@ class WorkerShell:
                 items=tuple(items),
             )
             self._tokens.put(gateway_id, batch)
+        if self._spans is not None:
+            self._spans.reported(report)
         for request_id in report.preempted:
             self._retained.retire(request_id)
 

@@ -6,6 +6,7 @@ them are read once, so that a process with a file that is missing or broken refu
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,12 @@ class Access:
     def has_token(self) -> bool:
         return bool(self.token or self.token_file)
 
+    @property
+    def inbox_prefix(self) -> str:
+        """What replies to us begin with: by user or nkey, so that permissions can keep others from reading them."""
+        key = self.user_key()
+        return inbox_prefix(key.public if key is not None else self.user)
+
     def check(self) -> None:
         """Read every file once. Raises ConfigError with every fault."""
         faults = []
@@ -84,6 +91,11 @@ class Access:
             return read_user_key(_read("--nats-credentials", self.credentials))
         except ConfigError as error:
             raise ConfigError(f"--nats-credentials {self.credentials}: {error.message}") from error
+
+
+def inbox_prefix(identity: str) -> str:
+    """The prefix of a user or public nkey; "" is nobody in particular. Permissions allow it with ``.>`` behind it."""
+    return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', identity)}" if identity else "_INBOX"
 
 
 def _read(flag: str, path: str) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from shared.bus.jetstream import raise_api_error
 from shared.errors import PayloadTooLarge, TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
 
 _JSON = msgspec.json.Decoder()
 
@@ -120,5 +121,5 @@ class Appender:
             future.set_result(answer["seq"])
         except (PayloadTooLarge, Unavailable, TransportError) as error:
             future.set_exception(error)
-        except (msgspec.DecodeError, KeyError) as error:
+        except (*UNDECODABLE, KeyError) as error:
             future.set_exception(TransportError(f"JetStream acknowledged in words unknown: {error!r}"))

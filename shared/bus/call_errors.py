@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.errors import InternalError, ThermoclineError, TransportError, error_for_code
+from shared.undecodable import UNDECODABLE
 
 ERROR_HEADER = "tc-error"
 """Present on a reply whose body is an error and not an answer."""
@@ -30,7 +31,7 @@ def decode_error(body: bytes) -> ThermoclineError:
     """The error to raise at the caller; a body that is none is a TransportError."""
     try:
         told = msgspec.msgpack.decode(body, type=CallError)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNDECODABLE:
         return TransportError("a call failed and its error cannot be decoded")
     error = error_for_code(told.code, told.message, retry_after_ms=told.retry_after_ms)
     error.param = told.param

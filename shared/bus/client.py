@@ -115,7 +115,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
 
 def credentials(access: Access) -> dict[str, Any]:
     """The arguments of ``connect`` that say who we are; the client asks for secrets again at each connection."""
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {"inbox_prefix": access.inbox_prefix}
     if access.user:
         told |= {"user": access.user, "password": access.current_password}
     if access.has_token:

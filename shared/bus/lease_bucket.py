@@ -16,6 +16,7 @@ from shared import subjects
 from shared.bus import jetstream, requests
 from shared.bus.protocol import LeaseRecord, StreamLimits
 from shared.errors import TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
 
 STREAM = f"KV_{subjects.LEASE_BUCKET}"
 
@@ -79,6 +80,6 @@ async def _ask(
         raise Unavailable(f"the lease bucket does not answer: {error!r}") from error
     try:
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise TransportError("the lease bucket answered in words unknown") from error
     return answer

@@ -15,7 +15,7 @@ import nats.errors
 
 from shared import logs, subjects
 from shared.broker import BrokerSettings
-from shared.bus import jetstream, lease_bucket, requests
+from shared.bus import jetstream, lease_bucket, measures, requests
 from shared.bus.access import Access, access_of, from_urls
 from shared.bus.appends import Appender
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
@@ -283,6 +283,12 @@ class NatsBus:
         subject, inbox, translate = self._sources[number]
 
         async def received(message: Any) -> None:
+            # Whoever may read a stream may have it delivered to any subject, also to one that they must not publish to.
+            # The message keeps the subject under which it was stored, and that shows it.
+            if message.subject != subject and not matches(subject, message.subject):
+                measures.MISDIRECTED.inc()
+                _log.debug("message_misdirected", to=subject, subject=message.subject)
+                return
             inbox.put(translate(message), len(message.data))
 
         self._subscribed[number] = await client.subscribe(subject, cb=received)

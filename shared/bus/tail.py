@@ -11,6 +11,7 @@ the queue, that is, when everything before them has been consumed.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from typing import Any
 
 import nats.errors
 
-from shared import logs
-from shared.bus import jetstream
+from shared import logs, subjects
+from shared.bus import jetstream, measures
 from shared.bus.protocol import StreamMessage
+from shared.bus.subject_match import matches
 from shared.errors import TransportError, Unavailable
 
 HEARTBEAT_S = 1.0
@@ -29,6 +31,8 @@ INACTIVE_NS = 10 * 10**9
 RETRY_S = 0.1
 GIVE_UP_S = 10.0
 """How long a bounded read (``live=False``) may fail to make progress before it raises Unavailable."""
+
+_CAPTURED = {subjects.INPUTS_STREAM: subjects.INPUTS, subjects.OUTPUTS_STREAM: subjects.OUTPUTS}
 
 _log = logs.get_logger("bus")
 
@@ -81,9 +85,13 @@ class Tail:
         }
         if self._subject != ">":
             config["filter_subject"] = self._subject
-        answer = await jetstream.checked_request(
-            self._client, f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config}
-        )
+        # Nobody else can guess the name, so nobody can delete the consumer. A filter without wildcards stands in the
+        # subject, too, where the server holds it against our permissions and refuses a body that says something else.
+        name = config["name"] = secrets.token_hex(8)
+        verb = f"CONSUMER.CREATE.{self._stream}.{name}"
+        if "*" not in self._subject and ">" not in self._subject:
+            verb += f".{self._subject}"
+        answer = await jetstream.checked_request(self._client, verb, {"stream_name": self._stream, "config": config})
         self._name = answer["name"]
         self._watch(asyncio.get_running_loop().time())
         return int(answer["num_pending"])
@@ -214,7 +222,12 @@ class Tails:
                         next_seq = stored.message.seq + 1
                         remaining -= 1
                         progressed_s = loop.time()
-                        yield stored.message
+                        if matches(_CAPTURED.get(stream, ">"), stored.message.subject):
+                            yield stored.message
+                        else:
+                            # Somebody had another stream delivered into this one.
+                            measures.MISDIRECTED.inc()
+                            _log.warning("message_misdirected", to=stream, subject=stored.message.subject)
                         if not live and (stored.pending == 0 or remaining <= 0):
                             return
             except (nats.errors.Error, OSError, Unavailable) as error:

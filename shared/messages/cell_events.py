@@ -86,7 +86,7 @@ class TimerFired(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """Heartbeats of this incarnation stopped."""
+    """Heartbeats of this incarnation stopped, or somebody saw its process end; ``reason`` says which."""
 
     worker_id: str
     incarnation: str
@@ -94,7 +94,7 @@ class WorkerLost(Message, frozen=True):
 
 
 class StorageLost(Message, frozen=True):
-    """Heartbeats of this incarnation stopped."""
+    """Heartbeats of this incarnation stopped, or somebody saw its process end; ``reason`` says which."""
 
     storage_id: str
     incarnation: str

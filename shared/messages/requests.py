@@ -62,6 +62,8 @@ class SubmitRequest(Message, frozen=True):
     prompt: bytes
     sampling: SamplingParams
     tenant: str = ""
+    max_queued: int = 0  # Waiting requests that its tenant may have; 0 is the cell's own bound.
+    trace: str = ""  # ``traceparent`` of the HTTP request's span; "" is not traced, and decides nothing.
     priority: int = 0
     deadline_ms: int = 0  # After acceptance; 0 is none.
     cache: CacheHints = CacheHints()

@@ -11,13 +11,16 @@ Kind = Literal["gateway", "scheduler", "worker", "storage"]
 
 
 class Heartbeat(Message, frozen=True):
-    """Published by every process about once a second on ``heartbeat.<kind>.<id>``."""
+    """Published by every process about once a second on ``heartbeat.<kind>.<id>``.
+
+    With ``is_gone`` it is the word of a storage, on the storage's subject: this incarnation, of its node, has ended.
+    """
 
     kind: Kind
     id: str
     incarnation: str
     last_plan: int = 0  # Highest plan number executed.
-    draining: bool = False
+    is_gone: bool = False
 
 
 class PoolStatus(Message, frozen=True):
@@ -80,6 +83,8 @@ class CellStatus(Message, frozen=True):
     in_queue_nodes: int = 0  # Transient nodes whose producers all wait.
     in_flight_nodes: int = 0  # Transient nodes that an admitted request is computing.
     restorations: tuple[RestorationStatus, ...] = ()
+    deferred_for_fetch: int = 0  # Of ``deferred``: for what a storage is bringing from below.
+    unplaced: int = 0  # Of ``queued``: there is no worker for them to wait at.
 
     @property
     def chunks_in_all(self) -> int:

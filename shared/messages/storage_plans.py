@@ -88,6 +88,7 @@ class FetchChunks(Message, frozen=True):
     deadline_ms: int
     key_id: str = ""
     form: ChunkForm = "kv"
+    trace: str = ""  # Of the request that it was begun for; "" is not traced.
 
 
 class CancelFetch(Message, frozen=True):

@@ -78,6 +78,7 @@ class AdmitRequest(Message, frozen=True):
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
     state_lease: StateLease | None = None
     sparse: SparsePrefix | None = None
+    trace: str = ""  # As SubmitRequest has it.
 
 
 class PrefillChunk(Message, frozen=True):

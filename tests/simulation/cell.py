@@ -49,6 +49,8 @@ class Cell:
         self.inputs.on_append = self._wake_schedulers
         self.outputs = OutputStream()
         self.link = Link(self.clock, scenario.rates, random.Random(f"{scenario.seed}/link"))
+        # Of its own, so that what is said of the dead changes no other message's luck.
+        self.obituaries = Link(self.clock, scenario.rates, random.Random(f"{scenario.seed}/obituaries"))
         self.workers: dict[str, WorkerProcess] = {}
         self.storages: dict[str, StorageProcess] = {}
         self.strays: list[Process] = []  # Incarnations that live on although another took their place.
@@ -208,14 +210,14 @@ class Cell:
         if gateway is not None and not self.devices[batch.worker_id, batch.incarnation].is_cut_off:
             self._send(f"tokens/{batch.incarnation}", gateway, lambda: gateway.hear_tokens(batch))
 
-    def _send(self, channel: str, process: Process, action: Action) -> None:
+    def _send(self, channel: str, process: Process, action: Action, link: Link | None = None) -> None:
         """A core message to a process, which hears it unless it is lost or cut off by then."""
 
         def arrive() -> None:
             if not process.is_cut_off:
                 process.do(action)
 
-        self.link.send(f"{channel}/{process.incarnation}", arrive)
+        (link or self.link).send(f"{channel}/{process.incarnation}", arrive)
 
     def _tick(self, number: int) -> None:
         """Twice a second: heartbeats, status, and now and then a look at the streams."""
@@ -237,6 +239,21 @@ class Cell:
         heartbeat = Heartbeat(kind=process.kind, id=process.name, incarnation=process.incarnation)  # type: ignore[arg-type]
         for scheduler in self.schedulers:
             self._send(f"beat/{process.incarnation}", scheduler, lambda scheduler=scheduler: scheduler.beat(heartbeat))  # type: ignore[misc]
+
+    def note_end(self, worker: WorkerProcess) -> None:
+        """A worker's process has ended: a storage of its node may see it, whichever incarnation that is."""
+        for process in [*self.storages.values(), *self.strays]:
+            if isinstance(process, StorageProcess) and process.node == worker.node and process.is_running:
+                process.see_end(worker)
+
+    def tell_gone(self, storage: StorageProcess, worker: WorkerProcess) -> None:
+        """A storage says that a worker has ended, over core NATS and if it can be heard."""
+        if storage.is_cut_off:
+            return
+        heartbeat = Heartbeat(kind="worker", id=worker.name, incarnation=worker.incarnation, is_gone=True)
+        for scheduler in self.schedulers:
+            hear = partial(scheduler.beat, heartbeat)
+            self._send(f"gone/{storage.incarnation}", scheduler, hear, self.obituaries)
 
     def show_status(self, scheduler: SchedulerProcess) -> None:
         """A scheduler tells every worker and storage who is listed, if it can be heard."""

@@ -215,14 +215,17 @@ class SchedulerProcess(Process):
         self._keep_timers()
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat came."""
+        """A heartbeat came; one that tells of an end is looked into at once."""
         self._liveness.beat(heartbeat, self.cell.clock.now_ns)
+        if heartbeat.is_gone:
+            self.tick()
 
     def tick(self) -> None:
-        """Look whose heartbeats have stopped."""
+        """Look who is gone, and whose heartbeats have stopped."""
         if self.is_cut_off:
             self._liveness.excuse(self.cell.clock.now_ns)
         for message_id, lost in self._liveness.check(self.cell.clock.now_ns, INTERVAL_NS):
+            self.cell.seen[f"lost_by_{lost.reason}"] += 1
             self.append(lost, message_id)
 
     def lists(self, kind: str, name: str, incarnation: str) -> bool:

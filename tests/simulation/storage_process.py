@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+from services.storage.neighbours import LOOK_S, SAID_AFTER_S
 from shared.chunks import chunk_bytes
 from shared.codec import Published
 from shared.messages import storage_events, storage_plans
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 ORDER_US = 40
 PAGE_US = 25
+SEES_END = 0.8
+"""How often a storage sees the end of a worker of its node; otherwise heartbeats have to tell of it."""
 
 
 class StorageProcess(Process):
@@ -38,6 +43,7 @@ class StorageProcess(Process):
         self.devices: dict[tuple[str, str], WorkerProcess] = {}
         self.fetches: dict[int, Fetching] = {}
         self.pinned: dict[bytes, None] = {}
+        self.sight = random.Random(f"{cell.scenario.seed}/{incarnation}/sight")
         self.stalled_to_ns = 0  # Its disk and its copies stand still until then; it itself does not.
         self._inbox: deque[storage_plans.StoragePlan] = deque()
         self._is_busy = False
@@ -93,6 +99,15 @@ class StorageProcess(Process):
         """End gracefully."""
         self.append(storage_events.StorageLeft(storage_id=self.name, incarnation=self.incarnation))
         self.end()
+
+    def see_end(self, worker: WorkerProcess) -> None:
+        """A worker of this node has ended: the next look shows it, and then it is said again and again."""
+        if self.sight.random() >= SEES_END:
+            return
+        self.cell.seen["ends_of_workers_seen"] += 1
+        look_us = self.sight.uniform(0, LOOK_S * 1e6)
+        for after_s in SAID_AFTER_S:
+            self.later(look_us + after_s * 1e6, partial(self.cell.tell_gone, self, worker))
 
     def _go(self) -> None:
         if self._is_busy or not self._inbox:

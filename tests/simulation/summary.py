@@ -13,6 +13,7 @@ REACHED = {
     "backups": "backups_done",
     "chunks quarantined by scrubbing": "chunks_quarantined_by_scrubbing",
     "deferrals": "requests_deferred",
+    "deaths seen by a neighbour and reported": "lost_by_process_gone",
     "drains cut short": "drains_cut_short",
     "drains ended by nothing being left": "drains_done",
     "fetches": "fetches_done",

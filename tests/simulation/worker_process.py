@@ -119,6 +119,13 @@ class WorkerProcess(Process):
         self.append(worker_events.WorkerLeft(**self.who()))
         self.end()
 
+    def end(self) -> None:
+        """Do nothing any more, however it came to that; the process shows no sign of life then."""
+        was_running = self.is_running
+        super().end()
+        if was_running:
+            self.cell.note_end(self)
+
     # Steps.
 
     def _go(self) -> None:

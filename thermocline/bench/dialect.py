@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from shared.errors import InvalidRequest, Unavailable
+from shared.undecodable import UNDECODABLE
 from thermocline.bench.clock import Clock
 from thermocline.bench.exchange import Refused, exchange
 from thermocline.bench.http_client import OK, Http
@@ -120,7 +121,7 @@ async def _card(http: Http, model: str | None, timeout_s: float) -> _Card:
         cards = msgspec.json.decode(response.body, type=_Cards).data
     except (RequestError, TimeoutError) as error:
         raise Unavailable(f"the server does not answer: {str(error) or type(error).__name__}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unavailable(f"what the server gives at /v1/models is not OpenAI's list of models: {error}") from error
     if model is not None:
         return next((card for card in cards if card.id == model), _Card(model))

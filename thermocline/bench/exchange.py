@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from shared.undecodable import UNDECODABLE
 from thermocline.bench.clock import Clock
 from thermocline.bench.http_client import OK, Http, Response
 from thermocline.bench.prompts import Said
@@ -86,7 +87,7 @@ class AnswerFold:
         """One event's data. Raises RequestError for an error in the stream, or for what is no event."""
         try:
             event = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise RequestError("bad_stream", f"{error}: {data[:200]!r}") from error
         if event.error is not None:
             raise RequestError(*_error_of(event.error, "error_in_stream"))
@@ -171,7 +172,7 @@ async def exchange(http: Http, path: str, body: bytes, reply: Reply, clock: Cloc
 def _refusal(response: Response) -> Refused:
     try:
         body = msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         body = None
     # Some servers put the error's fields at the top, others below "error".
     error = body.get("error", body) if isinstance(body, dict) else response.body[:200].decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.errors import InvalidRequest, OperatorError
+from shared.undecodable import UNDECODABLE
 from thermocline.bench.dialect import Dialect
 from thermocline.bench.figures import Figures, Row, Slo
 
@@ -67,7 +68,7 @@ def load(path: Path) -> Report:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidRequest(f"{path} is no result of `thermocline bench` with schema {SCHEMA}: {error}") from error
 
 

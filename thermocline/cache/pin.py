@@ -16,6 +16,7 @@ from shared.errors import OperatorError, Unavailable
 from shared.ids import namespace_digest, new_id
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import PinPrefix
+from shared.undecodable import UNDECODABLE
 from thermocline.cache import argument_types, gateway_client
 from thermocline.cache.connection import cell
 
@@ -102,7 +103,7 @@ def read_tokens(path: Path) -> list[int]:
     """The token ids of a file that holds one JSON array of them. Raises OperatorError."""
     try:
         tokens = msgspec.json.decode(read_text(path), type=list[int])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise OperatorError(f"{path} is no JSON array of token ids: {error}") from error
     if not tokens or min(tokens) < 0 or max(tokens) >= 2**31:
         raise OperatorError(f"{path} must hold at least one token id, from 0 to {2**31 - 1}")

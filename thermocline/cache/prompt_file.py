@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import OperatorError
+from shared.undecodable import UNDECODABLE
 
 MAX_BYTES = 256 * 2**20
 MAX_PROMPTS = 100_000
@@ -46,7 +47,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             continue
         try:
             prompts.append(_text_prompt(number, line) if is_text else _json_prompt(number, line))
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (*UNDECODABLE, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults:
         more = f"; and {len(faults) - _FAULTS_SHOWN} more" if len(faults) > _FAULTS_SHOWN else ""

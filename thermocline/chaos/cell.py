@@ -18,8 +18,8 @@ from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.commands import nats_child, service_children
 from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.embedded_broker import write_broker_files
 from thermocline.supervisor.leftovers import clean_up
-from thermocline.supervisor.nats_config import nats_config_text
 from thermocline.supervisor.process_identity import own_identity
 from thermocline.supervisor.records import CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
@@ -49,8 +49,8 @@ class ChaosCell:
 
     @property
     def nats_url(self) -> str:
-        """The broker itself, past all proxies."""
-        return self._cell.nats_urls[0]
+        """The broker itself, past all proxies, for the operator."""
+        return self._cell.operator_urls[0]
 
     @property
     def shm_prefix(self) -> str:
@@ -103,10 +103,7 @@ class ChaosCell:
         self.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not cell.nats_port:
             raise ConfigError("faults need a broker of their own")
-        config_file = cell.data_dir / "nats.conf"
-        text = nats_config_text(server_name=cell.shm_prefix, port=cell.nats_port, store_dir=cell.data_dir / "nats")
-        config_file.write_text(text, encoding="utf-8")
-        await self._supervisor.start(nats_child(cell, nats_server.find_nats_server(), config_file))
+        await self._supervisor.start(nats_child(cell, nats_server.find_nats_server(), write_broker_files(cell)))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
         for spec in service_children(cell):
             proxy = self.proxies[spec.name] = Proxy(spec.name, cell.nats_port)

@@ -16,6 +16,7 @@ from services.worker.kv.profile import MoverFigure, Profile, default_path, read_
 from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
+from shared.undecodable import UNDECODABLE
 from thermocline.doctor import restoration
 from thermocline.doctor.disk_speed import measure_disk
 from thermocline.doctor.measuring import run_measurement
@@ -99,7 +100,7 @@ def geometry_of(model: Path, dtype: str = "auto") -> KvGeometry:
         config = msgspec.json.decode((model / "config.json").read_bytes(), type=_ModelConfig)
     except OSError as error:
         raise ConfigError(f"cannot read {model / 'config.json'}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{model / 'config.json'} does not tell the shape of KV: {error}") from error
     heads = config.num_attention_heads
     return KvGeometry(

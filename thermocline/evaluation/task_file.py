@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from shared.errors import ConfigError
+from shared.undecodable import UNDECODABLE
 
 MAX_FILE_BYTES = 256 * 1024**2
 MAX_FAULTS = 20
@@ -117,7 +118,7 @@ def parse_task(raw: bytes) -> Task:
     faults: list[str] = []
     try:
         document = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"$: {error}") from error
     header = _converted(document, _Header, "$", faults)
     if header is None:

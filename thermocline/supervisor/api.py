@@ -144,20 +144,22 @@ class RunningCell:
 def running(
     config: SupervisorConfig,
     *,
+    config_file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     ready: bool = True,
     ready_timeout_s: float = 300.0,
 ) -> Iterator[RunningCell]:
     """A cell for the duration of the block; with ``ready`` the block is entered once it can serve.
 
-    ``environ`` is added to this process's environment. Call it from a thread that outlives the block: the kernel
-    ends the cell when the thread that started it ends, so that a killed test leaves nothing behind.
+    ``config_file`` holds settings of its processes, ``environ`` is added to this process's environment. Call it from a
+    thread that outlives the block: the kernel ends the cell when the thread that started it ends, so that a killed test
+    leaves nothing behind.
     Raises CellNotReady.
     """
     config = msgspec.structs.replace(config, ready_timeout_s=ready_timeout_s)
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "thermocline", "up", *to_flags(config)],
+            [sys.executable, "-P", "-m", "thermocline", "up", *to_flags(config), *to_flags({"config": config_file})],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

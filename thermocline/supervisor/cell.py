@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import ConfigError
 from shared.memory.segment import SHM_DIRECTORY
+from thermocline.broker.users import OPERATOR, new_password
 from thermocline.supervisor import ports
 from thermocline.supervisor.config import SupervisorConfig, bundled_model
 
 DEFAULT_DEVICE_KV_BYTES = 64 * 1024**2
 DEFAULT_HOST_KV_BYTES = 1024**3
 DEFAULT_STATE_BYTES = 256 * 1024**2
+
+STORAGE_ID = "storage"
 
 _LOOPBACK = "127.0.0.1"
 _ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1", "": _LOOPBACK}
@@ -40,6 +44,16 @@ class Cell:
     state_bytes: int = 0
     dtype: str | None = None
     config_file: Path | None = None
+    broker_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """By user of the embedded broker, drawn for this run; empty when the broker is somebody else's."""
+
+    @property
+    def operator_urls(self) -> tuple[str, ...]:
+        """The broker's addresses for commands that look into this cell. Those of an embedded one hold a secret."""
+        password = self.broker_passwords.get(OPERATOR)
+        if password is None:
+            return self.nats_urls
+        return tuple(url.replace("://", f"://{OPERATOR}:{password}@") for url in self.nats_urls)
 
     @property
     def base_url(self) -> str:
@@ -50,6 +64,15 @@ class Cell:
     @property
     def logs(self) -> Path:
         return self.data_dir / "logs"
+
+
+def worker_ids(config: SupervisorConfig) -> list[str]:
+    return [f"worker-{number}" for number in range(config.workers)]
+
+
+def broker_users(config: SupervisorConfig) -> list[str]:
+    """Names of the embedded broker's users; schedulers share one."""
+    return [OPERATOR, "gateway", "scheduler", STORAGE_ID, *worker_ids(config)]
 
 
 def divide_cores(cores: int, workers: int) -> int:
@@ -144,4 +167,5 @@ def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = 
         threads=config.threads or divide_cores(usable_cores(), config.workers),
         dtype=data_type(config, model),
         config_file=config_file,
+        broker_passwords={} if config.nats else {name: new_password() for name in broker_users(config)},
     )

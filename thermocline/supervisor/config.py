@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.tracing import Traces
+
 BUNDLED_MODEL = "thermocline-mha"
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]  # The folder that holds thermocline/, services/ and shared/.
 
@@ -68,6 +70,10 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: Annotated[int | None, Meta(description="prefill tokens of one batch")] = None
     max_running: Annotated[int | None, Meta(description="requests that a worker runs at once")] = None
     max_queued: Annotated[int | None, Meta(description="requests that may wait in the cell")] = None
+    traces: Traces = ""
+    trace_share: Annotated[
+        float | None, Meta(description="share of requests to trace, where no traceparent of the caller decides")
+    ] = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     ready_timeout_s: Annotated[float, Meta(description="give up if the cell is not ready by then")] = 300.0
     grace_s: Annotated[float, Meta(description="time for each process to stop by itself")] = 10.0
@@ -95,6 +101,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 0:
                 faults.append(f"{name} must not be negative")
+        if self.trace_share is not None and not 0 <= self.trace_share <= 1:
+            faults.append("trace_share must lie between 0 and 1")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
             faults.append("log_level must be debug, info, warning or error")
         if faults:

@@ -17,10 +17,12 @@ def nats_config_text(
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     max_file_bytes: int = 8 * 1024**3,
     max_memory_bytes: int = 256 * 1024**2,
+    authorization: str = "",
 ) -> str:
     """A nats-server configuration for one node with JetStream kept in ``store_dir``.
 
-    The broker carries control messages of one machine only, so it listens on loopback and has no accounts.
+    The broker carries control messages of one machine only, so it listens on loopback. ``authorization`` is the block
+    with its users; without one everybody on the machine may do everything.
     ``max_pending`` bounds what a slow reader may hold up before the server cuts it off.
     """
     # A JSON string is also a valid quoted string of the configuration language.
@@ -41,6 +43,6 @@ def nats_config_text(
             f"  max_file_store: {max_file_bytes}",
             f"  max_memory_store: {max_memory_bytes}",
             "}",
-            "",
+            authorization,
         ]
     )

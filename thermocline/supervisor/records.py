@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from shared.undecodable import UNDECODABLE
+
 RECORD_NAME = "cell.json"
 
 
@@ -52,7 +54,10 @@ def write_record(record: CellRecord, paths: tuple[Path, ...]) -> None:
     data = msgspec.json.format(msgspec.json.encode(record), indent=2)
     for path in paths:
         partial = path.with_suffix(".part")
-        partial.write_bytes(data)
+        partial.unlink(missing_ok=True)
+        # The address of an embedded broker holds the operator's password.
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
         partial.replace(path)
 
 
@@ -60,7 +65,7 @@ def read_record(path: Path) -> CellRecord | None:
     """The record at ``path``, or None if there is none that this release can read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CellRecord)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -18,10 +18,10 @@ from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from thermocline.supervisor import nats_server, readiness
 from thermocline.supervisor.cell import Cell
 from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.embedded_broker import broker_flags, write_broker_files
 from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
 from thermocline.supervisor.log_tail import readable, refusal_reason, tail
-from thermocline.supervisor.nats_config import nats_config_text
 from thermocline.supervisor.process_identity import own_identity
 from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
@@ -126,10 +126,7 @@ class Up:
     async def _start_nats(self) -> None:
         cell = self._cell
         program = nats_server.find_nats_server()
-        config_file = cell.data_dir / "nats.conf"
-        text = nats_config_text(server_name=cell.shm_prefix, port=cell.nats_port, store_dir=cell.data_dir / "nats")
-        config_file.write_text(text, encoding="utf-8")
-        await self._supervisor.start(nats_child(cell, program, config_file))
+        await self._supervisor.start(nats_child(cell, program, write_broker_files(cell)))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
 
     async def _announce(self) -> None:
@@ -145,7 +142,7 @@ class Up:
             headers += " -H 'authorization: Bearer YOUR-KEY'"
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
         print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
-        print(f"Broker: {','.join(cell.nats_urls)}")
+        print(f"Broker: {broker_flags(cell)}")
         notice = importance_notice(service_children(cell), os.environ)
         if notice:
             print(notice)
@@ -169,7 +166,7 @@ class Up:
             owner_pid=self._owner[0],
             owner_started=self._owner[1],
             base_url=cell.base_url,
-            nats_url=",".join(cell.nats_urls),
+            nats_url=",".join(cell.operator_urls),
             data_dir=str(cell.data_dir),
             data_dir_is_temporary=cell.data_dir_is_temporary,
             shm_prefix=cell.shm_prefix,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import InvalidRequest
+from shared.undecodable import UNDECODABLE
 
 BLOCK_TOKENS = 512
 
@@ -55,7 +56,7 @@ def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
                     return
                 try:
                     request = _DECODER.decode(line)
-                except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+                except UNDECODABLE as error:
                     raise InvalidRequest(f"{path}:{number}: {error}") from error
                 if (
                     min(request.timestamp, request.output_length) < 0

@@ -21,6 +21,7 @@ MAX_LISTED = 1024
 Tier = Literal["device", "host", "disk", "remote"]
 Namespace = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
+TenantName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 PinName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -32,6 +33,7 @@ class PromptSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None  # Rendered with ``messages``.
     cache_salt: Salt | None = None
+    tenant: TenantName | None = None
 
 
 class PinRequest(PromptSource, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,11 +128,12 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt``."""
+    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt`` and one ``tenant``."""
 
     tiers: Annotated[tuple[Tier, ...], Meta(min_length=1)] = ("device", "host")
     namespace: Namespace | None = None
     cache_salt: Salt | None = None
+    tenant: TenantName | None = None
 
 
 class FlushReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,3 +65,5 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     in_queue_nodes: int
     in_flight_nodes: int
     restorations: list[CellRestoration]
+    deferred_for_fetch: int = 0
+    unplaced: int = 0

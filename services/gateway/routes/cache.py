@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from services.gateway.accounts import OPEN
 from services.gateway.body import decode_body, read_body
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.gateway import Gateway
@@ -32,9 +33,10 @@ from services.gateway.prewarming import Warming, prewarm
 from services.gateway.prompt_source import tokenize_source
 from services.gateway.query import whole_number
 from services.gateway.scrub_walk import scrub_next
+from services.gateway.tenants import Tenant
 from services.gateway.views.cache_view import node_view, pin_view, stats_view
 from shared.errors import InvalidRequest, NotFound
-from shared.ids import is_valid_name, namespace_digest, new_id
+from shared.ids import is_valid_name, new_id
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import PinPrefix
 
@@ -60,6 +62,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             query={
                 "namespace": "only this namespace (32 hex digits)",
                 "cache_salt": "only the namespace of this salt",
+                "tenant": "only the namespace of this tenant, and of this salt of its requests",
                 "limit": f"nodes to list, 1 to {MAX_LISTED}, {LISTED} without it",
                 "after": "next_after of the page before",
             },
@@ -68,7 +71,8 @@ def cache_router(gateway: Gateway) -> APIRouter:
     )
     async def list_nodes(http: Request) -> Response:
         with slots.taken():
-            namespace = _namespace(gateway, http.query_params.get("namespace"), http.query_params.get("cache_salt"))
+            query = http.query_params
+            namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
             limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
             after = whole_number(http, "after", 0, 0, 2**53)
             page = await calls.page(namespace, after=after, limit=limit)
@@ -99,7 +103,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             tokens = await tokenize_source(gateway, request)
             order = PinPrefix(
                 pin_id=request.name or new_id("pin"),
-                namespace=namespace_digest(gateway.facts.fingerprint, salt=request.cache_salt or ""),
+                namespace=gateway.namespace(_tenant(gateway, request.tenant), request.cache_salt),
                 tokens=pack_int32(tokens),
                 ttl_ms=max(1, round(request.ttl_s * 1000)),
             )
@@ -138,7 +142,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             for place, given in enumerate(request.prompts):
                 source = PromptSource(prompt=given) if isinstance(given, str) else given
                 tokens = await tokenize_source(gateway, source, path=f"prompts[{place}].")
-                prompts.append(Warming(tokens, source.cache_salt))
+                prompts.append(Warming(tokens, source.cache_salt, _tenant(gateway, source.tenant)))
             # A request that no scheduler sees would only wait for its time to run out.
             await calls.status()
             data = await prewarm(gateway, http.receive, prompts)
@@ -154,7 +158,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     async def flush(http: Request) -> Response:
         with slots.taken():
             request = await _body(gateway, http, FlushRequest, is_optional=True)
-            namespace = _namespace(gateway, request.namespace, request.cache_salt)
+            namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
             flushed = await calls.flush(request.tiers, namespace)
         return _json(
             FlushReport(
@@ -183,12 +187,22 @@ async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional
     return decode_body(body or (b"{}" if is_optional else b""), schema)
 
 
-def _namespace(gateway: Gateway, namespace: str | None, salt: str | None) -> str:
-    """The namespace that is meant, "" for all. Raises InvalidRequest."""
-    if namespace and salt:
-        raise InvalidRequest("give either namespace or cache_salt", param="cache_salt")
-    if salt:
-        return namespace_digest(gateway.facts.fingerprint, salt=salt)
+def _tenant(gateway: Gateway, name: str | None) -> Tenant:
+    """The tenant of this name; without one, what holds for callers without. Raises NotFound."""
+    if name is None:
+        return OPEN
+    account = gateway.callers.account(name)
+    if account is None:
+        raise NotFound(f"there is no tenant {name[:64]!r} in --tenants", param="tenant", code="tenant_not_found")
+    return account.tenant
+
+
+def _namespace(gateway: Gateway, namespace: str | None, salt: str | None, tenant: str | None) -> str:
+    """The namespace that is meant, "" for all. Raises InvalidRequest, NotFound."""
+    if namespace and (salt or tenant):
+        raise InvalidRequest("give either namespace or cache_salt and tenant", param="cache_salt" if salt else "tenant")
+    if salt or tenant:
+        return gateway.namespace(_tenant(gateway, tenant), salt)
     if namespace and (len(namespace) != 32 or set(namespace) - set("0123456789abcdef")):
         raise InvalidRequest("a namespace is 32 hex digits", param="namespace")
     return namespace or ""

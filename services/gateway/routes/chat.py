@@ -8,9 +8,11 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, conversation
 from services.gateway.body import decode_body, read_body
+from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.chat import ChatRequest, ChatResponse
 from services.gateway.openapi import describes
+from services.gateway.request_spans import trace_of
 from services.gateway.serving import answer, make_generation
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
@@ -28,7 +30,7 @@ def chat_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation",
     )
     async def create_chat_completion(http: Request) -> Response:
-        with Ticket(gateway) as ticket:
+        with Ticket(gateway, caller_of(http)) as ticket:
             return await _chat(gateway, http, ticket)
 
     return router
@@ -57,7 +59,8 @@ async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
         gateway,
         request,
         answer_id=answer_id,
-        tenant=http.scope.get("state", {}).get("tenant", ""),
+        account=caller_of(http),
+        trace=trace_of(http),
         received_ns=received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],

@@ -34,7 +34,7 @@ def requests_router(gateway: Gateway) -> APIRouter:
         summary="Recent requests, explained",
     )
     async def list_requests(http: Request) -> Response:
-        if not gateway.config.api_keys and not _is_admin(http):
+        if not gateway.callers.has_keys and not _is_admin(http):
             # Without keys all callers are alike, and none may look into what the others ask.
             check_admin(http.headers, gateway.config.admin_key)
         limit = whole_number(http, "limit", LISTED, 1, MOST_LISTED)

@@ -254,5 +254,6 @@ def _send(turn: Turn, request: Request, worker: Worker, found: Reach) -> None:
             accepted_ns=request.accepted_ns,
             state_lease=open_lease(turn, request, worker),
             sparse=sparse_order(request),
+            trace=submit.trace,
         ),
     )

@@ -160,6 +160,7 @@ def _order(
         host_pages=pages,
         deadline_ms=deadline_ms,
         key_id=request.submit.key_id,
+        trace=request.submit.trace,
     )
     turn.to_storage(storage, order)
 

@@ -87,7 +87,10 @@ def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
         return f"max_queued allows {config.max_queued} waiting requests"
     if state.queued_tokens + message.prompt_tokens > config.max_queued_tokens:
         return f"max_queued_tokens allows {config.max_queued_tokens} tokens of waiting requests"
-    if 0 < config.max_queued_per_tenant <= state.tenants.get(message.tenant, 0):
+    waiting = state.tenants.get(message.tenant, 0)
+    if message.max_queued:
+        return f"its tenant may have {message.max_queued} waiting requests" if waiting >= message.max_queued else ""
+    if 0 < config.max_queued_per_tenant <= waiting:
         return f"max_queued_per_tenant allows {config.max_queued_per_tenant} waiting requests of one tenant"
     return ""
 

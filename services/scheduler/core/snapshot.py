@@ -9,6 +9,7 @@ from services.scheduler.core.prefix_tree import Node
 from services.scheduler.core.recollection import forgotten
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
+from shared.undecodable import UNDECODABLE
 
 _VERSION = 8
 
@@ -34,7 +35,7 @@ def decode_state(data: bytes) -> CellState:
     """Undo :func:`encode_state`; raises CodecError for bytes that are no snapshot of this version."""
     try:
         snapshot = _DECODER.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise CodecError(f"not a snapshot: {error}") from error
     if snapshot.version != _VERSION:
         raise CodecError(f"snapshot of version {snapshot.version}, not {_VERSION}")

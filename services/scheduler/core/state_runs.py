@@ -178,6 +178,7 @@ def _order(turn: Turn, request: Request, run: StateRun, storage: Storage, pages:
         deadline_ms=deadline_ms,
         key_id=request.submit.key_id,
         form="state",
+        trace=request.submit.trace,
     )
     run.fetch = fetch_id
     run.end += fetched * page_size

@@ -17,6 +17,7 @@ import msgspec
 from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
+from shared.undecodable import UNDECODABLE
 
 VERSION = 1
 
@@ -147,7 +148,7 @@ def read_profile(path: Path, machine: Machine) -> Profile:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as error:
         raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{path} is no profile: {error}") from error
     if profile.version != VERSION:
         raise ConfigError(f"the profile {path} has version {profile.version}, not {VERSION}: measure again")

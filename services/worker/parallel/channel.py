@@ -13,6 +13,7 @@ import msgspec
 
 from shared.codec import encode
 from shared.errors import CodecError, TransportError
+from shared.undecodable import UNDECODABLE
 
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -58,7 +59,7 @@ class Channel:
             raise CodecError(f"a message of {length} bytes")
         try:
             return self._decoder.decode(self._read(length, timeout_s))
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise CodecError(f"not a message between ranks: {error}") from error
 
     def close(self) -> None:

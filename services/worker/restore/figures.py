@@ -10,6 +10,7 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.undecodable import UNDECODABLE
 
 VERSION = 1
 
@@ -77,7 +78,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError for anything that :meth:`to_json` of this version does not write."""
         try:
             profile = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ConfigError(f"no profile of restoration: {error}") from error
         if profile.version != VERSION:
             raise ConfigError(f"the profile of restoration has version {profile.version}, not {VERSION}")

@@ -10,6 +10,7 @@ from shared.broker import BrokerSettings
 from shared.bus.access import access_of, from_urls
 from shared.config import load
 from shared.errors import ConfigError
+from tests.unit.bus.test_nkeys import PUBLIC, SEED
 
 
 def test_secrets_leave_the_urls() -> None:
@@ -85,3 +86,14 @@ def test_settings_that_make_no_sense_are_refused(flags: dict[str, str], fault: s
 def test_any_word_about_tls_makes_it_a_must(url: str, settings: dict[str, str], wants: bool) -> None:
     """A server that offers none is refused then."""
     assert from_urls([url], **settings).wants_tls is wants
+
+
+def test_replies_go_to_an_inbox_of_the_user(tmp_path: Path) -> None:
+    """Permissions name it: by user, or by public nkey; whoever is nobody in particular has the common one."""
+    seed = tmp_path / "user.nk"
+    seed.write_text(SEED)
+
+    assert from_urls(["nats://worker-0:pw@one"]).inbox_prefix == "_INBOX.worker-0"
+    assert from_urls(["nats://one"], user="a.b *>", password="pw").inbox_prefix == "_INBOX.a_b___"
+    assert from_urls(["nats://one"], credentials=str(seed)).inbox_prefix == f"_INBOX.{PUBLIC}"
+    assert from_urls(["nats://one"]).inbox_prefix == from_urls(["nats://token@one"]).inbox_prefix == "_INBOX"

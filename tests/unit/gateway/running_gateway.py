@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from services.gateway.app import build_app
-from services.gateway.bootstrap import compose, fidelity_rules
+from services.gateway.bootstrap import callers_of, compose, fidelity_rules
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server
@@ -99,7 +99,8 @@ async def running_gateway(
     cell = ScriptedCell(cell_bus, script)
     await cell.start()
     config = msgspec.convert({"model": str(MODEL_DIR), "id": "gw", **settings}, GatewayConfig)
-    gateway = compose(config, bus, facts, tokenizer(), "beef0001", fidelity_rules(config, facts.fingerprint))
+    fidelity = fidelity_rules(config, facts.fingerprint)
+    gateway = compose(config, bus, facts, tokenizer(), "beef0001", fidelity, callers_of(config))
     app = build_app(gateway)
     shell = GatewayShell(gateway, "beef0001")
     life = Lifecycle()

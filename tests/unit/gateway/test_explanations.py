@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from services.gateway.boundary import tenant_id
+from services.gateway.keys import tenant_id
 from services.gateway.pending import Choice, Generation
 from services.gateway.recent_requests import Figures, RecentRequest, RecentRequests
 from services.gateway.views.explanation import explain, prompt_parts, time_parts

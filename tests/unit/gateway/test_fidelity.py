@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.boundary import tenant_id
 from services.gateway.fidelity import FidelityRules
 from services.gateway.importance_gate import ImportanceGate
+from services.gateway.keys import tenant_id
 from services.gateway.openai_schema.sampling import CacheOptions
 from shared.errors import InvalidRequest
 from shared.messages.requests import CacheHints, Importance

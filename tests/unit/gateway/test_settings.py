@@ -10,9 +10,9 @@ import pytest
 
 from services.gateway.__main__ import main
 from services.gateway.bootstrap import fidelity_rules, run
-from services.gateway.boundary import tenant_id
 from services.gateway.config import GatewayConfig
 from services.gateway.fidelity import FidelityRules
+from services.gateway.keys import tenant_id
 from services.gateway.model_facts import SamplingDefaults, read_model_facts, sampling_defaults
 from shared.config import from_command_line, load
 from shared.errors import ConfigError, OperatorError, UnsupportedModel

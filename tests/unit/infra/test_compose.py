@@ -209,3 +209,20 @@ def test_with_tls_every_process_verifies_the_broker() -> None:
     assert (FOLDER / configuration).resolve() == ROOT / "infra" / "nats" / "single-tls.conf"
     assert found["nats"]["command"][-1] == target
     assert set(services("compose.tls.yaml", NATS_TLS="/tls")) - set(services()) == set()
+
+
+def test_with_users_each_kind_of_process_has_its_own() -> None:
+    """The user that the server's file knows, with the password that the server is given for it."""
+    passwords = {f"TC_NATS_{process.upper()}_PASSWORD": f"of-{process}" for process in SETTINGS}
+    given = services("compose.users.yaml", **passwords)
+
+    known = (ROOT / "infra" / "nats" / "users.conf").read_text()
+    for process in SETTINGS:
+        environment = given[process]["environment"]
+        settings_from(process, [], services()[process]["environment"] | environment)
+        assert environment["THERMOCLINE_NATS_USER"] == process
+        assert f'user: "{process}"\n      password: $TC_NATS_{process.upper()}_PASSWORD\n' in known
+        assert given["nats"]["environment"][f"TC_NATS_{process.upper()}_PASSWORD"] == f"of-{process}"
+        assert environment["THERMOCLINE_NATS_PASSWORD"] == f"of-{process}"
+    mounted = [volume.split(":")[1] for volume in given["nats"]["volumes"]]
+    assert given["nats"]["command"][1] in mounted

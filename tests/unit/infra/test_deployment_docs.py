@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.scheduler import cell_metrics
-from services.storage import measures
-from tests.unit.infra.deployed_code import gateway_series, metric_names
+from tests.unit.infra.deployed_code import metric_names
+from tests.unit.tools.promql import series_of
 from tools.chart_values import CHART
+from tools.metric_docs import PROCESSES, exported_by
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("containers", "kubernetes", "scale")]
@@ -70,10 +70,8 @@ def test_examples_of_values_are_accepted(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_metrics_in_the_text_exist(page: Path) -> None:
-    """Each name is a series of the gateway or the storage, or one that the scheduler makes from its status."""
-    # Importing a module of metrics puts them into the registry.
-    assert measures.FAILURES
-    made_by_scheduler = set(re.findall(r'"(?:thermocline_)?(\w+)"', Path(cell_metrics.__file__).read_text()))
-    for name in metric_names(page.read_text()):
-        in_registry = name in gateway_series() or name.removesuffix("_total") in gateway_series()
-        assert in_registry or name.removeprefix("thermocline_") in made_by_scheduler, name
+    """Each name is a series that a process exports, or the name that several series have in common."""
+    exported = {name: facts for process in PROCESSES for name, facts in exported_by(process).items()}
+    known = set(exported) | set(series_of(exported)) | {facts.series for facts in exported.values()}
+
+    assert metric_names(page.read_text()) <= known

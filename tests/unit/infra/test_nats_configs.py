@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
+from thermocline.broker.__main__ import main
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
 from thermocline.supervisor.nats_server import find_nats_server
 
 FOLDER = Path(__file__).parents[3] / "infra" / "nats"
 CONFIGS = sorted(FOLDER.glob("*.conf"))
+SERVERS = [config for config in CONFIGS if config.stem != "users"]  # That one is included by others.
 
 ENVIRONMENT = {
     "TC_NATS_NAME": "nats-1",
     "TC_NATS_PASSWORD": "secret",
     "TC_NATS_ROUTE_PASSWORD": "other-secret",
+    **{f"TC_NATS_{kind}_PASSWORD": "its-secret" for kind in ("GATEWAY", "SCHEDULER", "STORAGE", "WORKER")},
     **{f"TC_NATS_{number}": f"nats://routes:other-secret@nats-{number}:6222" for number in (1, 2, 3)},
 }
 
@@ -37,19 +40,17 @@ def test_the_server_accepts_it(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_variable_is_explained(config: Path) -> None:
     """A server that lacks a variable does not start, so the README names each."""
-    variables = {word.strip("[],") for word in config.read_text().split() if word.startswith("$TC_")}
+    variables = {word.strip("[],") for word in _with_included(config).split() if word.startswith("$TC_")}
 
     readme = (FOLDER / "README.md").read_text()
     assert variables
     assert all(variable.removeprefix("$") in readme for variable in variables)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", SERVERS, ids=lambda path: path.stem)
 def test_prompts_have_one_bound_everywhere(config: Path) -> None:
     """The same prompt is accepted with the embedded broker and with these."""
-    text = config.read_text()
-    if config.stem.endswith("-tls"):
-        text += (FOLDER / text.split('include "')[1].partition('"')[0]).read_text()
+    text = _with_included(config)
 
     assert text.count("max_payload:") == 1
     assert f"max_payload: {MAX_PAYLOAD_BYTES // 1024**2}MB" in text
@@ -57,4 +58,18 @@ def test_prompts_have_one_bound_everywhere(config: Path) -> None:
 
 def test_the_examples_are_there() -> None:
     """The README's files exist."""
-    assert [config.name for config in CONFIGS] == ["cluster-tls.conf", "cluster.conf", "single-tls.conf", "single.conf"]
+    servers = ["cluster-tls.conf", "cluster.conf", "single-tls.conf", "single-users.conf", "single.conf"]
+    assert [config.name for config in CONFIGS] == [*servers, "users.conf"]
+
+
+def test_the_users_are_those_that_the_command_makes(tmp_path: Path) -> None:
+    """The file is made, not written: what the command says now is what is there."""
+    assert main(["--variables", "--out", str(tmp_path)]) == 0
+
+    assert (FOLDER / "users.conf").read_text() == (tmp_path / "users.conf").read_text()
+
+
+def _with_included(config: Path) -> str:
+    text = config.read_text()
+    included = [line.split('"')[1] for line in text.splitlines() if line.startswith("include ")]
+    return text + "".join((FOLDER / name).read_text() for name in included)

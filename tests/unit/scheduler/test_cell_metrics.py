@@ -18,12 +18,12 @@ def test_scrape_shows_the_latest_status() -> None:
     collector = CellCollector()
     registry = CollectorRegistry()
     registry.register(collector)
-    before = generate_latest(registry).decode()
+    before = generate_latest(registry).decode().splitlines()
 
     collector.latest = core.status(cell.fold.state, "s")
 
     lines = generate_latest(registry).decode().splitlines()
-    assert before == ""
+    assert all(line.startswith("#") for line in before)
     assert 'thermocline_cell_total{counter="requests_accepted"} 5.0' in lines
     assert "thermocline_queued_requests 0.0" in lines
     assert "thermocline_workers 1.0" in lines
@@ -53,6 +53,49 @@ def test_scheduling_is_told_in_base_units() -> None:
         'thermocline_worker_requests{state="waiting",worker="w1"} 0.0',
         'thermocline_draining{worker="w1"} 0.0',
         "thermocline_deferred_requests 0.0",
+    ):
+        assert line in lines
+
+
+def test_waiting_requests_are_told_by_reason() -> None:
+    """Every waiting request is counted once: by what it waits for."""
+    cell = scripted_cell(3)
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    status = core.status(cell.fold.state, "s")
+    collector.latest = msgspec.structs.replace(status, queued=10, deferred=5, deferred_for_fetch=2, unplaced=1)
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    found = [line.partition(" ") for line in lines if line.startswith("thermocline_num_requests_waiting")]
+    assert {series.partition('"')[2].rstrip('"}'): float(value) for series, _, value in found} == {
+        "capacity": 4.0,
+        "deferral": 3.0,
+        "fetch": 2.0,
+        "no_worker": 1.0,
+    }
+
+
+def test_errors_are_told_by_code_and_pools_by_share() -> None:
+    """Counters whose names end in an error code become one family, and a pool's pages a share."""
+    cell = scripted_cell(3)
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    status = core.status(cell.fold.state, "s")
+    pool = msgspec.structs.replace(status.pools[0], total=64, free=16, cached=32, leased=16)
+    counters = {"refused_queue_full": 3, "failed_deadline_exceeded": 2, "evicted_pages_host": 7}
+    collector.latest = msgspec.structs.replace(status, counters=counters, pools=(pool,))
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    for line in (
+        'thermocline_requests_refused_total{code="queue_full"} 3.0',
+        'thermocline_requests_failed_total{code="deadline_exceeded"} 2.0',
+        'thermocline_evicted_pages_total{reason="policy",tier="host"} 7.0',
+        'thermocline_kv_cache_usage_perc{owner="w1",tier="device"} 0.25',
+        'thermocline_kv_cache_filled_ratio{owner="w1",tier="device"} 0.75',
     ):
         assert line in lines
 

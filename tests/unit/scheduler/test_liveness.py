@@ -1,4 +1,4 @@
-"""Whose heartbeats have stopped."""
+"""Who is gone, and whose heartbeats have stopped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SILENCE = 5_000
 INTERVAL = 500
 
 
-def beat(kind: str, member_id: str, incarnation: str) -> Heartbeat:
-    return Heartbeat(kind=kind, id=member_id, incarnation=incarnation)  # type: ignore[arg-type]
+def beat(kind: str, member_id: str, incarnation: str, *, is_gone: bool = False) -> Heartbeat:
+    return Heartbeat(kind=kind, id=member_id, incarnation=incarnation, is_gone=is_gone)  # type: ignore[arg-type]
 
 
 def watching() -> Liveness:
@@ -112,6 +112,75 @@ def test_own_standstill_is_held_against_nobody() -> None:
     assert late == []
     assert soon_after == []
     assert len(at_last) == 3
+
+
+def test_who_is_said_to_be_gone_is_lost_at_once_and_once() -> None:
+    """Its silence need not last, the report says why, and hearing it again changes nothing."""
+    liveness = watching()
+    liveness.check(INTERVAL, INTERVAL)
+    gone = beat("worker", "w1", "one", is_gone=True)
+
+    liveness.beat(gone, INTERVAL + 1)
+    lost = liveness.check(INTERVAL + 1, INTERVAL)
+    liveness.beat(gone, INTERVAL + 2)
+
+    assert lost == [("lost-worker-w1-one", WorkerLost(worker_id="w1", incarnation="one", reason="process_gone"))]
+    assert liveness.check(INTERVAL + 2, INTERVAL) == []
+
+
+def test_whoever_notices_an_end_reports_it_under_one_message_id() -> None:
+    """One scheduler heard of the end, another of nothing: the stream stores one input."""
+    told, silent = watching(), watching()
+    told.beat(beat("worker", "w1", "one", is_gone=True), 1)
+
+    [(told_id, _)] = told.check(1, INTERVAL)
+    checked(silent, SILENCE - INTERVAL)
+
+    assert told_id in [message_id for message_id, _ in silent.check(SILENCE, INTERVAL)]
+
+
+def test_the_end_of_another_incarnation_is_no_end_of_this_one() -> None:
+    """The word of a predecessor's death comes again after its successor has joined, and is no heartbeat either."""
+    liveness = watching()
+    liveness.observe(worker_joined("w1", "next"), 100)
+    liveness.beat(beat("worker", "w1", "one", is_gone=True), 4_000)
+
+    lost = checked(liveness, SILENCE, beats=(beat("storage", "s1", "two"), beat("gateway", "gw", "three")))
+
+    assert lost == []
+    assert checked(liveness, SILENCE + INTERVAL, since=SILENCE + INTERVAL) == [
+        WorkerLost(worker_id="w1", incarnation="next")
+    ]
+
+
+def test_a_beat_from_before_its_end_revives_nobody() -> None:
+    """Core messages may overtake one another."""
+    liveness = watching()
+    liveness.beat(beat("worker", "w1", "one", is_gone=True), 1)
+    liveness.beat(beat("worker", "w1", "one"), 2)
+
+    assert len(liveness.check(2, INTERVAL)) == 1
+
+
+def test_who_is_gone_is_not_excused() -> None:
+    """Not by an excuse, and not by a check that comes late."""
+    liveness = watching()
+    liveness.check(INTERVAL, INTERVAL)
+    liveness.beat(beat("worker", "w1", "one", is_gone=True), INTERVAL)
+    liveness.excuse(INTERVAL)
+
+    lost = liveness.check(10 * SILENCE, INTERVAL)
+
+    assert [type(message) for _, message in lost] == [WorkerLost]
+
+
+def test_who_has_left_cannot_be_gone() -> None:
+    """The word of an end that the fold knows already is about nobody."""
+    liveness = watching()
+    liveness.observe(WorkerLeft(worker_id="w1", incarnation="one"), 1)
+    liveness.beat(beat("worker", "w1", "one", is_gone=True), 2)
+
+    assert liveness.check(2, INTERVAL) == []
 
 
 def test_restored_state_is_watched() -> None:

@@ -322,6 +322,60 @@ async def test_silent_worker_is_reported_lost_once(cell: Cell, monkeypatch: pyte
     assert lost == [WorkerLost(worker_id="w1", incarnation="one")]
 
 
+async def test_a_worker_that_is_said_to_be_gone_is_lost_at_once(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the end of its silence nor the next look at heartbeats is waited for, and it is one input."""
+    monkeypatch.setattr("services.scheduler.active.LIVENESS_S", 3600.0)
+    gone = encode(Heartbeat(kind="worker", id="w1", incarnation="one", is_gone=True))
+
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+        await cell.folded(await cell.put(worker_joined("w1", "one")))
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
+        await until(cell.has_no_workers)
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
+        # What is folded behind all of that shows that nothing more came of it.
+        await cell.folded(await cell.put(worker_joined("w2", "two")))
+
+    lost = [message for message in await cell.inputs() if isinstance(message, WorkerLost)]
+    assert lost == [WorkerLost(worker_id="w1", incarnation="one", reason="process_gone")]
+
+
+async def test_only_a_storage_may_say_that_somebody_else_is_gone(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the broker keeps subjects apart, no worker can have another one given up."""
+    monkeypatch.setattr("services.scheduler.active.LIVENESS_S", 3600.0)
+    gone = [encode(Heartbeat(kind="worker", id=name, incarnation="one", is_gone=True)) for name in ("w1", "w2")]
+
+    async def only_one_worker_is_left() -> bool:
+        return len((await cell.status()).workers) == 1
+
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+        await cell.put(worker_joined("w1", "one"))
+        await cell.folded(await cell.put(worker_joined("w2", "one")))
+        await cell.bus.publish(subjects.heartbeat("worker", "w2"), gone[0])
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone[1])
+        await until(only_one_worker_is_left)
+        left = (await cell.status()).workers
+
+    assert [worker.worker_id for worker in left] == ["w1"]
+
+
+async def test_an_end_that_was_told_before_the_take_over_is_heard_when_it_is_told_again(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby does not remember who was gone; it watches whom the state has, and the word is said again."""
+    monkeypatch.setattr("services.scheduler.active.LIVENESS_S", 3600.0)
+    gone = encode(Heartbeat(kind="worker", id="w1", incarnation="one", is_gone=True))
+    await cell.put(worker_joined("w1", "one"))
+    await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
+
+    async with scheduler(cell, heartbeat_lost_ms=3_600_000, lease_ms=3_600_000):
+        unaware = await cell.status()
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), gone)
+        await until(cell.has_no_workers)
+
+    assert [worker.worker_id for worker in unaware.workers] == ["w1"]
+
+
 async def test_graceful_stop_leaves_a_snapshot(cell: Cell) -> None:
     """The next start has nothing to fold."""
     async with scheduler(cell) as life:

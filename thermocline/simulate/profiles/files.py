@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from shared.errors import ConfigError
+from shared.undecodable import UNPARSABLE
 from thermocline.simulate.profiles import hardware_profile, model_profile
 from thermocline.simulate.profiles.hardware_profile import HardwareProfile
 from thermocline.simulate.profiles.model_profile import ModelProfile
@@ -62,7 +63,7 @@ def _load(name_or_path: str, folder: Path, kind: str, struct: type[T], contradic
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {kind} profile {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UNPARSABLE as error:
         raise ConfigError(f"{kind} profile {path} is no TOML: {error}") from error
     faults = _faults(document, struct, "")
     if not faults:

@@ -141,6 +141,21 @@ def test_a_tenants_bound_is_its_own(make_cell):
     assert cell.state.tenants == {"b": 1, "a": 1}
 
 
+def test_a_requests_own_bound_wins_over_the_cells(make_cell, orders):
+    """What its gateway says its tenant may have, be it more or less."""
+    cell = make_cell(workers=0, max_queued_per_tenant=2)
+    for tenant, bound in (("less", 1), ("more", 3)):
+        for _ in range(4):
+            cell.submit([1, 2, 3], tenant=tenant, max_queued=bound)
+
+    assert cell.state.tenants == {"less": 1, "more": 3}
+    (refusal,) = orders(cell.outputs[-1], RequestFailed)
+    assert (refusal.code, refusal.message) == (
+        "queue_full",
+        "the queue is full: its tenant may have 3 waiting requests",
+    )
+
+
 def test_tenants_take_turns(make_cell):
     """One that floods the queue is served in turn with one that has a single request."""
     cell = make_cell(workers=0, max_running=1)

@@ -8,9 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shared.broker import BrokerSettings
+from shared.bus.access import access_of
+from shared.config import load
 from thermocline.supervisor.cell import Cell
 from thermocline.supervisor.child import ChildSpec
-from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.commands import NATS_ENVIRONMENT, nats_child, service_children
 from thermocline.supervisor.config import SupervisorConfig
 
 
@@ -64,6 +67,19 @@ def test_children_in_stopping_order() -> None:
 
     stopping = [child.name for child in sorted(children, key=lambda child: child.stage)]
     assert stopping == ["gateway", "worker-0", "storage", "scheduler", "nats"]
+
+
+def test_the_broker_collects_garbage_early_unless_the_operator_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of stream blocks would otherwise double what it holds."""
+    cell = make_cell(SupervisorConfig())
+    monkeypatch.delenv("GOGC", raising=False)
+
+    ours = nats_child(cell, Path("/bin/nats-server"), Path("/data/nats.conf"))
+    monkeypatch.setenv("GOGC", "200")
+    theirs = nats_child(cell, Path("/bin/nats-server"), Path("/data/nats.conf"))
+
+    assert ours.env == NATS_ENVIRONMENT == {"GOGC": "50"}
+    assert theirs.env == {}
 
 
 def test_every_child_is_told_the_broker_and_its_name() -> None:
@@ -178,3 +194,32 @@ def test_a_worker_drains_and_stops_within_the_time_that_its_supervisor_waits(gra
 
     assert int(flags["stop-timeout-ms"]) >= 1
     assert int(flags["drain-timeout-ms"]) + int(flags["stop-timeout-ms"]) <= max(1, grace_s * 1_000)
+
+
+def test_each_process_has_its_own_user_and_no_password_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers share one; and what the environment says of another broker's credentials is not mixed with it."""
+    config = SupervisorConfig(workers=2, schedulers=2)
+    passwords = {name: f"password-of-{name}" for name in ("gateway", "scheduler", "storage", "worker-0", "worker-1")}
+    monkeypatch.setenv("THERMOCLINE_NATS_CREDENTIALS", "/elsewhere.creds")
+
+    children = service_children(make_cell(config, broker_passwords=passwords))
+
+    users = {child.name: flags_of(child)["nats-user"] for child in children}
+    own = {name: name for name in passwords}
+    assert users == own | {"scheduler-1": "scheduler"}
+    for child in children:
+        access = access_of(
+            load(BrokerSettings, "nats", environ=os.environ | child.env, flags={"nats_user": users[child.name]}),
+            os.environ | child.env,
+        )
+        assert access.current_password() == passwords[users[child.name]]
+        assert not any("password-of" in part for part in child.argv)
+
+
+def test_with_somebody_elses_broker_its_settings_are_left_alone() -> None:
+    """User and password come from the environment or the settings file then."""
+    cell = make_cell(SupervisorConfig(nats=("nats://broker:4222",)))
+
+    for child in service_children(cell, {}):
+        assert "nats-user" not in flags_of(child)
+        assert not any(name.startswith("THERMOCLINE_NATS") for name in child.env)

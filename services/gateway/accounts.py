@@ -1,0 +1,95 @@
+"""What each tenant uses of this gateway now, within its limits. Lives on the event loop; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.gateway import metrics
+from services.gateway.rate_limits import Bucket, duration, full, resized
+from services.gateway.tenants import Tenant
+from shared.errors import RateLimited
+
+RETRY_AFTER_MS = 1_000
+"""When to come again where that depends on the tenant's own requests in progress."""
+
+OPEN = Tenant(salt="")
+"""A tenant without limits whose KV is kept apart by nothing: callers with one of ``--api-keys``, or with none."""
+
+
+@dataclass(slots=True)
+class Account:
+    """``name`` is the tenant's in the cell. Counts outlive a change of the limits."""
+
+    name: str
+    tenant: Tenant
+    clock: Callable[[], float]
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+    in_progress: int = 0
+
+    def __post_init__(self) -> None:
+        now_s = self.clock()
+        self.requests = full(self.tenant.requests_per_minute, now_s)
+        self.tokens = full(self.tenant.tokens_per_minute, now_s)
+
+    def change(self, tenant: Tenant) -> None:
+        """The tenant's limits are others from now on; what is in progress goes on."""
+        now_s = self.clock()
+        self.requests = resized(self.requests, tenant.requests_per_minute, now_s)
+        self.tokens = resized(self.tokens, tenant.tokens_per_minute, now_s)
+        self.tenant = tenant
+
+    def begin_request(self) -> None:
+        """One more HTTP request. Raises RateLimited."""
+        if self.requests is not None:
+            self._take(self.requests, 1, "requests")
+
+    def spend_prompt(self, tokens: int) -> None:
+        """A prompt of so many tokens is about to be submitted. Raises RateLimited."""
+        if self.tokens is not None:
+            self._take(self.tokens, tokens, "tokens")
+
+    def spend_answer(self, tokens: int) -> None:
+        """An answer of so many tokens is over."""
+        if self.tokens is not None:
+            self.tokens.spend(tokens, self.clock())
+
+    def take(self, choices: int) -> None:
+        """So many more choices are in progress. Raises RateLimited."""
+        limit = self.tenant.max_concurrent
+        if limit and self.in_progress + choices > limit:
+            metrics.RATE_LIMITED.labels("concurrency").inc()
+            raise RateLimited(
+                f"This key's tenant may have {limit} choices in progress; {self.in_progress} are, "
+                f"and {choices} more were asked for.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self.in_progress += choices
+
+    def give_back(self, choices: int) -> None:
+        self.in_progress -= choices
+        assert self.in_progress >= 0, "a choice was given back twice"
+
+    def headers(self) -> dict[str, str]:
+        """OpenAI's ``x-ratelimit-*`` headers, of those rates that are limited."""
+        now_s = self.clock()
+        said = {}
+        for what, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                said[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
+                said[f"x-ratelimit-remaining-{what}"] = str(bucket.remaining(now_s))
+                said[f"x-ratelimit-reset-{what}"] = duration(bucket.reset_s(now_s))
+        return said
+
+    def _take(self, bucket: Bucket, units: int, what: str) -> None:
+        now_s = self.clock()
+        wait_s = bucket.wait_s(units, now_s)
+        if wait_s > 0:
+            metrics.RATE_LIMITED.labels(what).inc()
+            raise RateLimited(
+                f"Rate limit reached on {what} per minute: limit {bucket.per_minute}, "
+                f"remaining {bucket.remaining(now_s)}, requested {units}. Try again in {duration(wait_s)}.",
+                retry_after_ms=max(1, round(wait_s * 1000)),
+            )
+        bucket.spend(units, now_s)

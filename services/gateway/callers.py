@@ -1,0 +1,138 @@
+"""Who calls: from the key in a request's headers to a tenant's account. The keys in force change with their file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from services.gateway import metrics
+from services.gateway.accounts import OPEN, Account
+from services.gateway.keys import key_hash, key_id, tenant_id
+from services.gateway.tenant_file import Version, read_tenants, version_of
+from services.gateway.tenants import Tenants
+from shared import logs
+from shared.errors import ConfigError, NotAuthenticated
+
+CHECK_EVERY_S = 1.0
+
+_log = logs.get_logger("gateway.tenants")
+
+
+def caller_of(http: Request) -> Account:
+    """The account that the boundary has found for a request of the API."""
+    account: Account = http.scope["state"]["account"]
+    return account
+
+
+class Callers:
+    """Accounts by key. Without any key configured everybody is the one caller ""."""
+
+    def __init__(
+        self,
+        *,
+        api_keys: Sequence[str] = (),
+        admin_key: str = "",
+        tenants_file: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``tenants_file`` is a path or "". Raises ConfigError for a file that is missing or faulty."""
+        self._clock = clock
+        self._admin_hash = key_hash(admin_key.encode()) if admin_key else ""
+        self._path = Path(tenants_file).expanduser() if tenants_file else None
+        self._open = None if api_keys or tenants_file else Account("", OPEN, clock)
+        self._own = {key_hash(key.encode()): Account(tenant_id(key.encode()), OPEN, clock) for key in api_keys}
+        self._accounts: dict[str, Account] = {}  # Of the file's tenants, by name.
+        self._by_key: dict[str, list[tuple[str, Account]]] = {}
+        self._version: Version | None = None
+        self._asked = asyncio.Event()
+        self._use({})
+        if self._path is not None:
+            self._version, tenants = self._read(self._path)
+            self._use(tenants)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers are told apart, and strangers refused."""
+        return self._open is None
+
+    def identify(self, headers: Headers) -> Account:
+        """The account whose key these headers hold. Raises NotAuthenticated."""
+        if self._open is not None:
+            return self._open
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        hashed = key_hash(key.strip().encode()) if scheme.lower() == "bearer" else ""
+        # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
+        # gets tells nothing of a key: nobody can choose a digest.
+        found = [
+            account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
+        ]
+        if not found:
+            raise NotAuthenticated("a valid API key is required: Authorization: Bearer KEY")
+        return found[0]
+
+    def account(self, name: str) -> Account | None:
+        """The account of one of the file's tenants."""
+        return self._accounts.get(name)
+
+    def look_now(self) -> None:
+        """Have the file read soon, as after SIGHUP, whether it has changed or not."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Look once a second whether the file has changed, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._asked.wait()
+            if self._path is not None and (self._asked.is_set() or version_of(self._path) != self._version):
+                self._asked.clear()
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Read the file now. A fault is logged and changes nothing."""
+        if self._path is None:
+            return
+        self._version = version_of(self._path)  # Also of a faulty file, so that each fault is logged once.
+        try:
+            # Thousands of tenants take a second to read, and answers go on meanwhile.
+            self._version, tenants = await asyncio.to_thread(self._read, self._path)
+        except ConfigError as error:
+            metrics.TENANT_FILE_FAULTS.inc()
+            _log.error("tenants_file_refused", reason=error.message)
+            return
+        self._use(tenants)
+        _log.info("tenants_loaded", tenants=len(tenants), keys=sum(len(tenant.keys) for tenant in tenants.values()))
+
+    def _read(self, path: Path) -> tuple[Version, Tenants]:
+        version, tenants = read_tenants(path)
+        for name, tenant in tenants.items():
+            if self._admin_hash in tenant.keys:
+                raise ConfigError(f"--tenants {path}: tenant {name} has the admin key, which must open nothing else")
+            if any(hashed in self._own for hashed in tenant.keys):
+                raise ConfigError(f"--tenants {path}: tenant {name} has one of --api-keys")
+        return version, tenants
+
+    def _use(self, tenants: Tenants) -> None:
+        accounts = {}
+        for name, tenant in tenants.items():
+            account = self._accounts.get(name)
+            if account is None:
+                account = Account(name, tenant, self._clock)
+            else:
+                account.change(tenant)
+            accounts[name] = account
+        self._accounts = accounts
+        self._by_key = {}
+        for hashed, account in self._own.items():
+            self._by_key.setdefault(key_id(hashed), []).append((hashed, account))
+        for account in accounts.values():
+            for hashed in account.tenant.keys:
+                self._by_key.setdefault(key_id(hashed), []).append((hashed, account))
+        metrics.TENANTS.set(len(accounts))

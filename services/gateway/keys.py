@@ -1,0 +1,65 @@
+"""API keys: how one is made, and the digest by which it is known.
+
+A key that Thermocline makes holds 256 random bits. Nobody can guess such a key, neither at the API nor from its digest,
+so the digest is plain SHA-256: a slow password hash (scrypt, Argon2) protects secrets that people choose, and would
+here give every stranger a way to keep the gateway busy. For the same reason a key that is brought along must be long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+from shared.errors import InvalidRequest
+
+PREFIX = "tc-"
+KEY_BYTES = 32
+MIN_GIVEN_CHARACTERS = 32
+"""Of a key that was made elsewhere."""
+
+MAX_GIVEN_CHARACTERS = 512
+DIGEST_PREFIX = "sha256:"
+KEY_ID_DIGITS = 12
+
+_DIGEST = re.compile(rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")
+_GIVEN = re.compile(r"^[\x21-\x7e]+$")
+
+
+def new_key() -> str:
+    """A fresh key."""
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def new_salt() -> str:
+    """A fresh tenant salt."""
+    return secrets.token_hex(16)
+
+
+def key_hash(key: bytes) -> str:
+    """What is kept of a key: ``sha256:`` and 64 hex digits."""
+    return DIGEST_PREFIX + hashlib.sha256(key).hexdigest()
+
+
+def is_key_hash(text: str) -> bool:
+    """Whether a text has the form of :func:`key_hash`."""
+    return bool(_DIGEST.match(text))
+
+
+def key_id(hashed: str) -> str:
+    """The name of a key that lists and logs may show: the first digits of its digest."""
+    return hashed.removeprefix(DIGEST_PREFIX)[:KEY_ID_DIGITS]
+
+
+def check_given_key(key: str) -> None:
+    """Raises InvalidRequest for a key from elsewhere that is too short to be beyond guessing, or no header's value."""
+    if not MIN_GIVEN_CHARACTERS <= len(key) <= MAX_GIVEN_CHARACTERS or not _GIVEN.match(key):
+        raise InvalidRequest(
+            f"a key must be random and have {MIN_GIVEN_CHARACTERS} to {MAX_GIVEN_CHARACTERS} printable ASCII "
+            "characters without spaces"
+        )
+
+
+def tenant_id(key: bytes) -> str:
+    """The name under which the holder of one of ``--api-keys`` is known to the cell: it does not tell the key."""
+    return hashlib.blake2b(key, digest_size=8).hexdigest()

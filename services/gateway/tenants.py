@@ -1,0 +1,132 @@
+"""Tenants as they are written in a TOML file: checked, all faults at once, no secret ever shown.
+
+::
+
+    [tenants.acme]
+    salt = "4f…"                       # keeps its KV apart; tenants that are to share have the same
+    keys = ["sha256:9b…"]              # digests, see ``keys.key_hash``; none lets nobody in
+    requests_per_minute = 600          # limits; 0 or left out is none
+    tokens_per_minute = 200_000
+    max_concurrent = 32
+    max_queued = 64
+
+``thermocline keys`` writes it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from services.gateway.keys import is_key_hash, key_id
+from shared.errors import ConfigError
+from shared.undecodable import UNPARSABLE
+
+MAX_TENANTS = 4096
+MAX_KEYS = 64
+MIN_SALT_CHARACTERS = 16
+RESERVED = "operator"
+"""Under this name the administration's own requests run."""
+
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
+
+Limit = Annotated[int, Meta(ge=0, le=2**40)]
+Salt = Annotated[str, Meta(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+$", min_length=MIN_SALT_CHARACTERS, max_length=256)]
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` in the whole cell."""
+
+    salt: Salt
+    keys: Annotated[tuple[str, ...], Meta(max_length=MAX_KEYS)] = ()
+    requests_per_minute: Limit = 0
+    tokens_per_minute: Limit = 0  # Prompts at their submission, answers at their end.
+    max_concurrent: Limit = 0  # Choices in progress.
+    max_queued: Limit = 0  # Choices that wait in the cell's queue.
+
+
+Tenants = Mapping[str, Tenant]
+
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued")
+
+
+def name_fault(name: str) -> str:
+    """Why a tenant may not have this name, or ""."""
+    if not _NAME.match(name):
+        return "a name has 1 to 64 letters, digits, - or _"
+    if name == RESERVED:
+        return f"the name {RESERVED} is taken by the administration"
+    if _OF_AN_API_KEY.match(name):
+        return "names of 16 hex digits are those of --api-keys"
+    return ""
+
+
+def parse_tenants(text: str, source: str) -> dict[str, Tenant]:
+    """The tenants in ``text`` by name, in its order. ``source`` is where it is from, for ConfigError.
+
+    Faults name tenants and fields, and never quote a value: it may be a salt, or a key where its digest should be.
+    """
+    try:
+        table = tomllib.loads(text)
+    except UNPARSABLE as error:
+        # Only where, not what: the parser's message may quote the line, and so would a chained cause.
+        place = re.search(r"line (\d+)", str(error))
+        raise ConfigError(f"{source} is not TOML{f' (line {place[1]})' if place else ''}") from None
+    faults = []
+    if set(table) - {"tenants"}:
+        faults.append(f"{source}: known is [tenants.NAME] alone")
+    entries = table.get("tenants", {})
+    if not isinstance(entries, dict) or len(entries) > MAX_TENANTS:
+        raise ConfigError("; ".join([*faults, f"{source}: tenants must be at most {MAX_TENANTS} tables"]))
+    tenants: dict[str, Tenant] = {}
+    holders: dict[str, str] = {}
+    for place_of, (name, entry) in enumerate(entries.items(), 1):
+        fault = name_fault(name)
+        if fault:
+            faults.append(f"{source}: tenant number {place_of}: {fault}")
+            continue
+        try:
+            tenants[name] = _tenant(entry)
+        except ConfigError as error:
+            faults.append(f"{source}: tenant {name}: {error.message}")
+            continue
+        for hashed in tenants[name].keys:
+            if hashed in holders:
+                faults.append(f"{source}: tenant {name}: key {key_id(hashed)} is given to {holders[hashed]} already")
+            holders[hashed] = name
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return tenants
+
+
+def _tenant(entry: Any) -> Tenant:
+    try:
+        tenant = msgspec.convert(entry, Tenant)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_without_values(str(error))) from None
+    for place, hashed in enumerate(tenant.keys, 1):
+        if not is_key_hash(hashed):
+            raise ConfigError(f"number {place} of keys is not sha256: and 64 hex digits (a key itself never goes here)")
+    return tenant
+
+
+def _without_values(message: str) -> str:
+    # The name of an unknown field is the file's only text in msgspec's messages, and a slip can put anything there.
+    return re.sub(r"unknown field `.*`", "an unknown field", message, flags=re.DOTALL)
+
+
+def render_tenants(tenants: Tenants) -> str:
+    """The file's text; :func:`parse_tenants` gives the same tenants back."""
+    lines = ["# Tenants of Thermocline. Written by `thermocline keys`, which keeps no comments."]
+    for name, tenant in tenants.items():
+        lines += ["", f"[tenants.{name}]", f'salt = "{tenant.salt}"', "keys = ["]
+        lines += [f'    "{hashed}",' for hashed in tenant.keys]
+        lines.append("]")
+        lines += [f"{limit} = {getattr(tenant, limit)}" for limit in LIMITS if getattr(tenant, limit)]
+    return "\n".join(lines) + "\n"

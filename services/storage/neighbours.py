@@ -1,0 +1,77 @@
+"""Tells the cell at once when a worker of this node has ended: the storage sees its sign of life go out.
+
+What it says is a heartbeat of that worker which says that it is gone. It stands on the storage's own subject, since a
+broker may let nobody but the worker speak on the worker's. A core message may be lost, and for a moment there may be no
+active scheduler to hear it, so it is said again a few times. Should all of that be in vain, the worker's own heartbeats
+are missed before long, as are those of one that hangs without ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from shared import logs, subjects
+from shared.bus.protocol import Bus
+from shared.codec import encode
+from shared.errors import Unavailable
+from shared.memory.life import WATCHED_MOST, LifeWatch, Member
+from shared.messages.status import Heartbeat
+
+LOOK_S = 0.1
+
+SAID_AFTER_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""When it is said, from the look that found it. A standby takes over within the first of these seconds."""
+
+DUE_MOST = WATCHED_MOST * len(SAID_AFTER_S)
+"""Words that may wait to be said again; beyond that the oldest are left to the heartbeats."""
+
+_log = logs.get_logger("storage")
+
+
+class Neighbours:
+    """Watches the workers that share /dev/shm and ``prefix`` with the storage of this id."""
+
+    def __init__(
+        self, bus: Bus, storage_id: str, prefix: str, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bus = bus
+        self._subject = subjects.heartbeat("storage", storage_id)
+        self._watch = LifeWatch(prefix)
+        self._clock_s = clock_s
+        self._due: list[tuple[float, Member]] = []
+        self._was_full = False
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """See who has ended since the last look, and say what is due."""
+        now_s = self._clock_s()
+        for member in self._watch.look():
+            if member.kind == "worker":
+                _log.info("neighbour_gone", worker=member.id, incarnation=member.incarnation)
+                self._due += [(now_s + after_s, member) for after_s in SAID_AFTER_S]
+        del self._due[:-DUE_MOST]
+        if self._watch.is_full and not self._was_full:
+            _log.warning("neighbours_unwatched", most=WATCHED_MOST, advice="heartbeats tell of the others' end")
+        self._was_full = self._watch.is_full
+        due = [member for at_s, member in self._due if at_s <= now_s]
+        self._due = [(at_s, member) for at_s, member in self._due if at_s > now_s]
+        for member in due:
+            await self._say_gone(member)
+
+    def close(self) -> None:
+        """Watch nobody any more; idempotent."""
+        self._watch.close()
+
+    async def _say_gone(self, member: Member) -> None:
+        word = Heartbeat(kind=member.kind, id=member.id, incarnation=member.incarnation, is_gone=True)
+        try:
+            await self._bus.publish(self._subject, encode(word))
+        except Unavailable:
+            pass  # It is said again, and the scheduler hears no heartbeats of it either.

@@ -1,0 +1,402 @@
+"""What the user of one process may do at the broker and what not, over a real server that checks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import nats.errors
+import pytest
+from structlog.testing import capture_logs
+
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus, Delivery, StreamLimits
+from shared.errors import ConfigError, Unavailable
+from tests.nats_server import NatsServer
+from tests.waiting import until
+from thermocline.broker.users import User, authorization_text, cell_users, quoted
+
+pytestmark = pytest.mark.integration
+
+USERS = cell_users(["worker-0", "worker-1"], ["storage-0"])
+LIMITS = StreamLimits(max_bytes=2**20)
+GATEWAY = "gateway-0-ab12"
+PLANS = "$JS.API.CONSUMER.CREATE.TC_OUTPUTS.mine"
+
+
+def url(server: NatsServer, user: str) -> str:
+    """The server's address with this user; everybody's password is their name, backwards."""
+    return server.url.replace("://", f"://{user}:{user[::-1]}@")
+
+
+def served_with(folder: Path, users: tuple[User, ...]) -> NatsServer:
+    passwords = {user.name: quoted(user.name[::-1]) for user in users}
+    server = NatsServer(folder, config=authorization_text(users, passwords))
+    server.start()
+    return server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    made = served_with(tmp_path, USERS)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server for tests in which nothing is to happen."""
+    made = served_with(tmp_path_factory.mktemp("refusing"), USERS)
+    yield made
+    made.stop()
+
+
+@asynccontextmanager
+async def connected(server: NatsServer, *users: str) -> AsyncIterator[list[Bus]]:
+    made: list[Bus] = []
+    try:
+        for user in users:
+            made.append(await connect([url(server, user)], user))
+        yield made
+    finally:
+        for bus in made:
+            await bus.close()
+
+
+async def stored(bus: Bus, stream: str, subject: str) -> list[bytes]:
+    return [message.data async for message in bus.follow(stream, subject=subject, live=False)]
+
+
+async def ignore(delivery: Delivery) -> None: ...
+
+
+async def echo(data: bytes) -> bytes:
+    return data
+
+
+async def test_a_scheduler_may_do_all_that_it_does(server: NatsServer) -> None:
+    """Streams, snapshots in several chunks, the lease, plans, and answers to calls; and it is denied nothing."""
+    with capture_logs() as logged:
+        async with connected(server, "scheduler", "gateway") as (scheduler, gateway):
+            await scheduler.ensure_streams(LIMITS)
+            await scheduler.ensure_streams(StreamLimits(max_bytes=2**21))
+            for data in (b"x" * 300_000, b"y" * 300_000):
+                await scheduler.put_object("core-1", data)
+            kept = await scheduler.get_object("core-1"), await scheduler.list_objects()
+            await scheduler.delete_object("core-1")
+            gone = await scheduler.get_object("core-1")
+            revision = await scheduler.write_lease("scheduler", b"mine", revision=0)
+            lease = await scheduler.read_lease("scheduler")
+            await scheduler.append(subjects.cell_input(), b"ticked")
+            await scheduler.publish(subjects.worker_output("worker-0"), b"plan")
+            await scheduler.publish(subjects.STATUS, b"status")
+            await scheduler.publish(subjects.heartbeat("scheduler", "scheduler-1"), b"beat")
+            await scheduler.subscribe(subjects.HEARTBEATS, ignore)
+            await scheduler.flush()
+            inputs = await stored(scheduler, subjects.INPUTS_STREAM, ">")
+            outputs = await stored(scheduler, subjects.OUTPUTS_STREAM, ">")
+            for verb in ("status", "cache", "admissions", "request"):
+                await scheduler.serve(subjects.rpc("scheduler", verb), echo)
+                assert await gateway.call(subjects.rpc("scheduler", verb), b"?") == b"?"
+
+    assert kept == (b"y" * 300_000, ["core-1"])
+    assert gone is None
+    assert lease is not None
+    assert lease.revision == revision
+    assert (inputs, outputs) == ([b"ticked"], [b"plan"])
+    assert denied(logged) == []
+
+
+async def test_a_gateway_may_do_all_that_it_does(server: NatsServer) -> None:
+    """Whatever suffix its name has got: requests in, notices and tokens out, and calls of everybody it asks."""
+    with capture_logs() as logged:
+        async with connected(server, "scheduler", "gateway", "worker-0", "storage-0") as (scheduler, gateway, *members):
+            await scheduler.ensure_streams(LIMITS)
+            await scheduler.publish(subjects.gateway_output(GATEWAY), b"notice")
+            await scheduler.flush()
+            for subject in (subjects.tokens(GATEWAY), subjects.gateway_output(GATEWAY), subjects.STATUS):
+                await gateway.subscribe(subject, ignore)
+            await gateway.append(subjects.request_input(GATEWAY), b"request", message_id="r1")
+            await gateway.append(subjects.cell_input(), b"flush")
+            await gateway.publish(subjects.heartbeat("gateway", GATEWAY), b"beat")
+            notices = await stored(gateway, subjects.OUTPUTS_STREAM, subjects.gateway_output(GATEWAY))
+            calls = [
+                (members[0], subjects.rpc("worker", "outputs", "worker-0")),
+                (members[1], subjects.rpc("storage", "inventory", "storage-0")),
+                (members[1], subjects.rpc("storage", "verify", "storage-0")),
+            ]
+            for member, subject in calls:
+                await member.serve(subject, echo)
+                assert await gateway.call(subject, b"?") == b"?"
+
+    assert notices == [b"notice"]
+    assert denied(logged) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "own_input", "own_output"),
+    [
+        ("worker-0", subjects.worker_input("worker-0"), subjects.worker_output("worker-0")),
+        ("storage-0", subjects.storage_input("storage-0"), subjects.storage_output("storage-0")),
+    ],
+)
+async def test_a_member_may_do_all_that_it_does(server: NatsServer, user: str, own_input: str, own_output: str) -> None:
+    """Wait for the streams, take its plans, report events and find them again, send tokens and beats, ask."""
+    kind = user.partition("-")[0]
+    with capture_logs() as logged:
+        async with connected(server, "scheduler", user, "storage-0") as (scheduler, member, storage):
+            await scheduler.ensure_streams(LIMITS)
+            await scheduler.publish(own_output, b"plan")
+            await scheduler.flush()
+            await member.stream_info(subjects.INPUTS_STREAM)
+            await member.stream_info(subjects.OUTPUTS_STREAM)
+            await member.subscribe(own_output, ignore)
+            await member.subscribe(subjects.STATUS, ignore)
+            await member.append(own_input, b"event")
+            await member.publish(subjects.heartbeat(kind, user), b"beat")
+            plans = await stored(member, subjects.OUTPUTS_STREAM, own_output)
+            events = await stored(member, subjects.INPUTS_STREAM, own_input)
+            asked = scheduler, subjects.rpc("scheduler", "standing")
+            if kind == "worker":
+                await member.publish(subjects.tokens(GATEWAY), b"tokens")
+                asked = storage, subjects.rpc("storage", "sparse", "storage-0")
+            await asked[0].serve(asked[1], echo)
+            assert await member.call(asked[1], b"?") == b"?"
+
+    assert (plans, events) == ([b"plan"], [b"event"])
+    assert denied(logged) == []
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        subjects.worker_output("worker-1"),
+        subjects.OUTPUTS,
+        subjects.INPUTS,
+        subjects.tokens(GATEWAY),
+        subjects.HEARTBEATS,
+        subjects.rpc("worker", "outputs", "worker-1"),
+        subjects.rpc("scheduler", "status"),
+        "_INBOX.gateway.>",
+        "_INBOX.worker-1.>",
+        "_INBOX.>",
+        "$JS.>",
+        ">",
+    ],
+)
+async def test_a_worker_hears_nothing_that_is_not_meant_for_it(refusing: NatsServer, subject: str) -> None:
+    """Others' plans, requests, tokens and replies."""
+    async with connected(refusing, "worker-0") as (worker,):
+        with pytest.raises(ConfigError, match="does not let us subscribe"):
+            await worker.subscribe(subject, ignore)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        subjects.request_input(GATEWAY),
+        subjects.worker_input("worker-1"),
+        subjects.storage_input("storage-0"),
+        subjects.cell_input(),
+        subjects.worker_output("worker-1"),
+        subjects.gateway_output(GATEWAY),
+        f"$KV.{subjects.LEASE_BUCKET}.scheduler",
+        f"$O.{subjects.SNAPSHOT_BUCKET}.M.core",
+    ],
+)
+async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: str) -> None:
+    """No request, no event of another, no plan, no lease: nothing of it is stored."""
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM)
+    async with connected(refusing, "scheduler", "worker-0") as (scheduler, worker):
+        await scheduler.ensure_streams(LIMITS)
+        before = [await scheduler.stream_info(stream) for stream in streams]
+        async with asyncio.timeout(5.0):
+            with pytest.raises(Unavailable, match="does not let us publish"):
+                await worker.append(subject, b"forged", timeout_s=600.0)
+        assert [await scheduler.stream_info(stream) for stream in streams] == before
+
+
+async def asked(client: Any, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """JetStream's answer; None where the call does not reach it."""
+    try:
+        reply = await client.request(subject, msgspec.json.encode(body) if body else b"", timeout=0.5)
+    except nats.errors.TimeoutError:
+        return None
+    answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    return answer
+
+
+def reading(subject: str | list[str] | None, **more: Any) -> dict[str, Any]:
+    """The body of a call that makes a consumer of TC_OUTPUTS."""
+    key = "filter_subjects" if isinstance(subject, list) else "filter_subject"
+    config = {"name": "mine", "deliver_policy": "all", "ack_policy": "none", "deliver_subject": "_INBOX.worker-0.x"}
+    return {"stream_name": "TC_OUTPUTS", "config": config | ({key: subject} if subject else {}) | more}
+
+
+OTHERS = subjects.worker_output("worker-1")
+OWN = subjects.worker_output("worker-0")
+
+
+@pytest.mark.parametrize(
+    ("subject", "body"),
+    [
+        (f"{PLANS}.{OWN}", reading(OTHERS)),
+        (f"{PLANS}.{OWN}", reading([OWN, OTHERS])),
+        (f"{PLANS}.{OWN}", reading(None)),
+        (f"{PLANS}.{OTHERS}", reading(OTHERS)),
+        (f"{PLANS}.tc.out.worker.*", reading("tc.out.worker.*")),
+        (f"{PLANS}.>", reading(">")),
+        (PLANS, reading(None)),
+        (PLANS, reading(OTHERS)),
+        ("$JS.API.CONSUMER.CREATE.TC_OUTPUTS", reading(OTHERS)),
+        ("$JS.API.CONSUMER.DURABLE.CREATE.TC_OUTPUTS.mine", reading(OTHERS, durable_name="mine")),
+        ("$JS.API.CONSUMER.LIST.TC_OUTPUTS", None),
+        ("$JS.API.CONSUMER.NAMES.TC_OUTPUTS", None),
+        ("$JS.API.STREAM.MSG.GET.TC_OUTPUTS", {"last_by_subj": OTHERS}),
+        ("$JS.API.STREAM.MSG.GET.TC_INPUTS", {"seq": 1}),
+        ("$JS.API.DIRECT.GET.TC_OUTPUTS", {"seq": 1}),
+        (f"$JS.API.DIRECT.GET.TC_OUTPUTS.{OTHERS}", None),
+        ("$JS.API.STREAM.PURGE.TC_INPUTS", None),
+        ("$JS.API.STREAM.DELETE.TC_INPUTS", None),
+        ("$JS.API.STREAM.MSG.DELETE.TC_INPUTS", {"seq": 1}),
+        ("$JS.API.STREAM.SNAPSHOT.TC_OUTPUTS", {"deliver_subject": "_INBOX.worker-0.x"}),
+        ("$JS.API.STREAM.CREATE.COPY", {"name": "COPY", "sources": [{"name": "TC_OUTPUTS"}]}),
+    ],
+)
+async def test_a_worker_reads_nothing_of_others_out_of_a_stream(
+    refusing: NatsServer, subject: str, body: dict[str, Any] | None
+) -> None:
+    """However it asks JetStream: what the subject lets through, the server holds against the body."""
+    async with connected(refusing, "scheduler") as (scheduler,):
+        await scheduler.ensure_streams(LIMITS)
+        await scheduler.append(subjects.cell_input(), b"input")
+        for output in (OTHERS, OWN):
+            await scheduler.publish(output, b"plan")
+        await scheduler.flush()
+    client = await nats.connect(url(refusing, "worker-0"), inbox_prefix="_INBOX.worker-0", error_cb=_ignore_error)
+    heard: list[str] = []
+
+    async def hear(message: Any) -> None:
+        heard.append(message.subject)
+
+    try:
+        await client.subscribe("_INBOX.worker-0.x", cb=hear)
+        answer = await asked(client, subject, body)
+        # What a consumer would deliver comes before the answer to a later call.
+        control = await asked(client, f"$JS.API.CONSUMER.CREATE.TC_OUTPUTS.own.{OWN}", reading(OWN, name="own"))
+        await client.flush()
+    finally:
+        await client.close()
+
+    assert answer is None or "error" in answer
+    assert control is not None
+    assert "error" not in control
+    assert set(heard) <= {OWN}
+
+
+async def _ignore_error(error: Exception) -> None:
+    """The server's word that something is denied, which is what the tests are about."""
+
+
+async def test_what_a_worker_has_delivered_elsewhere_is_not_taken_for_that(server: NatsServer) -> None:
+    """JetStream delivers to any subject that a reader of a stream names, past its permissions: who listens there sees
+    under which subject a message was stored, and neither subscribers nor readers of a stream take it.
+    """
+    own_input = subjects.worker_input("worker-0")
+    plans: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def hear(delivery: Delivery) -> None:
+        plans.put_nowait(delivery.data)
+
+    async with connected(server, "scheduler", "worker-1", "worker-0") as (scheduler, victim, worker):
+        await scheduler.ensure_streams(LIMITS)
+        await victim.subscribe(OTHERS, hear)
+        await worker.append(own_input, b"forged plan")
+        await scheduler.publish(OWN, b"plan")
+        await scheduler.flush()
+        client = await nats.connect(url(server, "worker-0"), inbox_prefix="_INBOX.worker-0")
+        body = reading(own_input, deliver_subject=OTHERS) | {"stream_name": "TC_INPUTS"}
+        made = await asked(client, f"$JS.API.CONSUMER.CREATE.TC_INPUTS.mine.{own_input}", body)
+        async with asyncio.timeout(5.0):
+            while (await scheduler.stream_info(subjects.OUTPUTS_STREAM)).last_seq < 2:
+                await asyncio.sleep(0.01)
+        await client.close()
+        await scheduler.publish(OTHERS, b"true plan")
+        first = await asyncio.wait_for(plans.get(), 5.0)
+        await scheduler.flush()
+        outputs = await stored(scheduler, subjects.OUTPUTS_STREAM, ">")
+
+    assert made is not None
+    assert "error" not in made
+    assert first == b"true plan"
+    assert outputs == [b"plan", b"true plan"]
+
+
+async def test_an_answer_goes_where_the_call_came_from_and_only_once(server: NatsServer) -> None:
+    """Whoever answers calls may not publish into inboxes otherwise."""
+    errors: list[str] = []
+
+    async def errored(error: Exception) -> None:
+        errors.append(str(error).lower())
+
+    async with connected(server, "gateway") as (gateway,):
+        client = await nats.connect(url(server, "worker-0"), inbox_prefix="_INBOX.worker-0", error_cb=errored)
+        calls: list[Any] = []
+
+        async def answer(message: Any) -> None:
+            calls.append(message.reply)
+            await message.respond(b"answer")
+
+        await client.subscribe(subjects.rpc("worker", "outputs", "worker-0"), cb=answer)
+        await client.flush()
+        first = await gateway.call(subjects.rpc("worker", "outputs", "worker-0"), b"")
+        for subject in (calls[0], "_INBOX.scheduler.guessed"):
+            await client.publish(subject, b"forged")
+        await until(lambda: len(errors) == 2)  # The client tells of them in a task of its own.
+        await client.close()
+
+    assert (first, len(calls)) == (b"answer", 1)
+    assert [text.count("permissions violation") for text in errors] == [1, 1]
+
+
+async def test_one_user_for_all_workers_tells_kinds_apart(tmp_path: Path) -> None:
+    """Where workers draw their names: any of them may be any worker, but none may be a gateway."""
+    server = served_with(tmp_path, cell_users(["*"], ["*"]))
+    try:
+        async with connected(server, "scheduler", "worker") as (scheduler, worker):
+            await scheduler.ensure_streams(LIMITS)
+            await worker.subscribe(subjects.worker_output("worker-drawn"), ignore)
+            await worker.append(subjects.worker_input("worker-drawn"), b"event")
+            plans = await stored(worker, subjects.OUTPUTS_STREAM, subjects.worker_output("worker-drawn"))
+            with pytest.raises(ConfigError, match="does not let us subscribe"):
+                await worker.subscribe(subjects.gateway_output(GATEWAY), ignore)
+            with pytest.raises(Unavailable, match="does not let us publish"):
+                await worker.append(subjects.request_input(GATEWAY), b"forged")
+    finally:
+        server.stop()
+
+    assert plans == []
+
+
+async def test_the_users_take_the_place_of_a_single_one(tmp_path: Path) -> None:
+    """A configuration that has one user for everybody and then includes ours knows only ours."""
+    passwords = {user.name: quoted(user.name[::-1]) for user in USERS}
+    single = "authorization { user: thermocline, password: everybody }\n"
+    server = NatsServer(tmp_path, config=single + authorization_text(USERS, passwords))
+    server.start()
+    try:
+        async with connected(server, "operator"):
+            with pytest.raises(ConfigError, match="does not accept who we say we are"):
+                await connect([server.url.replace("://", "://thermocline:everybody@")], "test")
+    finally:
+        server.stop()
+
+
+def denied(logged: Any) -> list[Any]:
+    return [entry for entry in logged if entry["event"] == "broker_denies"]

@@ -1,0 +1,101 @@
+"""``thermocline keys`` on a file, as an operator uses it."""
+
+from __future__ import annotations
+
+import io
+import stat
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from services.gateway.callers import Callers
+from services.gateway.tenant_file import read_tenants
+from thermocline.keys.__main__ import EXIT_FAILED, EXIT_OK, EXIT_USAGE, FILE_VARIABLE, main
+
+GIVEN = "a-key-that-somebody-else-made-0123456789"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "tenants.toml"))
+    return tmp_path / "tenants.toml"
+
+
+def holder(file: Path, key: str) -> str:
+    return Callers(tenants_file=str(file)).identify(Headers({"authorization": f"Bearer {key}"})).name
+
+
+def test_a_key_is_printed_once_and_kept_as_a_digest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone on standard output, so that it can be piped to where it is needed."""
+    assert main(["new", "acme", "--requests-per-minute", "60"]) == EXIT_OK
+    key = capsys.readouterr().out.strip()
+
+    assert holder(file, key) == "acme"
+    assert key not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    tenant = read_tenants(file)[1]["acme"]
+    assert (tenant.requests_per_minute, tenant.max_queued, len(tenant.salt)) == (60, 0, 32)
+    assert main(["ls"]) == EXIT_OK
+    listed = capsys.readouterr().out
+    assert "acme" in listed
+    assert key not in listed
+    assert tenant.salt not in listed
+
+
+def test_keys_are_added_and_revoked_one_by_one(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a tenant changes keys without a gap; the salt, and with it the cache, stays."""
+    main(["new", "acme"])
+    first = capsys.readouterr()
+    salt = read_tenants(file)[1]["acme"].salt
+    monkeypatch.setattr("sys.stdin", io.StringIO(GIVEN + "\n"))
+    assert main(["add", "acme", "--stdin"]) == EXIT_OK
+    assert GIVEN not in capsys.readouterr().out
+    assert (holder(file, first.out.strip()), holder(file, GIVEN)) == ("acme", "acme")
+
+    assert main(["revoke", "acme", first.err.split()[1]]) == EXIT_OK
+
+    tenant = read_tenants(file)[1]["acme"]
+    assert (len(tenant.keys), tenant.salt) == (1, salt)
+    assert holder(file, GIVEN) == "acme"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "reason"),
+    [
+        (["new", "acme"], EXIT_FAILED, "there is a tenant acme already"),
+        (["new", "operator"], EXIT_USAGE, "taken by the administration"),
+        (["add", "nobody"], EXIT_FAILED, "there is no tenant nobody"),
+        (["revoke", "acme", "0123"], EXIT_FAILED, "has no key 0123"),
+        (["add", "acme", "--stdin"], EXIT_FAILED, "a key must be random"),
+        (["add", "acme", "--file", "/nowhere/tenants.toml"], EXIT_FAILED, "No such file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_changes_nothing(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    reason: str,
+) -> None:
+    """And says why."""
+    main(["new", "acme"])
+    before = file.read_bytes()
+    monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
+
+    assert main(argv) == code
+    assert reason in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_a_faulty_file_is_never_written_over(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be read could not be kept."""
+    file.write_text("[tenants.x")
+    file.chmod(0o600)
+
+    assert main(["new", "acme"]) == EXIT_USAGE
+    assert "is not TOML" in capsys.readouterr().err
+    assert file.read_text() == "[tenants.x"

@@ -1,0 +1,148 @@
+"""What each kind of process may publish and subscribe to. Pure.
+
+A process reads a stream through a consumer that it makes. The server takes the consumer's filter from the subject of
+that call and refuses a body that differs, so ``$JS.API.CONSUMER.CREATE.STREAM.*.SUBJECT`` opens this subject of the
+stream and no other. Calls about consumers that exist need their names, which are drawn at random and told to nobody:
+only the operator may list them.
+
+Replies come to an inbox of the user's own. Who answers calls may publish to the reply of each call once, and nowhere
+else in somebody's inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.bus.access import inbox_prefix
+from shared.bus.jetstream import BUCKET_STREAM
+from shared.bus.lease_bucket import STREAM as LEASE_STREAM
+
+ANY = "*"
+"""In the place of an id: every process of that kind, for cells whose processes draw their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Subjects; ``answers`` allows one message to the reply subject of each message received."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool = False
+
+
+def gateway(user: str) -> Permissions:
+    """Any gateway: their names get a suffix that is drawn at the start."""
+    return Permissions(
+        publish=(
+            subjects.request_input(ANY),
+            subjects.cell_input(),
+            subjects.heartbeat("gateway", ANY),
+            *(subjects.rpc("scheduler", verb) for verb in ("status", "cache", "admissions", "request")),
+            subjects.rpc("storage", "inventory", ANY),
+            subjects.rpc("storage", "verify", ANY),
+            subjects.rpc("worker", "outputs", ANY),
+            *_reading(subjects.OUTPUTS_STREAM, subjects.gateway_output(ANY)),
+        ),
+        subscribe=(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
+    )
+
+
+def scheduler(user: str) -> Permissions:
+    """Any scheduler: it owns the streams, and reads every input."""
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, LEASE_STREAM)
+    return Permissions(
+        publish=(
+            subjects.cell_input(),
+            subjects.OUTPUTS,
+            subjects.STATUS,
+            subjects.heartbeat("scheduler", ANY),
+            *(f"$JS.API.STREAM.{verb}.{stream}" for stream in streams for verb in ("INFO", "CREATE", "UPDATE")),
+            # What replaces or deletes a snapshot drops the chunks of the old one.
+            f"$JS.API.STREAM.PURGE.{BUCKET_STREAM}",
+            f"$JS.API.STREAM.MSG.GET.{BUCKET_STREAM}",
+            f"$JS.API.DIRECT.GET.{BUCKET_STREAM}.>",
+            f"$JS.API.STREAM.MSG.GET.{LEASE_STREAM}",
+            *(subject for stream in streams[:3] for subject in _reading(stream, ">")),
+            *(f"$JS.API.CONSUMER.CREATE.{stream}.*" for stream in streams[:3]),
+            f"$O.{subjects.SNAPSHOT_BUCKET}.>",
+            f"$KV.{subjects.LEASE_BUCKET}.>",
+        ),
+        subscribe=(_inbox(user), subjects.HEARTBEATS, subjects.rpc("scheduler", ANY)),
+        answers=True,
+    )
+
+
+def worker(user: str, worker_id: str) -> Permissions:
+    """One worker, or any."""
+    return Permissions(
+        publish=(
+            subjects.worker_input(worker_id),
+            subjects.tokens(ANY),
+            subjects.heartbeat("worker", worker_id),
+            subjects.rpc("storage", "sparse", ANY),
+            *_member(subjects.worker_output(worker_id), subjects.worker_input(worker_id)),
+        ),
+        subscribe=(
+            _inbox(user),
+            subjects.worker_output(worker_id),
+            subjects.rpc("worker", ANY, worker_id),
+            subjects.STATUS,
+        ),
+        answers=True,
+    )
+
+
+def storage(user: str, storage_id: str) -> Permissions:
+    """One storage, or any."""
+    return Permissions(
+        publish=(
+            subjects.storage_input(storage_id),
+            subjects.heartbeat("storage", storage_id),
+            subjects.rpc("scheduler", "standing"),
+            *_member(subjects.storage_output(storage_id), subjects.storage_input(storage_id)),
+        ),
+        subscribe=(
+            _inbox(user),
+            subjects.storage_output(storage_id),
+            subjects.rpc("storage", ANY, storage_id),
+            subjects.STATUS,
+        ),
+        answers=True,
+    )
+
+
+def operator(user: str) -> Permissions:
+    """People and their commands, which look into everything and repair it."""
+    return Permissions(publish=(">",), subscribe=(">",))
+
+
+OF_KIND: dict[str, Callable[[str], Permissions]] = {"gateway": gateway, "scheduler": scheduler, "operator": operator}
+"""Of kinds whose processes are all trusted alike."""
+
+OF_MEMBER: dict[str, Callable[[str, str], Permissions]] = {"worker": worker, "storage": storage}
+"""Of kinds whose processes are told apart by their ids."""
+
+
+def _inbox(user: str) -> str:
+    return f"{inbox_prefix(user)}.>"
+
+
+def _reading(stream: str, subject: str) -> tuple[str, ...]:
+    """Consumers of what ``stream`` has under ``subject``: to make them, to keep their flow, to delete them."""
+    return (
+        f"$JS.API.CONSUMER.CREATE.{stream}.*.{subject}",
+        f"$JS.API.CONSUMER.DELETE.{stream}.*",
+        f"$JS.FC.{stream}.>",
+    )
+
+
+def _member(output: str, own_input: str) -> tuple[str, ...]:
+    """What an executor of plans does with the streams: wait for them, read its plans, find its own events again."""
+    streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM)
+    return (
+        *(f"$JS.API.STREAM.INFO.{stream}" for stream in streams),
+        *_reading(subjects.OUTPUTS_STREAM, output),
+        *_reading(subjects.INPUTS_STREAM, own_input),
+    )

@@ -1,0 +1,84 @@
+"""The users of a cell, and the ``authorization`` block of a server that knows them. Pure."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thermocline.broker.permissions import ANY, OF_KIND, OF_MEMBER, Permissions
+
+OPERATOR = "operator"
+
+_ANSWER_WITHIN = "2m"
+"""How long a call may be answered; longer than any caller waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """``name`` is that of the process, or of its kind where one user is for all of them."""
+
+    name: str
+    permissions: Permissions
+
+
+def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, ...]:
+    """A user for the gateways, the schedulers, each worker, each storage and the operator.
+
+    ``ANY`` in the place of an id makes one user for all of that kind, named after it. Raises ValueError for a name that
+    two users would have.
+    """
+    users = [User(kind, permissions(kind)) for kind, permissions in OF_KIND.items()]
+    for kind, ids in (("worker", workers), ("storage", storages)):
+        for process_id in ids:
+            name = kind if process_id == ANY else process_id
+            users.append(User(name, OF_MEMBER[kind](name, process_id)))
+    names = [user.name for user in users]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two users would be called {', '.join(twice)}")
+    return tuple(users)
+
+
+def new_password() -> str:
+    """192 bits by chance, in characters that need no quoting anywhere."""
+    # Letters in front: the server reads digits alone as a number.
+    return "tc" + secrets.token_hex(24)
+
+
+def quoted(secret: str) -> str:
+    """A password as the configuration language has it. A JSON string is also a quoted string there."""
+    return json.dumps(secret)
+
+
+def variable(name: str) -> str:
+    """The variable of a user's password, for configurations that should hold no secrets."""
+    # The operator's is what a broker with a single user is started with, so that both can be started alike.
+    if name == OPERATOR:
+        return "TC_NATS_PASSWORD"
+    return f"TC_NATS_{name.replace('-', '_').upper()}_PASSWORD"
+
+
+def authorization_text(users: Sequence[User], passwords: Mapping[str, str]) -> str:
+    """The block for ``users``. ``passwords`` by name, as they are to stand there: :func:`quoted`, or ``$VARIABLE``."""
+    lines = ["authorization {", "  users: ["]
+    for user in users:
+        permissions = user.permissions
+        lines += [
+            "    {",
+            f"      user: {quoted(user.name)}",
+            f"      password: {passwords[user.name]}",
+            "      permissions: {",
+            *_subjects("publish", permissions.publish),
+            *_subjects("subscribe", permissions.subscribe),
+        ]
+        if permissions.answers:
+            lines.append(f'        allow_responses: {{max: 1, expires: "{_ANSWER_WITHIN}"}}')
+        lines += ["      }", "    }"]
+    return "\n".join([*lines, "  ]", "}", ""])
+
+
+def _subjects(verb: str, allowed: Sequence[str]) -> list[str]:
+    # Reading two streams takes some subjects twice.
+    return [f"        {verb}: [", *(f"          {quoted(subject)}" for subject in dict.fromkeys(allowed)), "        ]"]

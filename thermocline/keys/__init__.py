@@ -1,0 +1,1 @@
+"""``thermocline keys``: tenants and their API keys, in the file that gateways read."""

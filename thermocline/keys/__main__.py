@@ -1,0 +1,172 @@
+"""``thermocline keys VERB``: make, add, revoke and list the API keys of tenants.
+
+Gateways see a change of the file within a second. A key is printed once, when it is made; the file holds its digest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.gateway.keys import check_given_key, key_hash, key_id, new_key, new_salt
+from services.gateway.tenant_file import read_tenants, sole_writer, write_tenants
+from services.gateway.tenants import LIMITS, MAX_KEYS, MAX_TENANTS, Tenant, name_fault
+from shared.errors import InvalidRequest, NotFound, OperatorError, ThermoclineError
+from thermocline.cache.tables import table
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+FILE_VARIABLE = "THERMOCLINE_TENANTS"
+
+TenantTable = dict[str, Tenant]
+
+
+def new(arguments: argparse.Namespace) -> None:
+    """A new tenant with a salt of its own, and its first key."""
+    fault = name_fault(arguments.tenant)
+    if fault:
+        raise OperatorError(fault)
+    limits = {limit: getattr(arguments, limit) for limit in LIMITS}
+    key = _key(arguments)
+
+    def add_tenant(tenants: TenantTable) -> None:
+        if arguments.tenant in tenants:
+            raise InvalidRequest(f"there is a tenant {arguments.tenant} already; add gives it one more key")
+        if len(tenants) >= MAX_TENANTS:
+            raise InvalidRequest(f"a file holds {MAX_TENANTS} tenants at the most")
+        _check_fresh(tenants, key)
+        tenants[arguments.tenant] = Tenant(salt=new_salt(), keys=(key_hash(key.encode()),), **limits)
+
+    _change(arguments.file, add_tenant, may_be_new=True)
+    _say_key(arguments, key)
+
+
+def add(arguments: argparse.Namespace) -> None:
+    """One more key of a tenant."""
+    key = _key(arguments)
+
+    def add_key(tenants: TenantTable) -> None:
+        tenant = _tenant(tenants, arguments.tenant)
+        if len(tenant.keys) >= MAX_KEYS:
+            raise InvalidRequest(f"a tenant has {MAX_KEYS} keys at the most; revoke one first")
+        _check_fresh(tenants, key)
+        keys = (*tenant.keys, key_hash(key.encode()))
+        tenants[arguments.tenant] = msgspec.structs.replace(tenant, keys=keys)
+
+    _change(arguments.file, add_key)
+    _say_key(arguments, key)
+
+
+def revoke(arguments: argparse.Namespace) -> None:
+    """Take a key back, by its id. What runs under it goes on to its end."""
+
+    def remove_key(tenants: TenantTable) -> None:
+        tenant = _tenant(tenants, arguments.tenant)
+        stay = tuple(hashed for hashed in tenant.keys if key_id(hashed) != arguments.key_id)
+        if len(stay) == len(tenant.keys):
+            raise NotFound(f"tenant {arguments.tenant} has no key {arguments.key_id}")
+        tenants[arguments.tenant] = msgspec.structs.replace(tenant, keys=stay)
+
+    _change(arguments.file, remove_key)
+    print(f"key {arguments.key_id} of {arguments.tenant} is revoked", file=sys.stderr)
+
+
+def ls(arguments: argparse.Namespace) -> None:
+    """Tenants, the ids of their keys, and their limits."""
+    _, tenants = read_tenants(arguments.file)
+    rows = [
+        [name, *(str(getattr(tenant, limit) or "-") for limit in LIMITS), " ".join(map(key_id, tenant.keys)) or "-"]
+        for name, tenant in tenants.items()
+    ]
+    print("\n".join(table(["tenant", *LIMITS, "keys"], rows)))
+
+
+def _change(path: Path, change: Callable[[TenantTable], None], *, may_be_new: bool = False) -> None:
+    with sole_writer(path):
+        tenants = {} if may_be_new and not path.exists() else read_tenants(path)[1]
+        change(tenants)
+        write_tenants(path, tenants)
+
+
+def _tenant(tenants: TenantTable, name: str) -> Tenant:
+    if name not in tenants:
+        raise NotFound(f"there is no tenant {name}")
+    return tenants[name]
+
+
+def _check_fresh(tenants: TenantTable, key: str) -> None:
+    hashed = key_hash(key.encode())
+    for name, tenant in tenants.items():
+        if hashed in tenant.keys:
+            raise InvalidRequest(f"tenant {name} has this key already")
+
+
+def _key(arguments: argparse.Namespace) -> str:
+    if not arguments.stdin:
+        return new_key()
+    key = sys.stdin.readline().strip()
+    check_given_key(key)
+    return key
+
+
+def _say_key(arguments: argparse.Namespace, key: str) -> None:
+    hashed = key_hash(key.encode())
+    print(f"key {key_id(hashed)} of {arguments.tenant}", file=sys.stderr, flush=True)
+    if not arguments.stdin:
+        print(key)
+
+
+def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; raises SystemExit (code 2) for one without sense."""
+    parser = argparse.ArgumentParser(prog="thermocline keys", description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for run in (new, add, revoke, ls):
+        verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__, allow_abbrev=False)
+        verb.set_defaults(run=run)
+        default = os.environ.get(FILE_VARIABLE)
+        verb.add_argument(
+            "--file",
+            type=Path,
+            default=Path(default) if default else None,
+            required=not default,
+            help=f"the gateways' --tenants (default: {FILE_VARIABLE})",
+        )
+        if run is not ls:
+            verb.add_argument("tenant", help="name of the tenant")
+        if run in (new, add):
+            verb.add_argument("--stdin", action="store_true", help="take a key that was made elsewhere, as one line")
+        if run is new:
+            for limit in LIMITS:
+                verb.add_argument(f"--{limit.replace('_', '-')}", type=_limit, default=0, help="0 is no limit")
+        if run is revoke:
+            verb.add_argument("key_id", help="as ls and the making of the key name it")
+    return parser.parse_args(list(argv))
+
+
+def _limit(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 2**40:
+        raise argparse.ArgumentTypeError("a limit is 0 or more")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: done; 1: refused; 2: bad arguments, or a file that is faulty."""
+    arguments = arguments_of(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments.run(arguments)
+    except ThermoclineError as error:
+        print(f"thermocline keys: {error.message}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, OperatorError) else EXIT_FAILED
+    except OSError as error:
+        print(f"thermocline keys: {arguments.file}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Grafana dashboards, made from tables of panels.
+
+``python -m tools.dashboards`` writes them to ``infra/observability/grafana/``. A test checks that what is committed is
+what this makes, that every query can be parsed, and that it asks for metrics and labels that a process exports.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.dashboard_panels import CACHE, CONTROL, SERVING, Dashboard, Panel
+
+ROOT = Path(__file__).parents[1]
+GRAFANA = ROOT / "infra" / "observability" / "grafana"
+
+WIDTH, HEIGHT, PER_ROW = 8, 8, 3
+"""A panel's size in Grafana's grid of 24 columns."""
+
+DASHBOARDS = {"serving.json": SERVING, "cache.json": CACHE, "control.json": CONTROL}
+
+
+def rendered(dashboard: Dashboard) -> str:
+    """The JSON that Grafana imports or is provisioned with."""
+    return json.dumps(_document(dashboard), indent=1) + "\n"
+
+
+def _document(dashboard: Dashboard) -> dict[str, Any]:
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for heading, members in dashboard.rows:
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": heading,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
+                "panels": [],
+            }
+        )
+        top += 1
+        for place, panel in enumerate(members):
+            position = {"x": place % PER_ROW * WIDTH, "y": top + place // PER_ROW * HEIGHT, "w": WIDTH, "h": HEIGHT}
+            panels.append(_panel(len(panels) + 1, panel, position))
+        top += -(-len(members) // PER_ROW) * HEIGHT
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["thermocline"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {
+            "list": [{"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}],
+        },
+        "panels": panels,
+    }
+
+
+def _panel(number: int, panel: Panel, position: dict[str, int]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${source}"}
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": source,
+        "gridPos": position,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + place), "datasource": source, "expr": query, "legendFormat": legend}
+            for place, (legend, query) in enumerate(panel.queries)
+        ],
+    }
+
+
+def main() -> None:
+    """Write every dashboard."""
+    GRAFANA.mkdir(parents=True, exist_ok=True)
+    for name, dashboard in DASHBOARDS.items():
+        (GRAFANA / name).write_text(rendered(dashboard), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
