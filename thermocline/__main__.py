@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class Command:
     name: str
     target: str
     summary: str
+    asks_broker: bool = False  # It finds the cell that runs on this machine where it is not told of a broker,
+    asks_none: tuple[str, ...] = ()  # but for these verbs.
 
     @property
     def exists(self) -> bool:
@@ -46,10 +49,21 @@ COMMANDS = (
     Command("worker", "services.worker.__main__:main", "one worker: runs the model"),
     Command("storage", "services.storage.__main__:main", "this node's storage: the lower tiers"),
     Command("demo", "thermocline.demo.__main__:main", "serve the bundled model and show the prefix cache at work"),
-    Command("cache", "thermocline.cache.__main__:main", "look at the prefix cache of a running cell, and empty it"),
+    Command(
+        "cache",
+        "thermocline.cache.__main__:main",
+        "look at the prefix cache of a running cell, and empty it",
+        asks_broker=True,
+        asks_none=("prewarm",),
+    ),
     Command("keys", "thermocline.keys.__main__:main", "tenants and their API keys: make, add, revoke, list"),
     Command("top", "thermocline.top.__main__:main", "watch a running cell in a terminal"),
-    Command("record", "services.scheduler.record:main", "export the input stream of a running cell to a file"),
+    Command(
+        "record",
+        "services.scheduler.record:main",
+        "export the input stream of a running cell to a file",
+        asks_broker=True,
+    ),
     Command("replay", "thermocline.replay.__main__:main", "fold a recording again, or ask what if"),
     Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
     Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),
@@ -114,7 +128,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"thermocline: there is no command {name!r}{hint}", file=sys.stderr)
         print(f"commands: {', '.join(known)}", file=sys.stderr)
         return EXIT_USAGE
-    return known[name].load()(rest)
+    command = known[name]
+    if command.asks_broker and not (rest and rest[0] in command.asks_none):
+        local_cell = importlib.import_module("thermocline.supervisor.local_cell")
+        try:
+            rest = [*rest, *local_cell.broker_flags(rest, os.environ)]
+        except local_cell.SeveralCells as error:
+            print(f"thermocline {name}: {error}", file=sys.stderr)
+            return EXIT_USAGE
+    return command.load()(rest)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""The broker of the one cell that runs on this machine, for commands that were not told of another.
+
+``thermocline up`` gives its broker a password at every start, which nobody should have to copy: it stands in the record
+of the run, and this user may read that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shared.config import ENVIRONMENT_PREFIX
+from shared.memory.segment_name import process_start_time
+from thermocline.supervisor.records import CellRecord, all_records, runs_dir
+
+_FLAG = "--nats"
+_VARIABLES = tuple(ENVIRONMENT_PREFIX + name for name in ("NATS", "NATS_USER", "NATS_TOKEN_FILE", "NATS_CREDENTIALS"))
+
+
+class SeveralCells(ValueError):
+    """It is not clear which of them a command means."""
+
+
+def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: Path | None = None) -> list[str]:
+    """Flags to add to a command's: none where it, or the environment, names a broker, or where no cell runs here.
+
+    ``folder`` has the records of runs; by default it is this user's. Raises SeveralCells.
+    """
+    is_told = any(argument == _FLAG or argument.startswith((f"{_FLAG}=", f"{_FLAG}-")) for argument in arguments)
+    if is_told or "-h" in arguments or "--help" in arguments or any(environ.get(name) for name in _VARIABLES):
+        return []
+    cells = [record for _, record in all_records(folder or runs_dir()) if _runs(record)]
+    if len(cells) > 1:
+        places = ", ".join(f"{record.base_url} ({record.data_dir})" for record in cells)
+        raise SeveralCells(
+            f"several cells run here: {places}. Give the flags that `thermocline up` printed behind Broker:"
+        )
+    return [_FLAG, cells[0].nats_url] if cells else []
+
+
+def _runs(record: CellRecord) -> bool:
+    return process_start_time(record.owner_pid) == record.owner_started
