@@ -58,8 +58,9 @@ class Cell:
     @property
     def base_url(self) -> str:
         """Where this machine reaches the gateway."""
+        scheme = "https" if self.config.tls_cert else "http"
         host = _ANY_ADDRESS.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     @property
     def logs(self) -> Path:

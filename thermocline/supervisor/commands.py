@@ -103,6 +103,8 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "model": cell.model,
         "host": cell.host,
         "port": cell.port,
+        "tls_cert": _absolute(config.tls_cert),
+        "tls_key": _absolute(config.tls_key),
         "importance": config.importance,
         "importance_gate": _absolute(config.importance_gate),
         "importance_ratio": config.importance_ratio,

@@ -70,6 +70,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: Annotated[int | None, Meta(description="prefill tokens of one batch")] = None
     max_running: Annotated[int | None, Meta(description="requests that a worker runs at once")] = None
     max_queued: Annotated[int | None, Meta(description="requests that may wait in the cell")] = None
+    tls_cert: Annotated[str, Meta(description="PEM file of the gateway's certificate; empty is plain HTTP")] = ""
+    tls_key: Annotated[str, Meta(description="PEM file of its private key")] = ""
     traces: Traces = ""
     trace_share: Annotated[
         float | None, Meta(description="share of requests to trace, where no traceparent of the caller decides")
@@ -101,6 +103,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 0:
                 faults.append(f"{name} must not be negative")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            faults.append("tls_cert and tls_key need each other")
         if self.trace_share is not None and not 0 <= self.trace_share <= 1:
             faults.append("trace_share must lie between 0 and 1")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):

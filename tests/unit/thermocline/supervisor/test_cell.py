@@ -95,6 +95,13 @@ def test_the_base_url_is_reachable_from_here(tmp_path: Path, host: str, url_host
     assert cell.base_url == f"http://{url_host}:{cell.port}"
 
 
+def test_with_a_certificate_the_gateway_is_reached_by_https(tmp_path: Path) -> None:
+    """The supervisor asks it whether the cell is ready, and tells people where it is."""
+    cell = resolve(SupervisorConfig(port=0, tls_cert="a.pem", tls_key="b.pem"), tmp_path)
+
+    assert cell.base_url == f"https://127.0.0.1:{cell.port}"
+
+
 def test_the_bundled_model_runs_in_float32_unless_told_otherwise() -> None:
     """Any other model, and any choice of the operator, is left alone."""
     bundled = bundled_model()
