@@ -6,7 +6,8 @@ Two real cells, one after the other. In each round of the first, four questions 
 computes it, three are deferred), then one each while the document is on the device, in host memory and on the disk.
 The second restores documents from hidden states. Every answer streams with ``explain``. The residual is the measured
 time to first token less the sum of the parts, as a share of the former: once with the time that the gateway measured,
-which the parts must make up within 5 %, and once with the client's, which has the HTTP connection in it too.
+which the parts must make up within 5 %, and once with the client's, from the first byte that it writes to the first
+piece of the body, which has the way there and back in it too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import uvloop
 
 from bench import results_file
 from bench.emptying import empty, rest
@@ -32,6 +34,8 @@ from bench.make_model import make_model
 from bench.restoration import profile_of, state_pool
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
+from thermocline.bench.clock import MonotonicClock
+from thermocline.bench.http_client import OK, HttpClient
 from thermocline.client import served_model
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
@@ -41,6 +45,7 @@ LAYERS = HEADS = 8
 AT_ONCE = 4
 QUESTION_TOKENS = 24
 LIMIT = 0.05
+CLOCK = MonotonicClock()
 COMMON = {"THERMOCLINE_PREFETCH_WAIT": "full", "THERMOCLINE_FETCH_DEADLINE_MS": "600000"}
 
 
@@ -62,7 +67,7 @@ class Sample:
 class Asker:
     """Asks one cell."""
 
-    client: httpx.AsyncClient
+    client: HttpClient
     bus: Bus
     model: str
     rng: random.Random
@@ -76,15 +81,23 @@ class Asker:
             "model": self.model, "prompt": document + self.fresh(QUESTION_TOKENS), "max_tokens": 1, "temperature": 0,
             "ignore_eos": True, "stream": True, "explain": True, "return_token_ids": True,
         }  # fmt: skip
-        begun = time.perf_counter()
-        first_ms = 0.0
+        data = msgspec.json.encode(body)
+        pieces: list[bytes] = []
+        came_s: list[float] = []
+
+        def take(piece: bytes, now_s: float) -> None:
+            pieces.append(piece)
+            came_s.append(now_s)
+
+        begun_s = CLOCK.now_s()
+        response = await self.client.send("POST", "/v1/completions", data, take)
+        if response.status != OK or not came_s:
+            raise SystemExit(f"status {response.status}: {response.body.decode(errors='replace')}")
+        first_ms = (came_s[0] - begun_s) * 1e3
         explanation: dict[str, Any] | None = None
-        async with self.client.stream("POST", "/v1/completions", json=body) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    first_ms = first_ms or (time.perf_counter() - begun) * 1e3
-                    explanation = json.loads(line[6:]).get("explanation") or explanation
+        for line in b"".join(pieces).splitlines():
+            if line.startswith(b"data: {"):
+                explanation = msgspec.json.decode(line[6:]).get("explanation") or explanation
         if explanation is None:
             raise SystemExit("an answer came without its explanation")
         parts: dict[str, float] = {}
@@ -132,8 +145,11 @@ async def drive(cell: RunningCell, work: Callable[[Asker], Awaitable[list[Sample
     async with AsyncExitStack() as stack:
         bus = await connect((cell.nats_url,), "bench")
         stack.push_async_callback(bus.close)
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cell.base_url, timeout=300))
-        asker = Asker(client, bus, (await served_model(client))["id"], random.Random(seed))
+        async with httpx.AsyncClient(base_url=cell.base_url, timeout=300) as general:
+            model = (await served_model(general))["id"]
+        client = HttpClient(cell.base_url, {}, CLOCK, connect_timeout_s=10)
+        stack.callback(client.close)
+        asker = Asker(client, bus, model, random.Random(seed))
         await rest(bus)
         await asker.ask(asker.fresh(512))
         return await work(asker)
@@ -152,7 +168,7 @@ def measure(folder: Path, *, rounds: int, tokens: int, seed: int) -> list[Sample
         )  # fmt: skip
         if name == "tiers":
             with running(config, environ=COMMON | {"THERMOCLINE_HOST_WRITES": "through"}) as cell:
-                samples += asyncio.run(drive(cell, lambda asker: tiers(asker, rounds, tokens), seed))
+                samples += uvloop.run(drive(cell, lambda asker: tiers(asker, rounds, tokens), seed))
             continue
         environ = COMMON | {
             "THERMOCLINE_STATE_FORM": f"0/{LAYERS}/0",
@@ -162,7 +178,7 @@ def measure(folder: Path, *, rounds: int, tokens: int, seed: int) -> list[Sample
             "THERMOCLINE_PREFETCH_FRACTION": "1.0",
         }
         with running(config, environ=environ) as cell:
-            samples += asyncio.run(drive(cell, lambda asker: restorations(asker, max(1, rounds // 2), tokens), seed))
+            samples += uvloop.run(drive(cell, lambda asker: restorations(asker, max(1, rounds // 2), tokens), seed))
     return samples
 
 
