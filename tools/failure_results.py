@@ -31,6 +31,14 @@ time without a token that a client saw. Before each kill the longest pause is me
 itself.
 """
 
+_WORKER_LOSS = """\
+## A worker is killed
+
+The worker that runs the most is killed while clients stream; from the signal to its loss in the stream of inputs, and
+the longest time between two messages with tokens that a client of its saw. What a stream waits for after the loss is
+known is told apart. Before each kill the longest pause of all streams is measured, too.
+"""
+
 _SCALING = """\
 ## Workers come and go
 
@@ -60,6 +68,7 @@ def page(found: dict[str, Result]) -> str:
     parts = [_INTRODUCTION, *_overview(chaos), "", origin, "", _RECOVERY, *_recoveries(chaos), ""]
     for name, introduction, rows in (
         ("take_over", _TAKE_OVER, _take_overs),
+        ("worker_loss", _WORKER_LOSS, _worker_losses),
         ("scaling", _SCALING, _stretches),
         ("simulated_faults", _SIMULATED, _seeds),
         ("chaos_soak", _SOAK, _soak),
@@ -70,16 +79,38 @@ def page(found: dict[str, Result]) -> str:
     return "\n".join(parts)
 
 
+def _spreads(figures: dict[str, Any], names: dict[str, str]) -> list[str]:
+    rows = []
+    for name, title in names.items():
+        found = figures[name]
+        rows.append(f"| {title} | {found['p50']:,.0f} ms | {found['p99']:,.0f} ms | {found['max']:,.0f} ms |")
+    return ["| what | p50 | p99 | longest |", "|---|---|---|---|", *rows]
+
+
 def _take_overs(figures: dict[str, Any]) -> list[str]:
-    rows = [
-        f"| {title} | {figures[name]['p50']:.0f} ms | {figures[name]['p99']:.0f} ms | {figures[name]['max']:.0f} ms |"
-        for title, name in (
-            ("take-over", "take_over_ms"),
-            ("longest pause of a stream", "longest_pause_ms"),
-            ("the same before the kill", "calm_pause_ms"),
-        )
+    names = {
+        "take_over_ms": "take-over",
+        "longest_pause_ms": "longest pause of a stream",
+        "calm_pause_ms": "the same before the kill",
+    }
+    return [f"{figures['kills']} kills.", "", *_spreads(figures, names)]
+
+
+def _worker_losses(figures: dict[str, Any]) -> list[str]:
+    names = {
+        "noticed_ms": "until the loss is known",
+        "longest_pause_ms": "longest pause of a stream",
+        "calm_pause_ms": "the same before the kill",
+        "asked_ms": "from the loss until its gateway has said where to go on",
+        "admitted_ms": "from there until another worker has the request",
+        "next_token_ms": "from there until the client has the next token",
+    }
+    return [
+        f"{figures['kills']} kills, of which {figures['noticed_by_silence']} were noticed by missing heartbeats; "
+        f"{figures['streams_that_went_on']} streams went on.",
+        "",
+        *_spreads(figures, names),
     ]
-    return [f"{figures['kills']} kills.", "", "| what | p50 | p99 | longest |", "|---|---|---|---|", *rows]
 
 
 def _stretches(figures: dict[str, Any]) -> list[str]:

@@ -225,7 +225,7 @@ def restoration() -> str:
 
 def failures() -> str:
     """What failures and changes of size do to a cell."""
-    names = ("chaos", "take_over", "scaling", "simulated_faults", "chaos_soak")
+    names = ("chaos", "take_over", "worker_loss", "scaling", "simulated_faults", "chaos_soak")
     return failure_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
 
 
