@@ -47,7 +47,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 64MiB, 1GB or 4096")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    try:
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    except OverflowError as error:
+        raise ValueError(f"{text[:20]}... is larger than any size") from error
 
 
 def _nearest(name: str, known: Sequence[str], before: str = "", cutoff: float = _NEAR) -> str:

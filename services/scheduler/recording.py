@@ -26,6 +26,8 @@ MAGIC = b"TCREC\r\n\x1a"
 VERSION = 1
 LARGEST_FRAME_BYTES = 1024**3
 
+_PIECE_BYTES = 2**20
+
 _FRAME = struct.Struct("<IIB")
 _HEADER, _SNAPSHOT, _INPUT, _OUTPUT, _END = 1, 2, 3, 4, 5
 _KINDS = {_HEADER: "header", _SNAPSHOT: "snapshot", _INPUT: "input", _OUTPUT: "output", _END: "end"}
@@ -210,12 +212,23 @@ class _Reader:
         length, checksum, kind = _FRAME.unpack(head)
         if length > LARGEST_FRAME_BYTES:
             raise self._wrong(f"claims {length} bytes: the recording is damaged")
-        payload = self._file.read(length)
+        payload = self._read(length)
         if len(payload) < length:
             raise self._wrong("is cut off: the recording is truncated")
         if zlib.crc32(payload, zlib.crc32(bytes([kind]))) != checksum:
             raise self._wrong("fails its checksum: the recording is damaged")
         return kind, payload
+
+    def _read(self, length: int) -> bytes:
+        """Up to ``length`` bytes, in pieces: a damaged length must not take memory for what the file does not have."""
+        pieces = []
+        while length:
+            piece = self._file.read(min(length, _PIECE_BYTES))
+            if not piece:
+                break
+            pieces.append(piece)
+            length -= len(piece)
+        return b"".join(pieces)
 
     def _decode(self, payload: bytes, kind: type[T]) -> T:
         try:

@@ -88,6 +88,6 @@ def _add(keys: Keys, faults: list[str], key_id: str, value: object, name: str) -
         faults.append(error.message)
 
 
-def _place_of(error: ValueError) -> str:
+def _place_of(error: Exception) -> str:
     found = re.search(r"line (\d+)", str(error))
     return f" (line {found[1]})" if found else ""

@@ -22,6 +22,7 @@ from shared.bus import jetstream, requests
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.protocol import StreamMessage
 from shared.errors import TransportError, Unavailable
+from shared.undecodable import UNDECODABLE
 
 LARGEST_CHUNK_BYTES = 128 * 1024
 
@@ -110,6 +111,9 @@ class SnapshotBucket:
         """The newest meta message of each object, with its sequence."""
         latest: dict[str, tuple[int, _Meta]] = {}
         async for message in self._read(BUCKET_STREAM, subject):
-            meta = msgspec.json.decode(message.data, type=_Meta)
+            try:
+                meta = msgspec.json.decode(message.data, type=_Meta)
+            except UNDECODABLE as error:
+                raise TransportError(f"an entry of the bucket cannot be read: {error}") from error
             latest[meta.name] = message.seq, meta
         return list(latest.values())

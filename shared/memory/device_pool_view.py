@@ -125,8 +125,12 @@ def _check_parts(handle: PoolHandle) -> None:
     if not handle.parts:
         return
     heads = [heads for heads, _ in handle.part_handles()]
-    covered = {head for part in heads for head in part}
-    if covered != set(range(handle.geometry.kv_heads)) or not all(heads):
+    # By their bounds alone: a handle may claim any number of heads.
+    covered, have_gap = 0, False
+    for span in sorted(heads, key=lambda span: (span.start, span.stop)):
+        have_gap = have_gap or not span or not 0 <= span.start <= covered
+        covered = max(covered, span.stop)
+    if have_gap or covered != handle.geometry.kv_heads:
         raise TransportError(f"the parts of a device pool with {handle.geometry.kv_heads} heads have {heads}")
     for _, part in handle.part_handles():
         check_device_handle(part)
