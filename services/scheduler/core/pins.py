@@ -91,6 +91,16 @@ def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
     return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)
 
 
+def pinned_nodes(state: CellState, storage: Storage) -> set[int]:
+    """Nodes that hold some of what pins of this storage ask for, with a copy or without. Does not mutate."""
+    found: set[int] = set()
+    for pin in state.pins.values():
+        if pin.storage_id == storage.storage_id and not pin.refusal:
+            path = match_prefix(state.tree, pin.namespace, pin.prefix, _whole_pages(state, pin.prefix))
+            found.update(node.id for node, _ in path)
+    return found
+
+
 def let_go_of_spoiled(turn: Turn) -> None:
     """Copies failed verification: pins let go of them and of what is below, so that they can go and come back good."""
     state = turn.state

@@ -98,6 +98,34 @@ def test_what_is_on_the_device_only_is_held_once_it_has_a_copy(make_cell):
     assert list_cache(cell.state, ListCache()).pins[0].held_tokens == 40
 
 
+def test_a_flush_of_the_device_spares_what_a_pin_has_no_copy_of_yet(make_cell):
+    """The copy is made when the prefix is evicted, and held from then on; what nobody pinned is gone."""
+    cell = make_cell(pages=24, host_pages=80, policy="lru", admission="selective")
+    cell.submit(PROMPT, max_tokens=1)
+    cell.submit([1] * 40, max_tokens=1)
+    cell.drain()
+    assert pin(cell).held_tokens == 0
+
+    cell.feed(FlushCache(call_id="1", tiers=("device",)))
+    kept = {node.tokens for node in cell.state.tree.nodes.values() if node.device}
+    churn(cell)
+
+    assert kept == {pack_int32(PROMPT)}
+    assert list_cache(cell.state, ListCache()).pins[0].held_tokens == 40
+
+
+def test_a_flush_drops_from_the_device_what_a_pin_has_a_copy_of(cell):
+    """It keeps the copy, and that is what it is for."""
+    cell.submit([*PROMPT, 9], max_tokens=1)
+    cell.drain()
+    pin(cell)
+
+    cell.feed(FlushCache(call_id="1", tiers=("device",)))
+
+    assert not any(node.device for node in cell.state.tree.nodes.values())
+    assert host_tokens(cell) == 40
+
+
 def test_pins_keep_to_their_budget(make_cell):
     """No more than the fraction of the pool is held; the rest of a pin waits."""
     cell = make_cell(pages=24, host_pages=40, policy="lru", pin_fraction=0.3)
