@@ -47,8 +47,9 @@ from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.insertion import publish_final
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import match_again, match_prefix
-from services.scheduler.core.residency import drop_device, renew_orders, split_node, take_device_victim
+from services.scheduler.core.residency import drop_device, renew_orders, split_node
 from services.scheduler.core.state import Request, Worker
+from services.scheduler.core.victims import take_device_victim
 from shared.messages.cell_events import CellConfig, StorageLost, WorkerLost
 
 PROMPT_TOKENS = 131_072

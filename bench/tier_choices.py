@@ -36,10 +36,10 @@ from services.scheduler.core.residency import (
     host_pool,
     is_device_evictable,
     is_host_evictable,
-    take_device_victim,
     touch,
 )
 from services.scheduler.core.state import Storage, Worker
+from services.scheduler.core.victims import take_device_victim
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import PagesPromoted
 

@@ -18,7 +18,7 @@ from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.sampling import MAX_PRIORITY, CacheOptions
 from services.gateway.pending import Generation
 from services.gateway.serving import make_generation
-from services.gateway.tenants import RESERVED, Tenant
+from services.gateway.tenants import QUOTAS, RESERVED, Tenant
 from services.gateway.ticket import Ticket
 from services.gateway.views.usage import usage_report
 from shared.errors import RequestCancelled, ThermoclineError
@@ -52,8 +52,10 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
             try:
                 if gone:
                     raise gone[0]
-                # A tenant of its own, so that it takes no turn of any caller's, and none of its limits.
-                account = Account(RESERVED, Tenant(salt=prompt.tenant.salt), gateway.clock)
+                # A tenant of its own, so that it takes no turn of any caller's, and none of its limits but those of
+                # the cache that it fills.
+                quotas = {name: getattr(prompt.tenant, name) for name in QUOTAS}
+                account = Account(RESERVED, Tenant(salt=prompt.tenant.salt, **quotas), gateway.clock)
                 with Ticket(gateway, account) as ticket:
                     generation = _generation(gateway, account, prompt)
                     running[generation.choices[0].request_id] = generation

@@ -40,7 +40,7 @@ def make_generation(
     """
     count = fields.n or 1
     tenant = account.tenant
-    namespace = gateway.namespace(tenant, fields.cache_salt)
+    namespace, quota = gateway.namespace(tenant, fields.cache_salt), tenant.quota()
     choices = []
     for prompt, (tokens, params) in enumerate(prompts):
         packed = pack_int32(tokens)
@@ -63,6 +63,7 @@ def make_generation(
                 # One key for all of a tenant, so that deleting it makes all of the tenant unreadable.
                 key_id=key_digest(tenant.salt or fields.cache_salt or ""),
                 max_queued=tenant.max_queued,
+                quota=quota,
                 trace=trace,
                 received_ns=received_ns,
             )

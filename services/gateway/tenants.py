@@ -9,6 +9,9 @@
     tokens_per_minute = 200_000
     max_concurrent = 32
     max_queued = 64
+    device_bytes = 8_589_934_592       # of its KV, on each device,
+    host_bytes = 34_359_738_368        # in each node's host memory,
+    disk_bytes = 214_748_364_800       # and on each node's disk
 
 ``thermocline keys`` writes it.
 """
@@ -25,11 +28,14 @@ from msgspec import Meta
 
 from services.gateway.keys import is_key_hash, key_id
 from shared.errors import ConfigError
+from shared.ids import key_digest
+from shared.messages.requests import CacheQuota
 from shared.undecodable import UNPARSABLE
 
 MAX_TENANTS = 4096
 MAX_KEYS = 64
 MIN_SALT_CHARACTERS = 16
+MAX_BYTES = 2**60
 RESERVED = "operator"
 """Under this name the administration's own requests run."""
 
@@ -37,11 +43,15 @@ _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
 
 Limit = Annotated[int, Meta(ge=0, le=2**40)]
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Salt = Annotated[str, Meta(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+$", min_length=MIN_SALT_CHARACTERS, max_length=256)]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` in the whole cell."""
+    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` in the whole cell.
+
+    Bytes are of cached KV, in each pool for itself; tenants of one salt have one cache and the same bytes.
+    """
 
     salt: Salt
     keys: Annotated[tuple[str, ...], Meta(max_length=MAX_KEYS)] = ()
@@ -49,11 +59,26 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: Limit = 0  # Prompts at their submission, answers at their end.
     max_concurrent: Limit = 0  # Choices in progress.
     max_queued: Limit = 0  # Choices that wait in the cell's queue.
+    device_bytes: Bytes = 0
+    host_bytes: Bytes = 0
+    disk_bytes: Bytes = 0
+
+    def quota(self) -> CacheQuota | None:
+        """What the cell is to know of its bytes with each request; None where they have no bound."""
+        if not any(getattr(self, name) for name in QUOTAS):
+            return None
+        return CacheQuota(
+            owner=key_digest(self.salt),
+            device_bytes=self.device_bytes,
+            host_bytes=self.host_bytes,
+            disk_bytes=self.disk_bytes,
+        )
 
 
 Tenants = Mapping[str, Tenant]
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued")
+QUOTAS = ("device_bytes", "host_bytes", "disk_bytes")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued", *QUOTAS)
 
 
 def name_fault(name: str) -> str:
@@ -100,9 +125,21 @@ def parse_tenants(text: str, source: str) -> dict[str, Tenant]:
             if hashed in holders:
                 faults.append(f"{source}: tenant {name}: key {key_id(hashed)} is given to {holders[hashed]} already")
             holders[hashed] = name
+    faults += [f"{source}: {fault}" for fault in _quota_faults(tenants)]
     if faults:
         raise ConfigError("; ".join(faults))
     return tenants
+
+
+def _quota_faults(tenants: Tenants) -> list[str]:
+    """Tenants that share a cache and say different things of what it may take."""
+    first: dict[str, str] = {}
+    faults = []
+    for name, tenant in tenants.items():
+        other = first.setdefault(tenant.salt, name)
+        if tenant.quota() != tenants[other].quota():
+            faults.append(f"tenant {name}: its salt is that of {other}, so its {', '.join(QUOTAS)} must be too")
+    return faults
 
 
 def _tenant(entry: Any) -> Tenant:

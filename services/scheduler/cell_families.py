@@ -218,6 +218,7 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
             (("admitted",), "host_admitted_pages"),
             (("refused_frequency",), "host_refused_frequency_pages"),
             (("refused_hotness",), "host_refused_hotness_pages"),
+            (("refused_quota",), "host_refused_quota_pages"),
         ),
     ),
     (

@@ -26,6 +26,7 @@ from services.storage.removals import Removals
 from services.storage.sparse.part_reading import PartFailure
 from shared import logs
 from shared.errors import CapacityError, IntegrityError, NotFound, ThermoclineError, TransportError
+from shared.messages.storage_plans import DiskQuota
 
 READ_TIMEOUT_S = 10.0
 """Not what is left of a fetch: a disk that took longer than a fetch had time for has not failed."""
@@ -239,6 +240,15 @@ class DiskTier:
         self._measure()
         await self.removals.add(gone)
         return gone
+
+    async def own(self, namespace: str, quota: DiskQuota) -> tuple[ChunkKey, ...]:
+        """An order says whose a namespace is and what that owner may have here; returns what had to go for that."""
+        victims = self.index.own(namespace, quota.owner, quota.disk_bytes)
+        if victims:
+            measures.EVICTED.inc(len(victims))
+            self._measure()
+            await self.removals.add(victims)
+        return victims
 
     def found(self, entries: list[tuple[ChunkKey, int]]) -> None:
         """A start found these on the disk (key, bytes)."""

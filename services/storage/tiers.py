@@ -172,6 +172,7 @@ class Tiers:
 
     async def save(self, order: SaveChunks) -> None:
         """Queue a save, or answer it."""
+        await self._own(order)
         made = self._pipelines.get(order.form)
         if made is None:
             await self._events.saved(order.save_id, form=order.form, error=self._reason(order.form))
@@ -180,12 +181,18 @@ class Tiers:
 
     async def fetch(self, order: FetchChunks) -> None:
         """Queue a fetch, or answer it."""
+        await self._own(order)
         made = self._pipelines.get(order.form)
         if made is None:
             nothing, reason = FetchProgress(0), self._reason(order.form)
             await self._events.fetched(order.fetch_id, nothing, form=order.form, is_over=True, error=reason)
         else:
             await made.fetcher.add(order)
+
+    async def _own(self, order: SaveChunks | FetchChunks) -> None:
+        """Keep what an order's owner has on the disk within its quota, before more of it comes."""
+        if order.quota is not None and self._disk is not None:
+            await self._events.dropped(await self._disk.own(order.namespace, order.quota))
 
     def cancel(self, fetch_id: int) -> None:
         """Cut a fetch off, whichever form it is of."""

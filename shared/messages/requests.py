@@ -53,6 +53,19 @@ class CacheHints(Message, frozen=True):
     importance: Importance | None = None
 
 
+class CacheQuota(Message, frozen=True):
+    """How many bytes KV of one owner may take in each pool: each device, each host pool, each disk. 0 is no bound.
+
+    The owner is a tenant's salt, told by its digest (``shared.ids.key_digest``): tenants of one salt have one cache,
+    and one quota.
+    """
+
+    owner: str
+    device_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+
 class SubmitRequest(Message, frozen=True):
     """A validated, tokenised request. ``prompt`` is packed int32, at least one token."""
 
@@ -69,6 +82,7 @@ class SubmitRequest(Message, frozen=True):
     cache: CacheHints = CacheHints()
     key_id: str = ""  # Digest of the caller's cache salt (``shared.ids.key_digest``); "" without one.
     received_ns: int = 0  # The gateway's wall clock when the HTTP request was complete; for tracing only.
+    quota: CacheQuota | None = None  # Of who owns the namespace's KV, from now on; None is no bound.
 
     @property
     def prompt_tokens(self) -> int:

@@ -45,6 +45,13 @@ class BackupPages(Message, frozen=True):
     identities: bytes
 
 
+class DiskQuota(Message, frozen=True):
+    """How many bytes of a disk what one owner has there may take from now on; 0 is no bound. See ``CacheQuota``."""
+
+    owner: str
+    disk_bytes: int = 0
+
+
 class SaveChunks(Message, frozen=True):
     """Write a run of whole chunks of one sequence to the tiers below host memory; answered by ``ChunksSaved``.
 
@@ -70,6 +77,7 @@ class SaveChunks(Message, frozen=True):
     key_id: str = ""  # Whose key encrypts it at rest; see ``SubmitRequest.key_id``.
     value: float = 0.0  # How hot it is now; the disk keeps what is worth more.
     form: ChunkForm = "kv"
+    quota: DiskQuota | None = None  # Of who owns the namespace; None says nothing of it.
 
 
 class FetchChunks(Message, frozen=True):
@@ -89,6 +97,7 @@ class FetchChunks(Message, frozen=True):
     key_id: str = ""
     form: ChunkForm = "kv"
     trace: str = ""  # Of the request that it was begun for; "" is not traced.
+    quota: DiskQuota | None = None  # As in ``SaveChunks``.
 
 
 class CancelFetch(Message, frozen=True):

@@ -24,7 +24,7 @@ from shared.messages.storage_events import (
     StorageJoined,
     StorageLeft,
 )
-from shared.messages.storage_plans import DropChunks, PinChunks
+from shared.messages.storage_plans import DiskQuota, DropChunks, PinChunks
 from tests.integration.storage_cell import (
     BLOB_BYTES,
     GEOMETRY,
@@ -95,6 +95,27 @@ async def test_a_restarted_storage_is_warm(prefix: str, tmp_path: Path) -> None:
         assert sorted([listed.chunks[at : at + 16] for at in range(0, 48, 16)]) == sorted(sequence.names)
         assert fetched.disk_chunks == 3
         assert cell.holds(sequence, list(range(12)), list(range(12)), list(range(12)))
+
+
+async def test_an_owners_quota_bounds_its_chunks(prefix: str, tmp_path: Path) -> None:
+    """A save beyond it displaces what its owner has, a lowered one at once, and nobody else's chunks ever."""
+    other = Sequence.make(1, 2)
+    own = [Sequence.make(kind, 2, namespace=namespace_digest(f"own-{kind}")) for kind in (2, 3)]
+
+    def quota(chunks: int) -> DiskQuota:
+        return DiskQuota(owner="owner", disk_bytes=chunks * BLOB_BYTES)
+
+    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
+        await cell.save(other, device=list(range(8)), quota=DiskQuota(owner="other"))
+        await cell.save(own[0], device=list(range(8, 16)), quota=quota(3))
+        second = await cell.save(own[1], device=list(range(16, 24)), quota=quota(3))
+        await cell.fetch(own[0], list(range(8)), quota=quota(1))
+        lowered = await cell.event(ChunksDropped)
+        there = await cell.fetch(other, list(range(8)))
+
+    assert (second.error, second.dropped) == ("", own[0].names[1])
+    assert len(split_digests(lowered.chunks)) == 2
+    assert there.disk_chunks == 2
 
 
 async def test_the_quota_is_kept_by_worth(prefix: str) -> None:

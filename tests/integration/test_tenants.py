@@ -15,6 +15,7 @@ from services.gateway.tenant_file import write_tenants
 from services.gateway.tenants import Tenant
 from shared.ids import key_digest
 from shared.messages.cell_events import FlushCache
+from shared.messages.requests import CacheQuota
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.unit.gateway.scripted_cache import ScriptedCache
 from tests.waiting import until
@@ -129,6 +130,27 @@ async def test_the_cell_is_told_whose_a_request_is_and_how_many_may_wait(tmp_pat
         first, second = harness.cell.submitted
 
     assert [(request.tenant, request.max_queued) for request in (first, second)] == [("a", 0), ("b", 7)]
+
+
+async def test_the_cell_is_told_what_a_tenants_cache_may_take(tmp_path: Path) -> None:
+    """With each of its requests, and with those that an operator warms its cache by."""
+    tenants = file_of(tmp_path, b={"device_bytes": 5, "disk_bytes": 2**60})
+    async with (
+        running_gateway(says("x"), tenants=tenants, admin_key=ADMIN["x-admin-key"]) as harness,
+        ScriptedCache(harness.cell.bus),
+    ):
+        for name in SALTS:
+            await harness.client.post("/v1/completions", json={"prompt": "hi", "cache_salt": "s"}, headers=key(name))
+        warmed = {"prompts": [{"tokens": [5, 6], "tenant": "b"}]}
+        await harness.client.post("/v1/cache/prewarm", json=warmed, headers=ADMIN)
+        first, second, third = harness.cell.submitted
+
+    quota = CacheQuota(owner=key_digest(SALTS["b"]), device_bytes=5, disk_bytes=2**60)
+    assert [(request.tenant, request.quota) for request in (first, second, third)] == [
+        ("a", None),
+        ("b", quota),
+        ("operator", quota),
+    ]
 
 
 async def test_no_two_tenants_share_a_namespace_whatever_they_send(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ class CellModel:
         seed: int = 0,
         ignore_eos: bool = False,
         importance: requests.Importance | None = None,
+        quota: requests.CacheQuota | None = None,
     ) -> str:
         """Submit a request; returns its id."""
         request_id = request_id or f"request-{len(self.submitted) + 1}"
@@ -223,6 +224,7 @@ class CellModel:
             deadline_ms=deadline_ms,
             cache=requests.CacheHints(read=read, write=write, importance=importance),
             key_id=key_id,
+            quota=quota,
         )
         gateway = self.gateway(gateway_id)
         if request_id not in self.submitted:

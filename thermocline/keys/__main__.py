@@ -15,7 +15,8 @@ import msgspec
 
 from services.gateway.keys import check_given_key, key_hash, key_id, new_key, new_salt
 from services.gateway.tenant_file import read_tenants, sole_writer, write_tenants
-from services.gateway.tenants import LIMITS, MAX_KEYS, MAX_TENANTS, Tenant, name_fault
+from services.gateway.tenants import LIMITS, MAX_BYTES, MAX_KEYS, MAX_TENANTS, QUOTAS, Tenant, name_fault
+from shared.config import parse_bytes
 from shared.errors import InvalidRequest, NotFound, OperatorError, ThermoclineError
 from thermocline.cache.tables import table
 
@@ -141,7 +142,8 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
             verb.add_argument("--stdin", action="store_true", help="take a key that was made elsewhere, as one line")
         if run is new:
             for limit in LIMITS:
-                verb.add_argument(f"--{limit.replace('_', '-')}", type=_limit, default=0, help="0 is no limit")
+                kind = _quota if limit in QUOTAS else _limit
+                verb.add_argument(f"--{limit.replace('_', '-')}", type=kind, default=0, help="0 is no limit")
         if run is revoke:
             verb.add_argument("key_id", help="as ls and the making of the key name it")
     return parser.parse_args(list(argv))
@@ -152,6 +154,13 @@ def _limit(text: str) -> int:
     if not 0 <= value <= 2**40:
         raise argparse.ArgumentTypeError("a limit is 0 or more")
     return value
+
+
+def _quota(text: str) -> int:
+    nbytes = parse_bytes(text)
+    if not 0 <= nbytes <= MAX_BYTES:
+        raise argparse.ArgumentTypeError("a number of bytes is 0 or more, and has a unit or none: 8GiB")
+    return nbytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -63,7 +63,7 @@ class VirtualDisk:
         first = order.depth // chunk_tokens(self._geometry.page_size)
         parent = ChunkKey(order.namespace, self._geometry_id, order.parent) if first else None
         written: list[ChunkKey] = []
-        dropped = b""
+        dropped = b"".join(gone.identity for gone in self._own(order))
         for place, key in enumerate(keys, first):
             if key not in self.index and not self.index.is_arriving(key):
                 room = self.index.reserve(Arrival(key, chunk_bytes(self._geometry), place, parent, order.value), now_s)
@@ -106,6 +106,12 @@ class VirtualDisk:
         for key in gone:
             self.index.forget(key)
         return b"".join(key.identity for key in gone)
+
+    def _own(self, order: plans.SaveChunks) -> tuple[ChunkKey, ...]:
+        """What has to go for its owner's quota."""
+        if order.quota is None:
+            return ()
+        return self.index.own(order.namespace, order.quota.owner, order.quota.disk_bytes)
 
     def _read(self, fetch: _Fetch, latency_ns: int = 0) -> None:
         end = fetch.done

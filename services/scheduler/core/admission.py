@@ -12,6 +12,7 @@ from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, page_count
 from services.scheduler.core.queueing import admitted_from_queue
+from services.scheduler.core.quotas import owner_of
 from services.scheduler.core.reach import Reach, cut_to_fit, follow_cuts, matched_path, reach
 from services.scheduler.core.residency import (
     begin_loading,
@@ -62,7 +63,8 @@ def try_admit(turn: Turn, candidate: Candidate, worker: Worker, draft: Draft) ->
     if upper is not None and found.joined and not found.loaded:
         draft.loading[upper.id] = found.sources[-1]
     _hold(state, found, worker)
-    pages = allocate(worker.pool, fresh) if make_room(turn, worker, fresh) else None
+    owner = owner_of(state, request.submit.namespace)
+    pages = allocate(worker.pool, fresh) if make_room(turn, worker, fresh, owner) else None
     if pages is None:
         _let_go(state, found, worker)
         return False

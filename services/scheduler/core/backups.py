@@ -6,7 +6,16 @@ from services.scheduler.core.identities import page_identities
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.pins import take_hold
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node
-from services.scheduler.core.residency import drop_device, give_host, host_pool, is_device_evictable, offer
+from services.scheduler.core.quotas import charge
+from services.scheduler.core.residency import (
+    HOST,
+    count_leaving,
+    drop_device,
+    give_host,
+    host_pool,
+    is_device_evictable,
+    offer,
+)
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
 from services.scheduler.core.turn import Turn
 from shared.messages.storage_plans import BackupPages
@@ -74,6 +83,7 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
         if is_ok and pages and storage.storage_id not in node.host:
             give_host(state, node, storage, pages)
         else:
+            _charge_less(state, node, storage.storage_id, pages)
             release(host_pool(storage), pages)
     if is_ok and state.pins:
         take_hold(turn, storage)
@@ -101,8 +111,20 @@ def expire_backup(turn: Turn, transfer: Transfer) -> None:
     transfer.is_timed_out = True
     state.storages[transfer.storage_id].late_backups += 1
     for node in nodes:
-        transfer.held += node.backup_pages
-        node.backup_pages = b""
+        _hold(state, transfer, node)
+
+
+def _hold(state: CellState, transfer: Transfer, node: Node) -> None:
+    """The host pages that a backup fills for a node are the transfer's own until the storage answers."""
+    _charge_less(state, node, transfer.storage_id, node.backup_pages)
+    transfer.held += node.backup_pages
+    node.backup_pages = b""
+
+
+def _charge_less(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
+    """Host pages that were leased for a copy of this node are not for it any more."""
+    if node.owner and pages:
+        charge(state, node.owner, f"{HOST}/{storage_id}", -(len(pages) // PAGE_BYTES))
 
 
 def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
@@ -121,7 +143,9 @@ def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign
     if worker is None or transfer.is_timed_out or transfer.stays:
         return
     name = worker.worker_id
-    worker.leaving += sign * sum(len(node.device[name]) // PAGE_BYTES for node in nodes if name not in node.locks)
+    for node in nodes:
+        if name not in node.locks:
+            count_leaving(state, node, worker, sign * (len(node.device[name]) // PAGE_BYTES))
 
 
 def abandon_backups_of_worker(turn: Turn, worker: Worker) -> None:
@@ -131,8 +155,8 @@ def abandon_backups_of_worker(turn: Turn, worker: Worker) -> None:
             continue
         for node_id in transfer.nodes:
             node = turn.state.tree.nodes[node_id]
-            transfer.held += node.backup_pages
-            node.backup_pages, node.transfer = b"", 0
+            _hold(turn.state, transfer, node)
+            node.transfer = 0
         transfer.worker_id, transfer.nodes = "", []
 
 
@@ -145,6 +169,7 @@ def abandon_backups_of_storage(turn: Turn, storage: Storage) -> None:
         turn.cancel_timer(transfer.timer_id)
         count(state, "backups_failed", 0 if transfer.is_timed_out else 1)
         for node in close_transfer(state, transfer):
+            _charge_less(state, node, storage.storage_id, node.backup_pages)
             node.backup_pages = b""
             offer(state, node)
     storage.late_backups = 0

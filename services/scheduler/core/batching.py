@@ -6,6 +6,7 @@ from services.scheduler.core.admission import try_admit
 from services.scheduler.core.deferral import wake_load_waiters
 from services.scheduler.core.draft import Draft, is_loading_bound
 from services.scheduler.core.draining import go_on_draining
+from services.scheduler.core.host_admission import drop_above_quotas
 from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.look import Look
@@ -13,9 +14,9 @@ from services.scheduler.core.promotion import promote
 from services.scheduler.core.residency import prepare
 from services.scheduler.core.restorations import end_of_computing, is_restoring, plan_restore
 from services.scheduler.core.schedules import SCHEDULES
-from services.scheduler.core.state import Batch, Chunk, Request, Worker, count, worker_storage_id
+from services.scheduler.core.state import Batch, Chunk, Request, Worker, count, storage_of, worker_storage_id
 from services.scheduler.core.stealing import steal
-from services.scheduler.core.tiers import keep_reserve
+from services.scheduler.core.tiers import evict_above_quotas, keep_reserve
 from services.scheduler.core.turn import Turn
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
@@ -54,9 +55,20 @@ def _serve(turn: Turn, worker: Worker) -> bool:
         return go_on_draining(turn, worker) or is_batch_sent
     admissions = turn.state.admissions - admissions
     is_evicting = keep_reserve(turn, worker, is_busy=is_batch_sent, admissions=admissions)
-    if not is_batch_sent:  # It stays due: the step has done enough, and the worker's next input goes on with it.
+    is_trimming = bool(turn.state.quotas.above) and _keep_quotas(turn, worker, is_busy=is_batch_sent)
+    # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
+    # what is within quotas, so whoever is above one gives way before.
+    if not is_batch_sent and not is_trimming:
         promote(turn, worker)
-    return is_batch_sent or is_evicting
+    return is_batch_sent or is_evicting or is_trimming
+
+
+def _keep_quotas(turn: Turn, worker: Worker, *, is_busy: bool) -> bool:
+    """Evict some of what is above quotas on a worker and in its node's host pool; whether the worker had any."""
+    storage = storage_of(turn.state, worker)
+    if storage is not None:
+        drop_above_quotas(turn, storage)
+    return evict_above_quotas(turn, worker, is_busy=is_busy)
 
 
 def _send_batch(turn: Turn, worker: Worker) -> bool:

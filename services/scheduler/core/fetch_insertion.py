@@ -12,7 +12,8 @@ from services.scheduler.core.hotness.tracking import node_inserted
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.pins import take_hold
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, add_child, child_of, common_pages, page_count, root_of
-from services.scheduler.core.residency import give_host, host_pool, split_node
+from services.scheduler.core.quotas import charge, owner_of
+from services.scheduler.core.residency import HOST, give_host, host_pool, split_node
 from services.scheduler.core.shares import value_node
 from services.scheduler.core.state import CellState, Fetch, Storage
 from services.scheduler.core.turn import Turn
@@ -24,18 +25,21 @@ def insert_fetched(turn: Turn, storage: Storage, fetch: Fetch, chunks: int) -> N
     """The first ``chunks`` chunks of a fetch are in host memory: those that are new enter the tree."""
     each = chunk_pages(turn.state.tree.page_size)
     _Insertion(turn, storage, fetch, fetch.chunks * each, chunks * each).run()
-    give_back(storage, fetch, fetch.chunks * each, chunks * each)
+    give_back(turn.state, storage, fetch, fetch.chunks * each, chunks * each)
     fetch.chunks = chunks
     if turn.state.pins:
         take_hold(turn, storage)
 
 
-def give_back(storage: Storage, fetch: Fetch, start: int, end: int) -> None:
+def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
     """Free what is left of the pages [start, end) of a fetch, which nobody writes to any more."""
     left = unpack_int32(fetch.pages[start * PAGE_BYTES : end * PAGE_BYTES])
     pages = [page for page in left if page != NOWHERE]
     release(host_pool(storage), pack_int32(pages))
     storage.fetch_pages -= len(pages)
+    owner = owner_of(state, fetch.namespace)
+    if owner and pages:
+        charge(state, owner, f"{HOST}/{storage.storage_id}", -len(pages))
     _strike(fetch, start, end)
 
 

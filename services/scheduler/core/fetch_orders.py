@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from services.scheduler.core.chunk_run import ChunkNames
 from services.scheduler.core.host_admission import displace_colder, take_host_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
-from services.scheduler.core.residency import host_pool, lock_host, unlock_host
+from services.scheduler.core.quotas import disk_quota, excess, most_pages, owner_of
+from services.scheduler.core.residency import HOST, host_pool, lock_host, unlock_host
 from services.scheduler.core.restoration_choice import queued_bytes
 from services.scheduler.core.state import Fetch, Request, Storage, count
 from services.scheduler.core.turn import Turn
@@ -34,21 +35,28 @@ class KvRun:
 
 
 def begin_fetch(turn: Turn, request: Request, storage: Storage, path: Path, run: KvRun) -> bool:
-    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it."""
+    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it.
+
+    What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
+    room behind whoever does.
+    """
     state = turn.state
+    owner, pool = owner_of(state, request.submit.namespace), f"{HOST}/{storage.storage_id}"
     each, page_size = run.names.pages_each, state.tree.page_size
     first_page = run.first * each
     wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
     others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
     room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
-    end = run.first + _cut_to_room(wanted, each, room)
+    most = most_pages(state, owner, pool)
+    allowed = room if most is None else min(room, most)
+    end = run.first + _cut_to_room(wanted, each, allowed)
     if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
         count(state, "fetches_without_room")
-        return False
-    leased = _take_pages(turn, storage, path, sum(wanted))
+        return allowed < room
+    leased = _take_pages(turn, storage, path, sum(wanted), owner)
     if leased is None:
         count(state, "fetches_without_room")
-        return False
+        return excess(state, owner, pool, sum(wanted)) > 0
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
     _order(turn, request, storage, pages, run, end)
@@ -68,7 +76,8 @@ def begin_warming(turn: Turn, request: Request, storage: Storage, path: Path, ru
     if not sum(wanted):
         return
     way = dict.fromkeys(node.id for node, _ in path)
-    leased = displace_colder(turn, storage, sum(wanted), value, way)
+    owner = owner_of(state, request.submit.namespace)
+    leased = displace_colder(turn, storage, sum(wanted), value, way, owner)
     if leased is None:
         count(state, "warmings_refused")
         return
@@ -102,12 +111,12 @@ def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: i
     return wanted
 
 
-def _take_pages(turn: Turn, storage: Storage, path: Path, pages: int) -> bytes | None:
+def _take_pages(turn: Turn, storage: Storage, path: Path, pages: int, owner: int) -> bytes | None:
     """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
     held = [node for node, _ in path if storage.storage_id in node.host]
     for node in held:
         lock_host(node, storage.storage_id)
-    leased = take_host_pages(turn, storage, pages)
+    leased = take_host_pages(turn, storage, pages, owner)
     for node in reversed(held):
         unlock_host(turn.state, node, storage)
     return leased
@@ -161,6 +170,7 @@ def _order(
         deadline_ms=deadline_ms,
         key_id=request.submit.key_id,
         trace=request.submit.trace,
+        quota=disk_quota(state, fetch.namespace),
     )
     turn.to_storage(storage, order)
 

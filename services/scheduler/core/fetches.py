@@ -114,7 +114,7 @@ def _finish(turn: Turn, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     """The storage is done with a fetch. Where it came whole, what follows is fetched next."""
     state = turn.state
     turn.cancel_timer(fetch.timer_id)
-    give_back(storage, fetch, 0, len(fetch.pages) // PAGE_BYTES)
+    give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_BYTES)
     _forget_names(storage, fetch)
     del state.fetches[fetch.fetch_id]
     storage.late_fetches -= fetch.is_late

@@ -151,7 +151,7 @@ def _take_in(
         largest = min(TRANSFER_PAGES, host_pool(storage).total)
         is_cut = page_count(state.tree, above) > largest
         part = split_node(state, above, largest) if is_cut else above
-        pages = displace_cheaper(turn, storage, page_count(state.tree, part), value, spared)
+        pages = displace_cheaper(turn, storage, page_count(state.tree, part), value, spared, part.owner)
         if pages is None:
             return taken, True
         taken.append((part, pages))

@@ -20,6 +20,7 @@ from services.scheduler.core.prefix_tree import (
     page_count,
 )
 from services.scheduler.core.queue_invariants import check_queues
+from services.scheduler.core.quota_invariants import check_quotas
 from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
 from services.scheduler.core.save_invariants import check_neighbours, check_saves, locks_beside_requests
@@ -50,6 +51,7 @@ def check_invariants(state: CellState) -> None:
     check_state(state)
     check_sparse(state)
     check_neighbours(state)
+    check_quotas(state)
     _check_requests(state)
     check_queues(state)
     _check_pins(state)

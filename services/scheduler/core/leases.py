@@ -8,6 +8,7 @@ from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_s
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES
 from services.scheduler.core.queueing import arrival_order
+from services.scheduler.core.quotas import owner_of
 from services.scheduler.core.state import LeaseWait, Request, Worker, count
 from services.scheduler.core.state_leases import more_state_pages
 from services.scheduler.core.tiers import can_make_room, make_room
@@ -44,7 +45,7 @@ def serve_leases(turn: Turn, worker: Worker) -> None:
         if not can_make_room(worker, wait.pages):
             _preempt_latest(turn, worker)
             return
-        if not make_room(turn, worker, wait.pages):
+        if not make_room(turn, worker, wait.pages, owner_of(state, request.submit.namespace)):
             return  # Backups are on their way to free these pages.
         pages = allocate(worker.pool, wait.pages)
         if pages is None:

@@ -45,6 +45,7 @@ _SHORT_NAMES = {
     "digest": "s",
     "end_digest": "z",
     "importance": "m",
+    "owner": "o",
 }
 
 
@@ -85,12 +86,14 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     digest: int = 0  # What the node is remembered by: a hash from the root through its head (see HEAD_TOKENS).
     end_digest: int = 0  # The same from the root to the node's end; digests of children go on from it.
     importance: float = 1.0  # What its tokens are worth beside those of others, as far as is known (see :mod:`shares`).
+    owner: int = 0  # Whose quotas its pages count against, 0 is nobody's; that of its root (see :mod:`quotas`).
 
 
 class PrefixTree(msgspec.Struct):
     """All nodes by id, and the root of each namespace. ``page_size`` is in tokens; 0 while no geometry is known.
 
-    Without ``has_digests`` nodes have none: nobody remembers them once they are gone.
+    Without ``has_digests`` nodes have none: nobody remembers them once they are gone. ``owners`` are of namespaces
+    whose KV counts against somebody's quotas.
     """
 
     page_size: int = 0
@@ -98,6 +101,7 @@ class PrefixTree(msgspec.Struct):
     roots: dict[str, int] = {}
     next_id: int = 1
     has_digests: bool = True
+    owners: dict[str, int] = {}
 
     @property
     def page_token_bytes(self) -> int:
@@ -228,6 +232,7 @@ def root_of(tree: PrefixTree, namespace: str) -> Node:
         return tree.nodes[root_id]
     digest = root_digest(namespace)
     root = Node(id=tree.next_id, parent=0, tokens=b"", namespace=namespace, digest=digest, end_digest=digest)
+    root.owner = tree.owners.get(namespace, 0)
     tree.next_id += 1
     tree.nodes[root.id] = root
     tree.roots[namespace] = root.id
@@ -285,6 +290,7 @@ def add_child(tree: PrefixTree, parent: Node, tokens: bytes) -> Node:
         depth=parent.depth + len(parent.tokens) // TOKEN_BYTES,
         digest=_digest(tree, parent, head_of(tree, tokens)),
         end_digest=_digest(tree, parent, tokens),
+        owner=parent.owner,
     )
     tree.next_id += 1
     tree.nodes[node.id] = node
@@ -328,6 +334,7 @@ def split(tree: PrefixTree, node: Node, pages: int) -> Node:
         digest=_digest(tree, parent, head_of(tree, node.tokens[:cut])),
         end_digest=_digest(tree, parent, node.tokens[:cut]),
         importance=node.importance,
+        owner=node.owner,
     )
     tree.next_id += 1
     tree.nodes[upper.id] = upper

@@ -26,7 +26,9 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.loads import loading_upwards, release_host
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import Node, page_count
+from services.scheduler.core.quotas import excess
 from services.scheduler.core.residency import (
+    DEVICE,
     begin_loading,
     cancel_loading,
     drop_device,
@@ -117,6 +119,9 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
         if not size or (is_sliver and chosen):
             passed_over.append(found)
             break
+        if node.owner and excess(state, node.owner, f"{DEVICE}/{name}", size) > 0:
+            passed_over.append(found)  # Its owner's quota has no room for it.
+            continue
         freed = _drop_colder(state, worker, leaves, node, size - spare)
         if freed is None:
             passed_over.append(found)

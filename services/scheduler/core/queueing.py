@@ -7,6 +7,7 @@ from services.scheduler.core.fetch_waits import forget_fetch_waits
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.placement import Placement, place, takes_requests
 from services.scheduler.core.prefetch import let_go_of_fetch, prefetch_when_near
+from services.scheduler.core.quota_owners import remember_quota
 from services.scheduler.core.ready_order import serve, stand_in_line, step_out, waiting_at
 from services.scheduler.core.recollection import forget_waits
 from services.scheduler.core.saves import remember_key
@@ -62,6 +63,7 @@ def accept(turn: Turn, message: SubmitRequest) -> Request:
     request = Request(submit=message, accepted_seq=turn.seq, accepted_ns=turn.time_ns, attempt=attempt)
     state.requests[message.request_id] = request
     remember_key(state, message)
+    remember_quota(state, message)
     if message.deadline_ms > 0:
         timer_id = f"deadline.{turn.seq}"
         request.deadline_timer = turn.set_timer(timer_id, "deadline", message.request_id, message.deadline_ms)

@@ -36,6 +36,13 @@ from services.scheduler.core.prefix_tree import (
     remove_subtree,
     split,
 )
+from services.scheduler.core.quotas import (
+    charge,
+    forget_pool,
+    note_leaving,
+    offer_owned,
+    withdraw_owned,
+)
 from services.scheduler.core.recollection import note_gone
 from services.scheduler.core.speed_fit import restoration_costs
 from services.scheduler.core.state import CellState, Storage, Worker
@@ -44,7 +51,6 @@ from shared.messages.explanations import Departure
 
 DEVICE = "device"
 HOST = "host"
-NOBODY: Mapping[int, int] = {}
 
 
 def host_pool(storage: Storage) -> PagePool:
@@ -92,8 +98,9 @@ def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
 
 
 def forget_order(state: CellState, tier: str, owner: str) -> None:
-    """A pool is gone, and what its policy and its indexes knew."""
+    """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
     state.orders.pop(f"{tier}/{owner}", None)
+    forget_pool(state, f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
         state.candidates.pop(key, None)
 
@@ -102,12 +109,23 @@ def offer(state: CellState, node: Node) -> None:
     """Tell the policy of every pool from which the node may be evicted."""
     for worker_id in node.device:
         if is_device_evictable(state, node, worker_id):
-            order_of(state, DEVICE, worker_id).offer(node)
+            _offer_to(state, node, DEVICE, worker_id)
     for storage_id in node.host:
         if is_host_evictable(node, storage_id):
-            order_of(state, HOST, storage_id).offer(node)
+            _offer_to(state, node, HOST, storage_id)
     if state.candidates:
         note_node(state, node)
+
+
+def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
+    """A node that :func:`is_left_bare` may leave this device with its children."""
+    _offer_to(state, node, DEVICE, worker_id)
+
+
+def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
+    order_of(state, tier, pool_owner).offer(node)
+    if node.owner:
+        offer_owned(state, node, f"{tier}/{pool_owner}")
 
 
 def renew_orders(state: CellState) -> None:
@@ -121,33 +139,6 @@ def renew_orders(state: CellState) -> None:
             for storage_id in node.host:
                 order_of(state, HOST, storage_id).add(node, now)
             offer(state, node)
-
-
-def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY) -> Node | None:
-    """The next node to leave this worker's device. Nothing but the policy changes.
-
-    ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
-    whose children do may be named too, and leaves after them.
-    """
-
-    def evictable(node_id: int) -> Node | None:
-        node = state.tree.nodes.get(node_id)
-        if node is None:
-            return None
-        is_next = is_device_evictable(state, node, worker_id) or is_left_bare(node, worker_id, leaving)
-        return node if is_next else None
-
-    return order_of(state, DEVICE, worker_id).victim(evictable, moment(state))
-
-
-def take_host_victim(state: CellState, storage_id: str) -> Node | None:
-    """The next node to leave this storage's host pool. Nothing but the policy changes."""
-
-    def evictable(node_id: int) -> Node | None:
-        node = state.tree.nodes.get(node_id)
-        return node if node is not None and is_host_evictable(node, storage_id) else None
-
-    return order_of(state, HOST, storage_id).victim(evictable, moment(state))
 
 
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
@@ -182,8 +173,8 @@ def lock_path(state: CellState, node: Node, worker: Worker) -> None:
         if not locks and worker.worker_id in held.device:
             pages = page_count(state.tree, held)
             worker.pool.locked += pages
-            if _leaves_with_backup(state, held, worker.worker_id):
-                worker.leaving -= pages
+            if leaves_with_backup(state, held, worker.worker_id):
+                count_leaving(state, held, worker, -pages)
 
 
 def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
@@ -203,12 +194,19 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
     if worker.worker_id in node.device:
         pages = page_count(state.tree, node)
         worker.pool.locked -= pages
-        if _leaves_with_backup(state, node, worker.worker_id):
-            worker.leaving += pages
+        if leaves_with_backup(state, node, worker.worker_id):
+            count_leaving(state, node, worker, pages)
         offer(state, node)
 
 
-def _leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
+def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> None:
+    """A running backup will free so many pages of a node on this worker more, or fewer."""
+    worker.leaving += pages
+    if node.owner:
+        note_leaving(state, node.owner, f"{DEVICE}/{worker.worker_id}", pages)
+
+
+def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
     """Whether the node is to leave this device after a backup that its storage may still answer in time."""
     if not node.transfer:
         return False
@@ -247,6 +245,8 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> N
     """These pages of a worker, leased until now, hold the node's KV from now on."""
     node.device = with_entry(node.device, worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
@@ -266,6 +266,9 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
     worker.pool.cached -= len(pages) // 4
     release(worker.pool, pages)
     order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
+    if node.owner:
+        withdraw_owned(state, node, f"{DEVICE}/{worker.worker_id}", moment(state))
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
     parent = state.tree.nodes[node.parent]
     _count_below(state, node, worker.worker_id, -1)
     if not prune(state, node, departure, DEVICE):
@@ -279,29 +282,35 @@ def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) ->
     """These leased pages will hold the node's KV when the load is done."""
     node.loading = with_entry(node.loading, worker.worker_id, pages)
     _count_below(state, node, worker.worker_id, 1)
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
 
 
 def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
     """The load is done: the node is on the device."""
-    pages = node.loading[worker.worker_id]
-    node.loading = without_entry(node.loading, worker.worker_id)
-    _count_below(state, node, worker.worker_id, -1)
-    give_device(state, node, worker, pages)
+    give_device(state, node, worker, _end_loading(state, node, worker))
 
 
 def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
     """The load failed; returns the pages, which are the caller's to free. The caller prunes the node."""
-    pages = node.loading[worker.worker_id]
-    node.loading = without_entry(node.loading, worker.worker_id)
-    _count_below(state, node, worker.worker_id, -1)
+    pages = _end_loading(state, node, worker)
     parent = state.tree.nodes[node.parent]
     if parent.parent:
         offer(state, parent)  # It may have been kept by nothing else, and nothing else would offer it.
     return pages
 
 
+def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
+    pages = node.loading[worker.worker_id]
+    node.loading = without_entry(node.loading, worker.worker_id)
+    _count_below(state, node, worker.worker_id, -1)
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
+    return pages
+
+
 def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> None:
-    """These host pages, leased until now, hold the node's KV from now on."""
+    """These host pages, leased until now, hold the node's KV from now on. Its owner was charged when they were."""
     node.host = with_entry(node.host, storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
     order_of(state, HOST, storage.storage_id).add(node, moment(state))
@@ -321,6 +330,8 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
     pool.cached -= len(pages) // 4
     release(pool, pages)
     order_of(state, HOST, storage.storage_id).remove(node, moment(state))
+    if node.owner:
+        _leave_host(state, node, storage.storage_id, pages)
     if not prune(state, node, departure, HOST):
         offer(state, node)
     return len(pages) // 4
@@ -355,6 +366,8 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
             for storage_id, pages in node.host.items():
                 returned.setdefault(storage_id, []).append(pages)
                 order_of(state, HOST, storage_id).remove(node, now)
+                if node.owner:
+                    _leave_host(state, node, storage_id, pages)
         if parent is not None and parent.parent:
             parents[parent.id] = parent
     for storage_id, lists in returned.items():
@@ -365,6 +378,12 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
     for parent in parents.values():
         if parent.id in tree.nodes:
             offer(state, parent)
+
+
+def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
+    """A node that somebody owns has these pages of a host pool no more."""
+    withdraw_owned(state, node, f"{HOST}/{storage_id}", moment(state))
+    charge(state, node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
 
 
 def split_node(state: CellState, node: Node, pages: int) -> Node:

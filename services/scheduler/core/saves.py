@@ -17,6 +17,7 @@ from services.scheduler.core.prefix_tree import (
     namespace_of,
     page_count,
 )
+from services.scheduler.core.quotas import disk_quota
 from services.scheduler.core.residency import lock_path, unlock_path
 from services.scheduler.core.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save
 from services.scheduler.core.state import CellState, Save, Storage, Worker, count
@@ -144,6 +145,7 @@ def _open(turn: Turn, storage: Storage, worker: Worker | None, run: ChunkRun) ->
         worker_incarnation="" if reader is None else reader.incarnation,
         key_id=state.key_ids.get(namespace, ""),
         value=hotness(state, run.node),
+        quota=disk_quota(state, namespace),
     )
     turn.to_storage(storage, order)
     return save

@@ -44,6 +44,9 @@ def decode_state(data: bytes) -> CellState:
     for policy in snapshot.state.orders.values():
         if isinstance(policy, RankedPolicy):
             _share_ranks(policy, snapshot.state.tree.nodes)
+    for account in snapshot.state.quotas.accounts.values():
+        for order in account.orders.values():
+            _share_ranks(order, snapshot.state.tree.nodes)
     return snapshot.state
 
 

@@ -18,6 +18,7 @@ from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import PredictionErrors
 from services.scheduler.core.planner.rate import Rate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, PrefixTree
+from services.scheduler.core.quota_accounts import Quotas
 from services.scheduler.core.recollection import Recollection
 from services.scheduler.core.sparse_state import ChunkShares, SparseChoice, SparseSpan
 from services.scheduler.core.speed_fit import SpeedFit
@@ -390,6 +391,7 @@ class CellState(msgspec.Struct):
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
     recollection: Recollection = msgspec.field(default_factory=Recollection)  # Decides nothing; in no snapshot.
+    quotas: Quotas = msgspec.field(default_factory=Quotas)
 
 
 def new_state() -> CellState:

@@ -20,6 +20,7 @@ from services.scheduler.core.deferral import wake
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import IDENTITY_BYTES, PAGE_BYTES, TOKEN_BYTES
+from services.scheduler.core.quotas import disk_quota
 from services.scheduler.core.restoration_choice import Choice, queued_bytes
 from services.scheduler.core.state import CellState, Request, Storage, count
 from services.scheduler.core.state_on_its_way import Further, StateFetch, StateRun
@@ -179,6 +180,7 @@ def _order(turn: Turn, request: Request, run: StateRun, storage: Storage, pages:
         key_id=request.submit.key_id,
         form="state",
         trace=request.submit.trace,
+        quota=disk_quota(state, request.submit.namespace),
     )
     run.fetch = fetch_id
     run.end += fetched * page_size

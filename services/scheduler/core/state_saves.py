@@ -9,6 +9,7 @@ from __future__ import annotations
 from services.scheduler.core.catalogue import chunks_added, chunks_gone, is_state_kept
 from services.scheduler.core.page_pool import release
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
+from services.scheduler.core.quotas import disk_quota
 from services.scheduler.core.save_runs import NOWHERE, stretches
 from services.scheduler.core.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
 from services.scheduler.core.state import CellState, Storage, count
@@ -82,6 +83,7 @@ def _order(turn: Turn, storage: Storage, lease: Lease, tokens: bytes, identities
         key_id=lease.key_id,
         value=lease.value,
         form="state",
+        quota=disk_quota(state, lease.namespace),
     )
     turn.to_storage(storage, order)
 

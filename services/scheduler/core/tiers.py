@@ -1,4 +1,8 @@
-"""Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there."""
+"""Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there.
+
+What is above its owner's quota goes before anything else, and a few nodes of it with every step even where nobody
+needs room. What requests compute is never refused for a quota; the owner's own KV makes room for it first.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,14 @@ from services.scheduler.core.backups import backup_target, join_transfer, open_t
 from services.scheduler.core.host_admission import admit_to_host
 from services.scheduler.core.prefix_tree import Node, page_count
 from services.scheduler.core.residency import (
-    DEVICE,
     drop_device,
     is_left_bare,
-    order_of,
-    take_device_victim,
+    offer_left_bare,
 )
 from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
 from services.scheduler.core.trimming import TRANSFER_PAGES, trim
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.victims import take_device_excess, take_device_victim
 from shared.messages.explanations import Departure
 
 # Bound the time of one step. What is evicted ahead of need can go on with the worker's next input; what somebody
@@ -48,31 +51,62 @@ def can_make_room(worker: Worker, pages: int) -> bool:
     return pages <= pool.free + pool.cached - pool.locked
 
 
-def make_room(turn: Turn, worker: Worker, pages: int) -> bool:
+def make_room(turn: Turn, worker: Worker, pages: int, owner: int = 0) -> bool:
     """Evict until ``pages`` are free or will be after running backups; returns whether they are free now.
 
+    They are for a request in a namespace of ``owner``, whose own KV goes first if it is above its quota with them.
     Evicts a bounded number of nodes as long as a backup is under way: the worker is served again when that answers.
     """
     missing = pages - worker.pool.free
     if missing <= 0:
         return True
-    _evict_pages(turn, worker, missing - worker.leaving, _NODES_AT_ONCE, is_needed=True)
+    _evict_pages(turn, worker, missing - worker.leaving, _NODES_AT_ONCE, is_needed=True, owner=owner, coming=pages)
     return worker.pool.free >= pages
 
 
-def _evict_pages(turn: Turn, worker: Worker, missing: int, most_nodes: int, *, is_needed: bool) -> None:
-    """Evict nodes of so many pages together, or ``most_nodes``; more if they are needed and no backup is under way."""
+def _evict_pages(
+    turn: Turn, worker: Worker, missing: int, most_nodes: int, *, is_needed: bool, owner: int = 0, coming: int = 0
+) -> None:
+    """Evict nodes of so many pages together, or ``most_nodes``; more if they are needed and no backup is under way.
+
+    So many pages are ``coming`` for an ``owner``.
+    """
     state = turn.state
     eviction = _Eviction()
     evicted = 0
     while missing > 0 and (evicted < most_nodes or (is_needed and not worker.leaving)):
-        node = take_device_victim(state, worker.worker_id, eviction.leaving)
+        found = None
+        if state.quotas.accounts:
+            found = take_device_excess(state, worker.worker_id, eviction.leaving, owner=owner, coming=coming)
+        node, most = found or (take_device_victim(state, worker.worker_id, eviction.leaving), missing)
         if node is None:
             break
-        trim(state, node, missing)
+        trim(state, node, min(missing, most))
         missing -= page_count(state.tree, node)
         evicted += 1
         _evict(turn, worker, node, eviction)
+    _send_all(turn, eviction)
+
+
+def evict_above_quotas(turn: Turn, worker: Worker, *, is_busy: bool) -> bool:
+    """Evict KV of owners that are above their quotas on this worker, a few nodes; returns whether there was any."""
+    state = turn.state
+    eviction = _Eviction()
+    evicted = 0
+    while evicted < (_NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD):
+        found = take_device_excess(state, worker.worker_id, eviction.leaving)
+        if found is None:
+            break
+        node, excessive = found
+        trim(state, node, excessive)
+        evicted += 1
+        _evict(turn, worker, node, eviction)
+    count(state, "evicted_above_quota_nodes", evicted)
+    _send_all(turn, eviction)
+    return evicted > 0
+
+
+def _send_all(turn: Turn, eviction: _Eviction) -> None:
     for transfer in eviction.transfers:
         send_transfer(turn, transfer)
 
@@ -97,7 +131,7 @@ def _evict(turn: Turn, worker: Worker, node: Node, eviction: _Eviction) -> None:
         count(state, "evicted_pages_device", drop_device(state, node, worker, departure))
     parent = state.tree.nodes.get(parent_id)
     if parent is not None and is_left_bare(parent, worker.worker_id, eviction.leaving):
-        order_of(state, DEVICE, worker.worker_id).offer(parent)
+        offer_left_bare(state, parent, worker.worker_id)
 
 
 def _transfer_for(turn: Turn, worker: Worker, storage: Storage, eviction: _Eviction, pages: bytes) -> Transfer:

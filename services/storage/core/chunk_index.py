@@ -4,6 +4,9 @@ What a chunk is worth is told in ``chunk_worth``; least worth **per byte** goes 
 allows. KV of a prefix is of no use without everything above it. So only a chunk that nothing on the disk (or
 on its way there) continues may go, ties go to the deeper, and what is being read or is pinned stays.
 
+An owner of namespaces may have a quota of its own (:mod:`chunk_owners`). Room within it is made by its own chunks, by
+the same rule, before a chunk of it makes any other go; and what is above a quota goes before everything else.
+
 Every operation takes O(log n), amortised: the heap is lazy, and what is out of date in it is dropped when it comes up,
 or at once when it outweighs what is valid. The index takes about 700 bytes a chunk.
 """
@@ -11,11 +14,12 @@ or at once when it outweighs what is valid. The index takes about 700 bytes a ch
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, log2
 
 from services.storage.backends import ChunkKey
+from services.storage.core.chunk_owners import ChunkOwner, ChunkOwners, Entry
 from services.storage.core.chunk_worth import first_heat, heat_after_use
 from shared.errors import InvariantViolated
 
@@ -26,7 +30,8 @@ MAX_PINS = 2**20  # Names.
 
 _SLACK = 64  # Outdated entries that a small heap may have.
 
-_Entry = tuple[float, int, int, bytes]  # (logarithm of worth per byte, -place, number, name)
+_ANY = (inf, 0)
+"""Above the rank of every chunk."""
 
 
 @dataclass(slots=True)
@@ -39,7 +44,8 @@ class _Chunk:
     parent: bytes = b""  # Name of the chunk before it; "" is the root, or unknown.
     uses: int = 0
     readers: int = 0
-    is_listed: bool = False  # It has a valid entry in the heap.
+    is_listed: bool = False  # It has a valid entry in the heap, and in that of its owner.
+    owner: ChunkOwner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,10 @@ class Arrival:
     value: float = 0.0
 
 
+def _is_valid(entry: Entry, chunk: _Chunk) -> bool:
+    return chunk.is_listed and chunk.number == entry[2]
+
+
 def _name(key: ChunkKey) -> bytes:
     # The identity stands for the namespace too.
     return key.identity + key.geometry
@@ -78,7 +88,8 @@ class ChunkIndex:
         self._arrivals: dict[bytes, Arrival] = {}
         self._children: dict[bytes, int] = {}  # How many chunks, there or on their way, continue that of this name.
         self._pins: dict[bytes, None] = {}
-        self._heap: list[_Entry] = []
+        self._heap: list[Entry] = []
+        self._owners = ChunkOwners()
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -129,14 +140,42 @@ class ChunkIndex:
             return Room((), False)
         # From here on its parent counts as continued: the chunk must not drive out what it needs.
         self._link(name, _name(arrival.parent) if arrival.parent else b"")
-        worth = first_heat(arrival.value, now_s) - log2(arrival.nbytes)
-        victims = self._evict(self.quota - arrival.nbytes - self.reserved, (worth, -arrival.place))
-        if self.nbytes + self.reserved + arrival.nbytes > self.quota:
+        rank = (first_heat(arrival.value, now_s) - log2(arrival.nbytes), -arrival.place)
+        owner = self._owners.of(arrival.key.namespace)
+        victims: tuple[ChunkKey, ...] = ()
+        if owner is not None and owner.quota:
+            victims = self._evict_of(owner, owner.quota - arrival.nbytes, rank)
+            is_within = owner.nbytes + owner.reserved + arrival.nbytes <= owner.quota
+        else:
+            is_within = True
+        if is_within:
+            victims += self._evict(self.quota - arrival.nbytes - self.reserved, rank)
+        if not is_within or self.nbytes + self.reserved + arrival.nbytes > self.quota:
             self._unlink(_name(arrival.parent) if arrival.parent else b"")
             return Room(victims, False)
         self._arrivals[name] = arrival
         self.reserved += arrival.nbytes
+        self._owners.count(arrival.key.namespace, 1)
+        if owner is not None:
+            owner.reserved += arrival.nbytes
         return Room(victims, True)
+
+    def own(self, namespace: str, name: str, quota: int) -> tuple[ChunkKey, ...]:
+        """A namespace is of the owner of this ``name``, who may have ``quota`` bytes from now on (0 is no bound).
+
+        Returns what had to go because it was above that. O(n) once for a namespace that has chunks already.
+        """
+        owner, is_to_be_counted = self._owners.learn(namespace, name, quota)
+        if is_to_be_counted:
+            for chunk_name, chunk in self._chunks.items():
+                if chunk.key.namespace == namespace:
+                    self._give(chunk, owner)
+                    self._list(chunk_name, chunk)
+            for arrival in self._arrivals.values():
+                if arrival.key.namespace == namespace:
+                    owner.reserved += arrival.nbytes
+        self._owners.note_excess(owner)
+        return self._evict_of(owner, owner.quota, _ANY) if owner.excess > 0 else ()
 
     def add(self, key: ChunkKey, now_s: float) -> None:
         """A reserved chunk is durable now."""
@@ -224,22 +263,38 @@ class ChunkIndex:
 
     def shrink(self, target: int | None = None) -> tuple[ChunkKey, ...]:
         """Evict the least worth until at most ``target`` bytes (by default the quota) are there or on their way."""
-        return self._evict((self.quota if target is None else target) - self.reserved, (inf, 0))
+        return self._evict((self.quota if target is None else target) - self.reserved, _ANY)
 
     def _evict(self, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
-        """Evict what ranks below ``below`` until at most ``target`` bytes are there."""
+        """Evict what is above quotas, and then what ranks below ``below``, until at most ``target`` bytes are there."""
+        victims: tuple[ChunkKey, ...] = ()
+        for owner in self._owners.above() if self.nbytes > target else ():
+            most = owner.nbytes + owner.reserved - (self.nbytes - target)
+            victims += self._evict_of(owner, max(owner.quota, most), _ANY)
+        return victims + self._evict_from(self._heap, lambda: self.nbytes > target, below)
+
+    def _evict_of(self, owner: ChunkOwner, target: int, below: tuple[float, int]) -> tuple[ChunkKey, ...]:
+        """Evict an owner's chunks that rank below ``below`` until it has at most ``target`` bytes, those on their way
+        included.
+        """
+        return self._evict_from(owner.heap, lambda: owner.nbytes + owner.reserved > target, below)
+
+    def _evict_from(
+        self, heap: list[Entry], is_too_much: Callable[[], bool], below: tuple[float, int]
+    ) -> tuple[ChunkKey, ...]:
         victims: list[ChunkKey] = []
-        while self.nbytes > target and self._heap:
-            entry = self._heap[0]
+        while heap and is_too_much():
+            entry = heap[0]
             chunk = self._chunks.get(entry[3])
-            if chunk is None or not chunk.is_listed or chunk.number != entry[2]:
-                heapq.heappop(self._heap)
+            if chunk is None or not _is_valid(entry, chunk):
+                heapq.heappop(heap)
             elif not self._may_go(entry[3], chunk):
-                heapq.heappop(self._heap)
+                heapq.heappop(heap)
                 chunk.is_listed = False  # What holds it lists it again.
             elif entry[:2] >= below:
                 break
             else:
+                heapq.heappop(heap)
                 self._remove(entry[3])
                 victims.append(chunk.key)
         self.evicted += len(victims)
@@ -255,25 +310,44 @@ class ChunkIndex:
             return
         self._numbers += 1
         chunk.number = self._numbers
-        heapq.heappush(self._heap, self._entry(name, chunk))
-        if len(self._heap) > 2 * len(self._chunks) + _SLACK:
-            self._heap = list(self._valid_entries())
-            heapq.heapify(self._heap)
+        entry = (chunk.heat - log2(chunk.nbytes), -chunk.place, chunk.number, name)
+        heapq.heappush(self._heap, entry)
+        self._tidy(self._heap, len(self._chunks))
+        if chunk.owner is not None:
+            heapq.heappush(chunk.owner.heap, entry)
+            self._tidy(chunk.owner.heap, chunk.owner.chunks)
 
-    def _entry(self, name: bytes, chunk: _Chunk) -> _Entry:
-        return chunk.heat - log2(chunk.nbytes), -chunk.place, chunk.number, name
+    def _tidy(self, heap: list[Entry], chunks: int) -> None:
+        """Keep the valid entries of a heap of so many chunks alone, once most are out of date."""
+        if len(heap) <= 2 * chunks + _SLACK:
+            return
+        known = ((entry, self._chunks.get(entry[3])) for entry in heap)
+        heap[:] = [entry for entry, chunk in known if chunk is not None and _is_valid(entry, chunk)]
+        heapq.heapify(heap)
 
-    def _valid_entries(self) -> Iterator[_Entry]:
-        return (self._entry(name, chunk) for name, chunk in self._chunks.items() if chunk.is_listed)
+    def _give(self, chunk: _Chunk, owner: ChunkOwner) -> None:
+        """A chunk that is there counts as this owner's."""
+        chunk.owner = owner
+        owner.nbytes += chunk.nbytes
+        owner.chunks += 1
+        self._owners.note_excess(owner)
 
     def _insert(self, name: bytes, chunk: _Chunk) -> None:
         self._chunks[name] = chunk
         self.nbytes += chunk.nbytes
+        self._owners.count(chunk.key.namespace, 1)
+        owner = self._owners.of(chunk.key.namespace)
+        if owner is not None:
+            self._give(chunk, owner)
         self._list(name, chunk)
 
     def _remove(self, name: bytes) -> None:
         chunk = self._chunks.pop(name)
         self.nbytes -= chunk.nbytes
+        self._owners.count(chunk.key.namespace, -1)
+        if chunk.owner is not None:
+            chunk.owner.nbytes -= chunk.nbytes
+            chunk.owner.chunks -= 1
         self._unlink(chunk.parent)
 
     def _take_arrival(self, name: bytes) -> Arrival:
@@ -281,6 +355,10 @@ class ChunkIndex:
         if arrival is None:
             raise InvariantViolated(f"chunk {name.hex()} was not on its way")
         self.reserved -= arrival.nbytes
+        self._owners.count(arrival.key.namespace, -1)
+        owner = self._owners.of(arrival.key.namespace)
+        if owner is not None:
+            owner.reserved -= arrival.nbytes
         return arrival
 
     def _link(self, name: bytes, parent: bytes) -> None:

@@ -12,6 +12,7 @@ from services.gateway.tenant_file import read_tenants, write_tenants
 from services.gateway.tenants import Tenant, parse_tenants, render_tenants
 from shared.errors import ConfigError, InvalidRequest
 from shared.ids import key_digest, namespace_digest
+from shared.messages.requests import CacheQuota
 
 SALT = "0123456789abcdef"
 KEY = "sha256:" + "ab" * 32
@@ -21,7 +22,7 @@ def test_what_is_written_is_read_back() -> None:
     """Names, salts, keys and limits, in order."""
     tenants = {
         "b": Tenant(salt=new_salt(), keys=(key_hash(b"1"), key_hash(b"2")), requests_per_minute=3, max_queued=4),
-        "a": Tenant(salt=new_salt(), tokens_per_minute=10**9, max_concurrent=1),
+        "a": Tenant(salt=new_salt(), tokens_per_minute=10**9, max_concurrent=1, host_bytes=2**50, disk_bytes=1),
     }
 
     read = parse_tenants(render_tenants(tenants), "file")
@@ -56,6 +57,22 @@ def test_faults_name_the_place_and_never_a_value(text: str, fault: str) -> None:
     assert fault in refused.value.message
     assert "secret" not in refused.value.message
     assert SALT not in refused.value.message.replace("16 hex digits", "")
+
+
+def test_tenants_of_one_salt_have_the_same_quotas() -> None:
+    """They have one cache. Limits of requests are their own; the fault names no salt."""
+    same = (
+        f'[tenants.a]\nsalt = "{SALT}"\nhost_bytes = 5\n[tenants.b]\nsalt = "{SALT}"\nhost_bytes = %d\nmax_queued = 3'
+    )
+
+    with pytest.raises(ConfigError) as refused:
+        parse_tenants(same % 6, "file")
+
+    assert "tenant b: its salt is that of a" in refused.value.message
+    assert SALT not in refused.value.message
+    quotas = [tenant.quota() for tenant in parse_tenants(same % 5, "file").values()]
+    assert quotas == [CacheQuota(owner=key_digest(SALT), host_bytes=5)] * 2
+    assert Tenant(salt=SALT, max_queued=3).quota() is None
 
 
 def test_all_faults_are_told_at_once() -> None:

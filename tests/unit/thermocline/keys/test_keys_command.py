@@ -99,3 +99,18 @@ def test_a_faulty_file_is_never_written_over(file: Path, capsys: pytest.CaptureF
     assert main(["new", "acme"]) == EXIT_USAGE
     assert "is not TOML" in capsys.readouterr().err
     assert file.read_text() == "[tenants.x"
+
+
+def test_quotas_are_given_with_units(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And are listed in bytes; what is no size is refused."""
+    assert main(["new", "acme", "--host-bytes", "32GiB", "--disk-bytes", "2TB"]) == EXIT_OK
+    tenant = read_tenants(file)[1]["acme"]
+
+    assert (tenant.device_bytes, tenant.host_bytes, tenant.disk_bytes) == (0, 2**35, 2 * 10**12)
+    capsys.readouterr()
+    assert main(["ls"]) == EXIT_OK
+    assert str(2**35) in capsys.readouterr().out
+    for senseless in ("much", "-5", "3000000TiB"):
+        with pytest.raises(SystemExit) as refused:
+            main(["new", "other", "--device-bytes", senseless])
+        assert refused.value.code == EXIT_USAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.chunks import chunk_bytes
@@ -96,6 +97,18 @@ def test_a_save_takes_the_disks_time_and_names_what_is_durable() -> None:
     assert time_s == pytest.approx(LATENCY_S + 3 * CHUNK_S, rel=1e-3)
     assert len(saved.chunks) == 3 * 16
     assert saved.nbytes == 3 * chunk_bytes(GEOMETRY)
+
+
+def test_an_owner_keeps_no_more_than_its_quota() -> None:
+    """As on a real disk: its own chunks go for it, and at once when the quota is lowered. Equals stay."""
+    alone = _Alone()
+    for save_id, (chunks, allowed) in enumerate([(3, 4), (2, 4), (1, 1)], 1):
+        quota = plans.DiskQuota(owner="a", disk_bytes=allowed * chunk_bytes(GEOMETRY))
+        alone.order(msgspec.structs.replace(save(chunks, save_id=save_id, kind=save_id), quota=quota))
+        alone.run()
+
+    assert [len(saved.dropped) // 16 for _, saved in alone.of(events.ChunksSaved)] == [0, 1, 3]
+    assert len(alone.storage.disk.index) == 1
 
 
 def test_what_is_saved_again_is_not_written_again() -> None:
