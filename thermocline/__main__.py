@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 EXIT_USAGE = 2
 
@@ -72,7 +71,7 @@ COMMANDS = (
     Command("chaos", "thermocline.chaos.__main__:main", "hurt a cell under load, and prove that nobody noticed"),
     Command("broker-config", "thermocline.broker.__main__:main", "users with permissions for a NATS server"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
-    Command("version", "thermocline.__main__:print_version", "print the version"),
+    Command("version", "thermocline.version:main", "print the version, and with --json those of the formats"),
 )
 
 
@@ -97,16 +96,6 @@ def usage(known: Sequence[Command]) -> str:
             "`thermocline COMMAND --help` lists a command's flags. Start with: thermocline up",
         ]
     )
-
-
-def print_version(argv: list[str] | None = None) -> int:
-    """Print ``thermocline X.Y.Z``."""
-    try:
-        version = metadata.version("thermocline")
-    except metadata.PackageNotFoundError:
-        version = "(not installed)"
-    print(f"thermocline {version}")
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,64 +1,150 @@
-"""The README's examples do what it says, run as written against the bundled model."""
+"""Every command of the README and of the quickstart does what it says, run as written against the bundled model."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
+from services.scheduler.config import SchedulerConfig
+from shared.config import add_flags, load
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README, QUICKSTART = ROOT / "README.md", ROOT / "docs/quickstart.md"
 ADDRESS = "http://127.0.0.1:8000"
+PROGRAM = ".venv/bin/thermocline"
+
+NOT_RUN_HERE = {
+    "./task demo": "takes a minute; test_the_demo_finds_nothing_wrong runs it with fewer documents",
+    "./task test": "it is what runs this test",
+    "./task up": "it is the cell of these tests, which thermocline.supervisor.api starts by the same entry point",
+}
+"""By command: why the tests below do not run it as it stands."""
 
 
 @pytest.fixture(scope="module")
-def cell() -> Iterator[RunningCell]:
-    """What ``./task up`` starts, on a free port."""
-    with running(SupervisorConfig(port=0, threads=1)) as running_cell:
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
+    """What ``./task up`` starts, on a free port, with a disk for the commands that look at one."""
+    disk = tmp_path_factory.mktemp("disk")
+    with running(SupervisorConfig(port=0, threads=1, disk_dir=(str(disk),))) as running_cell:
         yield running_cell
 
 
-def curl_commands() -> list[str]:
-    """The commands between the README's markers."""
-    block = README.split("<!-- begin: curl -->")[1].split("<!-- end: curl -->")[0]
-    return [part.strip() for part in re.sub(r"```\w*", "", block).split("\n\n") if part.strip()]
+def commands_of(page: Path) -> list[str]:
+    """The commands in the page's blocks of shell, in order. One goes on behind a backslash, and within a quotation."""
+    blocks = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
+    found: list[str] = []
+    for block in blocks:
+        if block.type != "fence" or block.info != "sh":
+            continue
+        command = ""
+        for line in block.content.splitlines():
+            command += line
+            if line.endswith("\\") or command.count("'") % 2:
+                command += "\n"
+            elif command.strip():
+                found.append(without_remark(command))
+                command = ""
+        assert not command.strip(), f"a command of {page.name} does not end: {command}"
+    return found
 
 
-def test_the_readme_has_curl_examples() -> None:
-    """The markers are there and hold the five commands that are run below."""
-    assert len(curl_commands()) == 5
-    assert all(command.startswith("curl -s") and ADDRESS in command for command in curl_commands())
+def without_remark(command: str) -> str:
+    """``./task demo`` of ``./task demo    # says what it does``."""
+    return re.sub(r"\s{2,}# [^'\n]*$", "", command).strip()
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_curl_examples_work(cell: RunningCell, number: int) -> None:
-    """Each command succeeds and its answer is no error."""
-    command = curl_commands()[number].replace(ADDRESS, cell.base_url).replace("curl -s", "curl -f -s", 1)
+def is_start(command: str) -> bool:
+    """Whether it starts a cell with settings of its own, on hardware that the reader has."""
+    return command.startswith(f"{PROGRAM} up ")
 
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert '"error"' not in done.stdout
-    if "chat/completions" in command:
-        answer = json.loads(done.stdout)
-        assert answer["choices"][0]["message"]["content"].strip() == "4821"
-    if '"stream": true' in command:
-        assert done.stdout.rstrip().endswith("data: [DONE]")
+def run(command: str, cell: RunningCell, folder: Path) -> str:
+    """What a command prints, with the cell's address and this Python's program in it. Fails where it fails."""
+    written = command.replace(ADDRESS, cell.base_url).replace(PROGRAM, f"{shlex.quote(sys.executable)} -m thermocline")
+    done = subprocess.run(
+        ["sh", "-c", written.replace("curl -s", "curl -f -s", 1)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [README, QUICKSTART], ids=lambda page: page.name)
+def test_every_command_of_a_page_works(cell: RunningCell, page: Path, tmp_path: Path) -> None:
+    """In order, because a replay reads what was recorded before it. What is not run is named with its reason."""
+    commands = [command for command in commands_of(page) if command not in NOT_RUN_HERE and not is_start(command)]
+    printed = {command: run(command, cell, tmp_path) for command in commands}
+
+    assert all(printed.values())
+    assert not any('"error"' in output for output in printed.values())
+    assert sum(command.startswith("curl ") for command in commands) >= 2
+    for command, output in printed.items():
+        if '"stream": true' in command:
+            assert output.rstrip().endswith("data: [DONE]")
+        elif "What is the access code" in command:
+            assert json.loads(output)["choices"][0]["message"]["content"].strip() == "4821"
+
+
+def test_what_is_not_run_is_there() -> None:
+    """Each exception is a command of both pages or of one, so that none outlives its command."""
+    commands = commands_of(README) + commands_of(QUICKSTART)
+
+    assert sorted(set(commands) & set(NOT_RUN_HERE)) == sorted(NOT_RUN_HERE)
+    assert len([command for command in commands if command.startswith("curl ")]) == 7
+
+
+@pytest.mark.parametrize("command", [command for command in commands_of(README) if is_start(command)])
+def test_settings_of_the_readme_are_understood(command: str) -> None:
+    """A start on the reader's disks: every flag is known, every value is in range, and the policy exists."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, SupervisorConfig)
+    parsed, strays = parser.parse_known_args(shlex.split(command.replace("\\\n", " "))[2:])
+    flags = {name: value for name, value in vars(parsed).items() if name != "config"}
+
+    config = load(SupervisorConfig, "up", environ={}, flags=flags, strays=strays)
+    if config.policy:
+        load(SchedulerConfig, "scheduler", environ={}, flags={"policy": config.policy})
+
+    assert config != SupervisorConfig()
+
+
+def test_the_quickstart_shows_a_first_hit(cell: RunningCell, tmp_path: Path) -> None:
+    """Its first question finds nothing, as under a salt of its own; the second finds the document on the device."""
+    salted = [
+        command.replace('"temperature": 0', '"temperature": 0, "cache_salt": "a first hit"')
+        for command in commands_of(QUICKSTART)
+        if command.startswith("curl ")
+    ]
+
+    first, second = (json.loads(run(command, cell, tmp_path)) for command in salted)
+
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    details = second["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == details["device_tokens"] >= 16
+    assert second["explanation"]["prompt"][0]["source"] == "device"
 
 
 def test_the_python_example_works(cell: RunningCell) -> None:
     """The official client's example prints an answer and its cached tokens."""
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
 
     done = subprocess.run(
@@ -67,3 +153,18 @@ def test_the_python_example_works(cell: RunningCell) -> None:
 
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d+$", done.stdout.strip())
+
+
+def test_the_demo_finds_nothing_wrong() -> None:
+    """``./task demo`` with fewer documents: the same answers with the cache, without it, and after a restart."""
+    small = ["--documents", "6", "--questions", "5", "--document-tokens", "768", "--turns", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "thermocline", "demo", *small, "--device-kv-bytes", "12MiB"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=ROOT,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answers are the same, token for token" in " ".join(done.stdout.split())

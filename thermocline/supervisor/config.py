@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from shared.tracing import Traces
 
 BUNDLED_MODEL = "thermocline-mha"
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]  # The folder that holds thermocline/, services/ and shared/.
+INSTALLED_DATA = Path(sysconfig.get_path("data")) / "share" / "thermocline"  # Where pip puts the wheel's data files.
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,8 +116,11 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bundled_model() -> Path | None:
-    """The model that comes with the repository, if this is a checkout or it was started from one."""
-    for root in (PACKAGE_ROOT, Path.cwd()):
+    """The model that comes with the repository and with the wheel; None where neither is at hand.
+
+    A checkout's own comes first, then that of a checkout which the process was started from, then the installed one.
+    """
+    for root in (PACKAGE_ROOT, Path.cwd(), INSTALLED_DATA):
         candidate = root / "models" / BUNDLED_MODEL
         if (candidate / "config.json").is_file():
             return candidate

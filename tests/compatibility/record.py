@@ -1,0 +1,109 @@
+"""Record the golden set of this release: ``python -m tests.compatibility.record``.
+
+Done whenever a message, a field or a stored format is added before a release. What breaks the set that this release has
+so far is refused, because a cell of yesterday's checkout may hold such bytes; ``--replace`` says that none does.
+Sets of earlier releases are never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+from services.scheduler import core
+from services.scheduler.fold import Fold
+from services.scheduler.recording import Header, InputFrame, RecordingWriter, read_frames
+from services.scheduler.snapshots import encode_snapshot, take_snapshot
+from shared.bus.protocol import StreamMessage
+from shared.codec import Input, Published, encode
+from shared.versions import FORMATS
+from tests.compatibility import golden, made_chunks
+from tests.compatibility.golden import Facts, GoldenSet
+from tests.compatibility.instances import instance
+from tests.compatibility.schema import breaks, message_types, schema_of
+
+_FOLDED = Path(__file__).parents[1] / "replay" / "recordings" / "disk.tcrec"
+"""A run whose state has something in every tier."""
+
+FIRST_SEQ = 7
+TIME_NS = 1_700_000_000_000_000_000
+
+
+def make() -> GoldenSet:
+    """The set of the code as it is."""
+    types = message_types()
+    messages = {each.__name__: encode(instance(each)) for each in types}
+    chunks = made_chunks.make_all()
+    facts = Facts(
+        release=golden.current_release(),
+        formats={each.name: each.version for each in FORMATS},
+        chunks={name: told for name, (_, told) in chunks.items()},
+    )
+    return GoldenSet(
+        facts=facts,
+        schema=schema_of(types),
+        messages=messages,
+        chunks={name: blob for name, (blob, _) in chunks.items()},
+        snapshot=_snapshot(),
+        recording=_recording(messages),
+    )
+
+
+def _snapshot() -> bytes:
+    """Of the state in the middle of a recorded run."""
+    inputs = [frame for frame in read_frames(_FOLDED) if isinstance(frame, InputFrame)]
+    fold = Fold(core.new_state())
+    for frame in inputs[: 2 * len(inputs) // 3]:
+        fold.apply(frame.message())
+    return encode_snapshot(take_snapshot(fold))
+
+
+def _recording(messages: dict[str, bytes]) -> bytes:
+    """Every input, and behind the first every output that the scheduler can publish."""
+    empty = encode_snapshot(take_snapshot(Fold(core.new_state(), position=FIRST_SEQ - 1, time_ns=TIME_NS)))
+    header = Header(first_seq=FIRST_SEQ, outputs_from_seq=FIRST_SEQ, complete_to_seq=TIME_NS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "golden.tcrec"
+        with RecordingWriter(path, header) as writer:
+            writer.write_snapshot(empty)
+            for place, name in enumerate(names_of(Input)):
+                writer.write_input(
+                    StreamMessage(FIRST_SEQ + place, TIME_NS + place, f"tc.in.{name.lower()}", messages[name])
+                )
+                for published in names_of(Published) if place == 0 else ():
+                    writer.write_output(messages[published])
+        return path.read_bytes()
+
+
+def names_of(union: object) -> list[str]:
+    """Names of the types of a union."""
+    return [each.__name__ for each in get_args(union)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 recorded, 1 refused."""
+    parser = argparse.ArgumentParser(prog="python -m tests.compatibility.record", description="Record the golden set.")
+    parser.add_argument(
+        "--replace", action="store_true", help="although it breaks the set that this release has so far"
+    )
+    options = parser.parse_args(argv)
+    made = make()
+    release = made.facts.release
+    if release in golden.releases() and not options.replace:
+        before = golden.load(release)
+        faults = list(breaks(before.schema, made.schema)) if before.major("wire") == made.major("wire") else []
+        if faults:
+            print("\n".join(faults), file=sys.stderr)
+            print("This breaks what was recorded before. Nothing was written; see --help.", file=sys.stderr)
+            return 1
+    place = golden.save(made)
+    nbytes = sum(path.stat().st_size for path in place.iterdir())
+    print(f"{place}: {len(made.messages)} messages, {len(made.chunks)} chunks, {nbytes} bytes in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Bytes of every release that has a golden set say today what they said then.
+
+Where one of these fails after a change, either the change breaks what is stored and on its way in running cells, or a
+major version has to go up (``shared/versions.py``); ``docs/reference/compatibility.md`` says which.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.scheduler import core
+from services.scheduler.recording import End, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
+from services.scheduler.snapshots import decode_snapshot
+from shared.codec import Input, Published, decode, decode_input, decode_published, encode
+from shared.errors import CodecError, RecordingError
+from shared.versions import CHUNK, RECORDING, SNAPSHOT, SPARSE, STATE, WIRE, Format
+from tests.compatibility import golden, made_chunks
+from tests.compatibility.golden import GoldenSet
+from tests.compatibility.record import FIRST_SEQ, TIME_NS, make, names_of
+from tests.compatibility.schema import breaks, message_types, schema_of
+
+MAX_BYTES = 300 * 1024
+"""Of one set: they stay for ever."""
+
+
+@pytest.fixture(params=golden.releases())
+def kept(request: pytest.FixtureRequest) -> GoldenSet:
+    return golden.load(request.param)
+
+
+def speaks(kept: GoldenSet, *formats: Format) -> None:
+    """Skip the test where today's major version is another: such bytes need not be understood, only refused."""
+    for each in formats:
+        if kept.major(each.name) != each.major:
+            pytest.skip(f"{each.name} has had major version {kept.major(each.name)} then")
+
+
+def holds(new: Any, old: Any) -> bool:
+    """Whether ``new`` says all that ``old`` says: equal but for further keys, and elements behind the last."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(key in new and holds(new[key], value) for key, value in old.items())
+    if isinstance(old, list) and isinstance(new, list):
+        return len(new) >= len(old) and all(map(holds, new, old))
+    return type(new) is type(old) and bool(new == old)
+
+
+def test_this_release_has_a_set() -> None:
+    """It is what today's code would record. If not: python -m tests.compatibility.record, and commit the difference."""
+    made, kept = make(), golden.load(golden.current_release())
+
+    assert kept.facts == made.facts
+    assert kept.schema == made.schema
+    assert kept.messages == made.messages
+    assert kept.chunks == made.chunks
+    assert kept.recording == made.recording
+
+
+def test_messages_are_still_understood(kept: GoldenSet) -> None:
+    """Each decodes, and encodes to the same bytes: no field was lost, changed its type or moved."""
+    speaks(kept, WIRE)
+    types = {each.__name__: each for each in message_types()}
+
+    assert set(kept.messages) == set(kept.schema)
+    for name, data in kept.messages.items():
+        assert encode(decode(data, types[name])) == data, name
+        if name in names_of(Input):
+            assert encode(decode_input(data)) == data, name
+        if name in names_of(Published):
+            assert encode(decode_published(data)) == data, name
+
+
+def test_types_of_messages_keep_their_meaning(kept: GoldenSet) -> None:
+    """No type or field is gone, retyped or moved, no default is another, and what is new has a default."""
+    speaks(kept, WIRE)
+
+    assert list(breaks(kept.schema, schema_of(message_types()))) == []
+
+
+def test_additions_raise_the_minor_version(kept: GoldenSet) -> None:
+    """What an earlier release did not have is announced by a higher minor version of the wire."""
+    if kept.facts.release == golden.current_release():
+        pytest.skip("it is this release's own set")
+    speaks(kept, WIRE)
+
+    assert kept.schema == schema_of(message_types()) or kept.minor("wire") < WIRE.minor
+
+
+def test_chunks_are_still_read(kept: GoldenSet) -> None:
+    """Each passes every check of today's readers, and holds the tokens and pages that it held."""
+    speaks(kept, CHUNK, SPARSE)
+
+    for name, blob in kept.chunks.items():
+        facts = kept.facts.chunks[name]
+        assert made_chunks.read(blob, facts) == facts, name
+
+
+def test_snapshots_are_still_read_or_refused(kept: GoldenSet) -> None:
+    """A state of the same major version is whole again, and keeps the invariants; another is refused by its error."""
+    if kept.major("snapshot") != SNAPSHOT.major:
+        with pytest.raises(RecordingError):
+            decode_snapshot(kept.snapshot)
+        return
+    snapshot = decode_snapshot(kept.snapshot)
+    if kept.major("state") != STATE.major:
+        with pytest.raises(CodecError):
+            core.decode_state(snapshot.state)
+        return
+
+    state = core.decode_state(snapshot.state)
+
+    core.check_invariants(state)
+    assert state.tree.nodes
+    assert snapshot.epoch == state.epoch
+    assert holds(msgspec.msgpack.decode(core.encode_state(state)), msgspec.msgpack.decode(snapshot.state))
+
+
+def test_recordings_are_still_read(kept: GoldenSet, tmp_path: Path) -> None:
+    """Every frame is there and says what it said."""
+    speaks(kept, RECORDING, WIRE)
+    path = tmp_path / "golden.tcrec"
+    path.write_bytes(kept.recording)
+
+    header, snapshot, *body, end = read_frames(path)
+
+    assert header == Header(first_seq=FIRST_SEQ, outputs_from_seq=FIRST_SEQ, complete_to_seq=TIME_NS)
+    assert isinstance(snapshot, SnapshotFrame)
+    assert decode_snapshot(snapshot.data).seq == FIRST_SEQ - 1
+    inputs = [frame.message() for frame in body if isinstance(frame, InputFrame)]
+    outputs = [frame.data for frame in body if isinstance(frame, OutputFrame)]
+    assert end == End(inputs=len(inputs), outputs=len(outputs))
+    assert [(each.seq, each.time_ns) for each in inputs] == [
+        (FIRST_SEQ + place, TIME_NS + place) for place in range(len(inputs))
+    ]
+    assert {type(decode_input(each.data)).__name__: each.data for each in inputs}.items() <= kept.messages.items()
+    assert {type(decode_published(data)).__name__: data for data in outputs}.items() <= kept.messages.items()
+
+
+def test_sets_stay_small() -> None:
+    """Each is kept for ever."""
+    for release in golden.releases():
+        assert sum(path.stat().st_size for path in (golden.FOLDER / release).iterdir()) < MAX_BYTES, release
