@@ -2,6 +2,9 @@
 
 A ghost costs 56 bytes and its share of two arrays of chains, in memory as in a snapshot; as objects it would cost
 six times that. Rows are found by the digest of the prefix, and by the key of the span's beginning.
+
+Where prefixes come back most of the time, nearly all rows are of ghosts that were taken. So whenever the ring comes to
+its end and no more than half of it lives, the living move together, in their order, before it grows or goes round.
 """
 
 from __future__ import annotations
@@ -9,17 +12,31 @@ from __future__ import annotations
 from struct import Struct
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from services.scheduler.core.eviction.thermo.record import Record
 
 _ROW = Struct("<QQQfIiiHHHBBII")  # As in _pack; then its state, and the next row by digest and by head.
 _DIGEST = Struct("<Q")
 _LINK = Struct("<I")
+_ROWS = np.dtype(
+    {
+        "names": ["digest", "head", "state", "by_digest", "by_head"],
+        "formats": ["<u8", "<u8", "u1", "<u4", "<u4"],
+        "offsets": [0, 8, 47, 48, 52],
+        "itemsize": _ROW.size,
+    }
+)
+"""The same rows, as far as moving them takes."""
+
 _HEAD_AT, _LIVE_AT = 8, 47
 _NEXT_BY_DIGEST, _NEXT_BY_HEAD = 48, 52
 _NARROW = 2**16 - 1
 _NONE = 0  # Links count rows from 1.
 _DEAD, _LIVE, _LATEST = range(3)  # States of a row; the latest one under its key is the one found by it.
+_LEAST_MOVED = 1024
+"""Rows; fewer are not worth it."""
 
 
 class Ghosts(msgspec.Struct):
@@ -53,6 +70,9 @@ class Ghosts(msgspec.Struct):
         row = self.at * _ROW.size
         overwritten = None
         if row == len(self.rows):
+            if self.at >= min(_LEAST_MOVED, self.limit) and 2 * self.live <= self.at:
+                self._move_together()
+                row = self.at * _ROW.size
             if self.at < self.limit:
                 self.rows += bytes(_ROW.size)
             else:
@@ -89,6 +109,29 @@ class Ghosts(msgspec.Struct):
         record = self._unpack(row)
         self._unlink(row)
         return record
+
+    def _move_together(self) -> None:
+        """Drop dead rows; ``at`` is at the end of the ring before and after, so rows are in the order of their age."""
+        data = np.frombuffer(self.rows, dtype=np.uint8).reshape(-1, _ROW.size)
+        data = data[data[:, _LIVE_AT] != _DEAD]
+        rows = data.reshape(-1).view(_ROWS)  # Of copied records numpy would leave out what no field names.
+        self.by_digest = self._chained(rows["digest"], rows["by_digest"], np.arange(len(rows)))
+        self.by_head = self._chained(rows["head"], rows["by_head"], np.flatnonzero(rows["state"] == _LATEST))
+        self.rows = bytearray(data.tobytes())
+        self.at = len(rows)
+
+    def _chained(self, keys: NDArray[np.uint64], links: NDArray[np.uint32], members: NDArray[np.intp]) -> bytearray:
+        """Chain these rows, the youngest first, by writing their links; returns where each bucket's chain begins."""
+        buckets = ((keys[members] ^ keys[members] >> np.uint64(29)) & np.uint64(self.buckets - 1)).astype(np.intp)
+        order = np.argsort(buckets, kind="stable")
+        buckets, members = buckets[order], members[order]
+        older = np.zeros(len(members), dtype=np.uint32)
+        older[1:] = np.where(buckets[1:] == buckets[:-1], members[:-1] + 1, _NONE)
+        links[:] = _NONE
+        links[members] = older
+        table = np.zeros(self.buckets, dtype="<u4")
+        table[buckets] = members + 1  # Of several in a bucket the last, which is the youngest, stays.
+        return bytearray(table.tobytes())
 
     def _find(self, digest: int) -> int:
         link = self._first(self.by_digest, digest)

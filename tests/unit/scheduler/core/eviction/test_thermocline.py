@@ -480,3 +480,45 @@ def test_ghosts_are_found_until_they_are_overwritten(limit):
         for head, digest in heads.items():
             assert ghosts.under(head) == known.get(digest)
     assert len(ghosts.rows) <= limit * 64
+
+
+@pytest.mark.parametrize(("kept", "most_rows"), [(40, 1025), (900, 1801)])
+def test_ghosts_that_were_taken_leave_no_room_behind(kept, most_rows):
+    """Nearly every prefix comes back: the rest is found as before, in as many rows as are worth moving, or twice it."""
+    ghosts, known = Ghosts(limit=4096, buckets=64), {}
+    heads: dict[int, list[int]] = {}
+    rng = np.random.default_rng(kept)
+    for number in range(1, 9000):
+        record = Record(
+            number * 0x9E3779B97F4A7C15 % 2**64, number, context=number, count=number, pace=0.5, latest=number
+        )
+        head = int(rng.integers(50))
+        assert ghosts.put(record, head) is None
+        known[record.digest] = record
+        heads.setdefault(head, []).append(record.digest)
+        if len(known) > kept:
+            digest = list(known)[int(rng.integers(len(known)))]
+            assert ghosts.take(digest) == known.pop(digest)
+        if number % 500 == 0:
+            assert all(ghosts.get(digest) == record for digest, record in known.items())
+            assert [ghosts.under(head) for head in heads] == [known.get(digests[-1]) for digests in heads.values()]
+
+    assert len(ghosts) == len(known) == kept
+    assert len(ghosts.rows) <= most_rows * 56
+
+
+def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together():
+    """Moving keeps their order: once the ring is full of living ones, they are overwritten as they came."""
+    ghosts = Ghosts(limit=2048, buckets=64)
+    for number in range(1, 1501):
+        ghosts.put(Record(number, 1), number)
+        if number % 10:
+            ghosts.take(number)
+    assert len(ghosts.rows) < 1500 * 56
+    left, added = list(range(10, 1501, 10)), list(range(2001, 5001))
+
+    lost = [ghosts.put(Record(number, 1), number) for number in added]
+
+    overwritten = [record.digest for record in lost if record is not None]
+    assert len(overwritten) > len(left)
+    assert overwritten == [*left, *added][: len(overwritten)]
