@@ -162,8 +162,12 @@ def _overview(figures: dict[str, Any]) -> list[str]:
         ("looks at what was left over", f"{figures['rests']}"),
     ]
     table = ["| what | measured |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return [*table, *_what_did_not_hold(figures)]
+
+
+def _what_did_not_hold(figures: dict[str, Any]) -> list[str]:
     found = [f"- {violation.partition('] ')[2]}" for violation in figures["violations"]]
-    return [*table, *(["", "What did not hold:", "", *found] if found else [])]
+    return ["", "What did not hold:", "", *found] if found else []
 
 
 def _recoveries(figures: dict[str, Any]) -> list[str]:
@@ -182,10 +186,11 @@ def _soak(figures: dict[str, Any]) -> list[str]:
         for name, found in figures["memory"].items()
     ]
     return [
-        f"{figures['seconds']:,.0f} s, {figures['attempts']:,} requests, {len(figures['violations'])} violations. "
+        f"{figures['seconds']:,.0f} s, {figures['attempts']:,} requests, {figures['tokens']:,} tokens compared. "
         f"TTFT p99 in the first sixth {ttft['p99_first_sixth']:.0f} ms, in the last {ttft['p99_last_sixth']:.0f} ms.",
         "",
         "| process | at first, MiB | at the end, MiB | slope, MiB an hour |",
         "|---|---|---|---|",
         *rows,
+        *_what_did_not_hold(figures),
     ]
