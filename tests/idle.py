@@ -9,6 +9,7 @@ from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
+from shared.errors import Unavailable
 from shared.messages.status import CellStatus, GetStatus
 
 
@@ -30,11 +31,16 @@ async def settled(
     status_of: Callable[[], Awaitable[CellStatus | None]], *, workers: int | None = None, timeout_s: float = 60.0
 ) -> CellStatus:
     """Wait until nothing runs, waits or moves (and all ``workers`` are there); then free + cached = total in every
-    pool. ``status_of`` may give None while no scheduler answers.
+    pool. ``status_of`` may give None, or raise Unavailable, while no scheduler answers.
     """
+    status: CellStatus | None = None
     async with asyncio.timeout(timeout_s):
-        while (status := await status_of()) is None or not _is_idle(status, workers):
+        while status is None or not _is_idle(status, workers):
             await asyncio.sleep(0.02)
+            try:
+                status = await status_of()
+            except Unavailable:
+                status = None  # On busy cores a scheduler may lose its lease for a moment.
     for pool in status.pools:
         assert pool.free + pool.cached == pool.total, pool
     return status

@@ -18,7 +18,7 @@ import nats.errors
 
 from shared import logs
 from shared.backoff import wait_s
-from shared.bus import measures
+from shared.bus import measures, requests
 from shared.bus.access import Access
 from shared.bus.client import Client, credentials, denied_subject, refusal
 from shared.errors import ConfigError, Unavailable
@@ -88,24 +88,24 @@ class Connection:
                 raise ConfigError(reason or refusals[-1])
 
         try:
-            # Not wait_for: in Python 3.11 that swallows a cancellation which comes together with the connection.
-            async with asyncio.timeout(timeout_s):
-                await client.connect(
-                    list(self._access.urls),
-                    name=self._name,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=RECONNECT_FIRST_S,
-                    reconnect_to_server_handler=_choose_server,
-                    connect_timeout=2,
-                    ping_interval=PING_S,
-                    max_outstanding_pings=2,
-                    flush_timeout=FLUSH_S,
-                    error_cb=errored,
-                    disconnected_cb=partial(self._disconnected, client),
-                    reconnected_cb=partial(self._reconnected, client),
-                    closed_cb=partial(self._ended, client),
-                    **credentials(self._access),
-                )
+            connecting = client.connect(
+                list(self._access.urls),
+                name=self._name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_FIRST_S,
+                reconnect_to_server_handler=_choose_server,
+                connect_timeout=2,
+                ping_interval=PING_S,
+                max_outstanding_pings=2,
+                flush_timeout=FLUSH_S,
+                error_cb=errored,
+                disconnected_cb=partial(self._disconnected, client),
+                reconnected_cb=partial(self._reconnected, client),
+                closed_cb=partial(self._ended, client),
+                **credentials(self._access),
+            )
+            # It tries for ever, and may miss a cancellation that comes together with the end of a try.
+            await requests.within(connecting, timeout_s)
             if client.max_payload < self._access.least_payload_bytes:
                 raise ConfigError(
                     f"the broker's max_payload is {client.max_payload} bytes, but --nats-least-payload-bytes wants "

@@ -14,6 +14,8 @@ import nats.errors
 
 T = TypeVar("T")
 
+_CANCEL_AGAIN_S = 0.05
+
 
 async def request(
     client: Any, subject: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -34,3 +36,20 @@ async def apart(call: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         running.cancel()
         raise
+
+
+async def within(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """What ``call`` returns or raises; TimeoutError when it takes longer. It has ended when this returns or raises.
+
+    It is cancelled as often as it takes: what tries something over and over may miss one cancellation in a failed try.
+    """
+    running = asyncio.create_task(call)
+    try:
+        done, _ = await asyncio.wait({running}, timeout=timeout_s)
+        if not done:
+            raise TimeoutError
+        return running.result()
+    finally:
+        while not running.done():
+            running.cancel()
+            await asyncio.wait({running}, timeout=_CANCEL_AGAIN_S)

@@ -71,3 +71,42 @@ async def test_a_call_tells_what_it_came_to() -> None:
     assert await requests.apart(client.request("subject", b"", None, None)) == "reply"
     with pytest.raises(nats.errors.ConnectionClosedError):
         await requests.apart(fails())
+
+
+async def test_what_tries_over_and_over_ends_with_its_time_though_it_misses_a_cancellation() -> None:
+    """The first one is swallowed by a failed try, as nats-py may do while it connects."""
+    missed = 0
+
+    async def tries_for_ever() -> None:
+        nonlocal missed
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                missed += 1
+                if missed == 3:
+                    raise
+
+    with pytest.raises(TimeoutError):
+        await requests.within(tries_for_ever(), 0.0)
+
+    assert missed == 3
+
+
+async def test_who_is_cancelled_while_something_has_its_time_leaves_nothing_behind() -> None:
+    """And stays cancelled; an error and a result come through."""
+    client = Client()
+    waiting = asyncio.create_task(requests.within(client.flush(), 10.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+    assert waiting.cancelled()
+    assert client.reply.cancelled()
+    assert await requests.within(asyncio.sleep(0, "result"), 10.0) == "result"
+    with pytest.raises(ZeroDivisionError):
+        await requests.within(_fails(), 10.0)
+
+
+async def _fails() -> None:
+    raise ZeroDivisionError

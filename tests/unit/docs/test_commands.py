@@ -52,7 +52,7 @@ def test_commands_are_found() -> None:
 def test_the_file_of_tasks_is_understood() -> None:
     """By the program that runs it, which refuses all of it for one line that a reader of YAML lets pass."""
     program = Path(sys.executable).with_name("task")
-    listing = [str(program), "--taskfile", str(ROOT / "Taskfile.yml"), "--list-all"]
+    listing = [str(program), "--taskfile", str(ROOT / "Taskfile.yml"), "--list-all", "--color=false"]
     listed = subprocess.run(listing, capture_output=True, text=True, timeout=60, check=False)
 
     assert listed.returncode == 0, listed.stderr
