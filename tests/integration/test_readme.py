@@ -159,7 +159,7 @@ SEEN_ON_FULL_CORES = {
     "WRONG nothing was loaded back from host memory",
     "WRONG not every document was found on the disk after the restart",
 }
-"""What the demo says where computing a prefix was measured to take no longer than moving it; no answer is wrong then."""
+"""What the demo says where computing a prefix was measured to cost no more than moving it; no answer is wrong."""
 
 
 def test_the_demo_finds_no_answer_wrong() -> None:
