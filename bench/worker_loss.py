@@ -28,12 +28,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from bench import results_file
-from bench.take_over import Load, Stream, active, spread
+from bench.killed_under_load import WAIT_S, Load, Stream, active, arguments, report, spread, under_load
 from shared import subjects
-from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus, StreamMessage
 from shared.codec import decode_input, decode_published
 from shared.errors import CodecError
@@ -42,13 +38,11 @@ from shared.messages.gateway_notices import GatewayNotice, ResumeNeeded
 from shared.messages.requests import ResumeRequest
 from shared.messages.status import WorkerStatus
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
-from thermocline.client import served_model
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
 TARGET_S = 2.0
 CALM_S = 2.0
-WAIT_S = 120.0
 POLL_S = 0.05
 PARTS = ("asked", "admitted", "next_token")
 
@@ -161,28 +155,15 @@ async def read_streams(bus: Bus, loss: Loss, outputs_seq: int) -> None:
 
 async def measure(cell: RunningCell, options: argparse.Namespace) -> dict[str, Any]:
     """All kills, one after another."""
-    bus = await connect(tuple(cell.nats_url.split(",")), "bench")
-    limits = httpx.Limits(max_connections=None)
-    rows: list[dict[str, float]] = []
-    parts: list[dict[str, float]] = []
-    async with httpx.AsyncClient(base_url=cell.base_url, timeout=WAIT_S, limits=limits, trust_env=False) as client:
-        load = Load(client, await served_model(client), options)
-        await load.learn()
-        clients = [asyncio.create_task(load.run(number)) for number in range(options.clients)]
-        for number in range(options.kills):
-            killing = asyncio.create_task(kill_once(cell, bus, load, options.workers))
-            done, _ = await asyncio.wait({killing, *clients}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {killing}:
-                task.result()  # A client only ends by an error.
-            row, of_streams = killing.result()
-            rows.append(row)
-            parts += of_streams
-            print(f"{number + 1:4}: " + ", ".join(f"{name} {value:.0f}" for name, value in row.items()), flush=True)
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-    counters = (await active(bus)).counters
-    await bus.close()
+
+    async def kill(bus: Bus, load: Load, number: int) -> tuple[dict[str, float], list[Any]]:
+        row, of_streams = await kill_once(cell, bus, load, options.workers)
+        print(f"{number + 1:4}: " + ", ".join(f"{name} {value:.0f}" for name, value in row.items()), flush=True)
+        return row, of_streams
+
+    found, counters = await under_load(cell, options, kill)
+    rows = [row for row, _ in found]
+    parts = [part for _, of_streams in found for part in of_streams]
     return {
         "kills": options.kills,
         "target_longest_pause_p99_ms": TARGET_S * 1e3,
@@ -197,24 +178,14 @@ async def measure(cell: RunningCell, options: argparse.Namespace) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--clients", type=int, default=8, help="streams at a time")
-    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser = arguments(__doc__, "worker_loss")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/worker_loss.json too")
     options = parser.parse_args()
     if options.kills < 1 or options.workers < 2:
         parser.error("there must be a kill, and somebody to go on")
     with running(SupervisorConfig(workers=options.workers, port=0)) as cell:
         found = asyncio.run(measure(cell, options))
-    for name, value in found.items():
-        shown = {key: round(number, 1) for key, number in value.items()} if isinstance(value, dict) else value
-        print(f"{name:28} {shown}")
-    settings = {name: value for name, value in vars(options).items() if name not in ("save", "seed")}
-    if options.save:
-        print(results_file.write("worker_loss", {"settings": settings, **found}, seed=options.seed))
+    report("worker_loss", found, options)
 
 
 if __name__ == "__main__":

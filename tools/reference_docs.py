@@ -34,6 +34,7 @@ from tools import (
     metric_docs,
     policy_results,
     restoration_results,
+    watching_results,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -229,6 +230,12 @@ def failures() -> str:
     return failure_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
 
 
+def watching() -> str:
+    """What watching costs, how true explanations are, and what tenants can find out."""
+    names = ("observability_cost", "metric_calls", "explain_sums", "tenant_timing", "fuzz")
+    return watching_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
+
+
 def importance_serving() -> str:
     """What loading less brings."""
     return importance_results.page(_result("importance_serving"), _result("importance_serving_5"))
@@ -245,6 +252,7 @@ PAGES = {
     "results/policies.md": policies,
     "results/restoration.md": restoration,
     "results/speed.md": speed,
+    "results/watching.md": watching,
 }
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from services.gateway import metrics
+from services.gateway import metrics, tenant_metrics
 from services.gateway.accounts import OPEN, Account
 from services.gateway.keys import key_hash, key_id, tenant_id
-from services.gateway.tenant_file import Version, read_tenants, version_of
+from services.gateway.tenant_file import read_tenants
 from services.gateway.tenants import Tenants
 from shared import logs
 from shared.errors import ConfigError, NotAuthenticated
+from shared.ids import key_digest
+from shared.secret_file import Version, version_of
 
 CHECK_EVERY_S = 1.0
 
@@ -32,7 +34,11 @@ def caller_of(http: Request) -> Account:
 
 
 class Callers:
-    """Accounts by key. Without any key configured everybody is the one caller ""."""
+    """Accounts by key. Without any key configured everybody is the one caller "".
+
+    ``owners`` are the file's tenants by name, and the owner of their KV as the cell knows it; it is never changed, but
+    another one takes its place.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class Callers:
         self._open = None if api_keys or tenants_file else Account("", OPEN, clock)
         self._own = {key_hash(key.encode()): Account(tenant_id(key.encode()), OPEN, clock) for key in api_keys}
         self._accounts: dict[str, Account] = {}  # Of the file's tenants, by name.
+        self.owners: dict[str, str] = {}
         self._by_key: dict[str, list[tuple[str, Account]]] = {}
         self._version: Version | None = None
         self._asked = asyncio.Event()
@@ -124,11 +131,17 @@ class Callers:
         for name, tenant in tenants.items():
             account = self._accounts.get(name)
             if account is None:
-                account = Account(name, tenant, self._clock)
+                account = Account(name, tenant, self._clock, is_listed=True)
+                tenant_metrics.begin(name)
             else:
                 account.change(tenant)
             accounts[name] = account
+        for name, account in self._accounts.items():
+            if name not in accounts:
+                account.is_listed = False  # What it has begun goes on to its end, and counts as everybody else's.
+                tenant_metrics.forget(name)
         self._accounts = accounts
+        self.owners = {name: key_digest(tenant.salt) for name, tenant in tenants.items()}
         self._by_key = {}
         for hashed, account in self._own.items():
             self._by_key.setdefault(key_id(hashed), []).append((hashed, account))

@@ -12,50 +12,21 @@ from pathlib import Path
 
 from services.gateway.tenants import Tenant, Tenants, parse_tenants, render_tenants
 from shared.errors import ConfigError
+from shared.secret_file import BY_OTHERS, WRITTEN_BY_GROUP, Version, read_secrets
 
 MAX_FILE_BYTES = 16 * 2**20
 MODE = 0o600
 
 # Who can write it can let anybody in. A group may read it, since secrets that Kubernetes mounts belong to one.
-_FORBIDDEN = stat.S_IWGRP | stat.S_IRWXO
-
-Version = tuple[int, int, int, int]
-
-
-def version_of(path: Path) -> Version | None:
-    """What changes whenever the file does; None where there is none, or it cannot be looked at."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return _version(status)
+_FORBIDDEN = WRITTEN_BY_GROUP | BY_OTHERS
 
 
 def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
     """The file's version and its tenants. Raises ConfigError when it is missing, open to others, or faulty."""
     try:
-        # By the open file and not by its name, so that what is checked is what is read.
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
+        return read_secrets(path, "--tenants", parse_tenants, forbidden=_FORBIDDEN, max_bytes=MAX_FILE_BYTES)
+    except FileNotFoundError as error:
         raise ConfigError(f"--tenants {path} cannot be read: {error.strerror}") from error
-    faults = []
-    if status.st_mode & _FORBIDDEN:
-        mode = stat.S_IMODE(status.st_mode)
-        faults.append(f"--tenants {path} can be written by its group or used by others (mode {mode:o}); chmod 600 it")
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError("; ".join([*faults, f"--tenants {path} is larger than {MAX_FILE_BYTES} bytes"]))
-    tenants: dict[str, Tenant] = {}
-    try:
-        tenants = parse_tenants(raw.decode(), f"--tenants {path}")
-    except UnicodeDecodeError:
-        faults.append(f"--tenants {path} is not UTF-8")
-    except ConfigError as error:
-        faults.append(error.message)
-    if faults:
-        raise ConfigError("; ".join(faults))
-    return _version(status), tenants
 
 
 def write_tenants(path: Path, tenants: Tenants) -> None:
@@ -84,7 +55,3 @@ def sole_writer(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _version(status: os.stat_result) -> Version:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

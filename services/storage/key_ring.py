@@ -7,23 +7,19 @@ changes nothing: a slip of the pen must not make every tenant's cache unreadable
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 from services.storage import measures
 from services.storage.keys import DEFAULT_KEY_ID, Keys, is_inline, parse_key, parse_keys
 from shared import logs
 from shared.errors import ConfigError, KeyMissing
+from shared.secret_file import BY_GROUP, BY_OTHERS, Version, read_secrets, version_of
 
 CHECK_EVERY_S = 1.0
 MAX_FILE_BYTES = 4 * 2**20
 DEFAULT_KEY_VARIABLE = "THERMOCLINE_KEY_DEFAULT"
-
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-_Version = tuple[int, int, int, int]
 
 _log = logs.get_logger("storage")
 
@@ -33,10 +29,10 @@ class KeyRing:
 
     def __init__(self, setting: str, *, environ: Mapping[str, str], now_s: float) -> None:
         """``setting`` is the file's name or the keys themselves (``keys.is_inline``). Raises ConfigError."""
-        self._path = "" if is_inline(setting) else setting
+        self._path = None if is_inline(setting) or not setting else Path(setting)
         self._lock = threading.Lock()
         self._checked_s = now_s
-        self._version: _Version | None = None
+        self._version: Version | None = None
         self._inline: Keys = {}
         faults = []
         try:
@@ -69,7 +65,7 @@ class KeyRing:
         with self._lock:
             if self._path and now_s - self._checked_s >= CHECK_EVERY_S:
                 self._checked_s = now_s
-                self._refresh()
+                self._refresh(self._path)
             found = self._keys.get(key_id or DEFAULT_KEY_ID)
         if found is None:
             raise KeyMissing(f"there is no encryption key for {key_id or DEFAULT_KEY_ID}")
@@ -89,28 +85,28 @@ class KeyRing:
             self._checked_s = now_s
             self._version = None
             if self._path:
-                self._refresh()
+                self._refresh(self._path)
 
-    def _refresh(self) -> None:
+    def _refresh(self, path: Path) -> None:
         try:
-            version = _version_of(os.stat(self._path))
-            if version == self._version:
+            version = version_of(path)
+            if version is not None and version == self._version:
                 return
             self._version = version  # Also of a faulty file, so that each fault is logged once.
-            self._version, keys = _read(self._path)
+            self._version, keys = _read(path)
         except FileNotFoundError:
             if self._keys != self._inline:
-                _log.error("keys_file_gone", file=self._path)
+                _log.error("keys_file_gone", file=str(path))
                 measures.KEY_FAULTS.inc()
                 self._use({})
             self._version = None
             return
-        except (ConfigError, OSError) as error:
-            _log.error("keys_file_refused", file=self._path, reason=str(error))
+        except ConfigError as error:
+            _log.error("keys_file_refused", file=str(path), reason=str(error))
             measures.KEY_FAULTS.inc()
             return
         self._use(keys)
-        _log.info("keys_loaded", file=self._path, keys=len(self._keys))
+        _log.info("keys_loaded", file=str(path), keys=len(self._keys))
 
     def _use(self, keys: Keys) -> None:
         # Variables win over the file, as for every setting.
@@ -118,33 +114,6 @@ class KeyRing:
         measures.KEYS.set(len(self._keys))
 
 
-def _read(path: str) -> tuple[_Version, Keys]:
+def _read(path: Path) -> tuple[Version, Keys]:
     """The file's version and keys. Raises FileNotFoundError, or ConfigError if others may read it or it is faulty."""
-    try:
-        # By the open file and not by its name, so that what is checked is what is read.
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"--keys {path} cannot be read: {error.strerror}") from error
-    faults = []
-    if status.st_mode & _OTHERS:
-        faults.append(f"--keys {path} can be used by others (mode {stat.S_IMODE(status.st_mode):o}); chmod 600 it")
-    if len(raw) > MAX_FILE_BYTES:
-        faults.append(f"--keys {path} is larger than {MAX_FILE_BYTES} bytes")
-    keys: Keys = {}
-    try:
-        keys = parse_keys(raw.decode(), f"--keys {path}")
-    except UnicodeDecodeError:
-        faults.append(f"--keys {path} is not UTF-8")
-    except ConfigError as error:
-        faults.append(error.message)
-    if faults:
-        raise ConfigError("; ".join(faults))
-    return _version_of(status), keys
-
-
-def _version_of(status: os.stat_result) -> _Version:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return read_secrets(path, "--keys", parse_keys, forbidden=BY_GROUP | BY_OTHERS, max_bytes=MAX_FILE_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.worker.restore.figures import RestorationProfile
+from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from shared.errors import ConfigError
 from shared.messages.worker_events import RestorationCosts
 
@@ -24,11 +24,7 @@ def costs_of(profile: RestorationProfile) -> RestorationCosts:
     tokens = sum(each.tokens for each in figures)
     hidden_s = sum(each.tokens * each.compute_hidden_s for each in figures) / tokens
     link_s = sum(each.tokens * each.io_kv_s for each in figures) / tokens
-    # The last layer was computed as far as its K and V only, which is what they take from a hidden state.
-    whole = [
-        (each.compute_token_s * layers - each.compute_hidden_s) / (layers - 1) if layers > 1 else each.compute_token_s
-        for each in figures
-    ]
+    whole = [_whole_layer_s(each, layers) for each in figures]
     token_s, pair_s = _line([each.tokens / 2 for each in figures], whole)
     return RestorationCosts(
         hidden=profile.hidden,
@@ -39,8 +35,19 @@ def costs_of(profile: RestorationProfile) -> RestorationCosts:
     )
 
 
+def _whole_layer_s(figure: RestorationFigure, layers: int) -> float:
+    """Seconds that a token takes in a layer that is computed to its end.
+
+    The last layer was computed as far as its K and V only, which is what they take from a hidden state. So the others
+    took longer than the mean; figures that say otherwise were disturbed, and then the mean is the best that is known.
+    """
+    if layers == 1:
+        return figure.compute_token_s
+    return max(figure.compute_token_s, (figure.compute_token_s * layers - figure.compute_hidden_s) / (layers - 1))
+
+
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """(a, b) of the line ``a + b x`` nearest to the points by least squares, with neither below 0."""
+    """(a, b) of the line ``a + b x`` nearest to the points, which are above 0, by least squares; neither is below 0."""
     count = len(xs)
     mean_x, mean_y = sum(xs) / count, sum(ys) / count
     spread = sum((x - mean_x) ** 2 for x in xs)

@@ -63,6 +63,17 @@ def test_no_cost_is_negative() -> None:
     assert 0.01 < steep.pair_us < 0.12
 
 
+def test_disturbed_figures_do_not_make_computing_cheaper_than_nothing() -> None:
+    """K and V alone cannot take longer than the layers that they are a part of; where that was measured, the mean is
+    what a layer takes.
+    """
+    disturbed = [msgspec.structs.replace(figure(tokens), compute_hidden_s=1e-3) for tokens in (256, 1024)]
+    costs = costs_of(profile(*disturbed))
+
+    assert costs.token_us + costs.pair_us * 256 / 2 == pytest.approx(disturbed[0].compute_token_s * 1e6)
+    assert costs.token_us + costs.pair_us * 1024 / 2 == pytest.approx(disturbed[1].compute_token_s * 1e6)
+
+
 def costs_with(**changes: float) -> LayerCosts:
     fields = {"token_us": 10.0, "pair_us": 0.01, **changes}
     return LayerCosts(layers=4, kv_bytes=256, hidden_bytes=256, hidden_us=2.0, **fields)

@@ -77,7 +77,8 @@ def test_what_was_measured_is_what_a_worker_joins_with(family: str, tmp_path: Pa
     assert costs is not None
     assert costs.hidden == projection.shape.hidden
     assert min(costs.hidden_us, costs.link_bytes_per_us) > 0
-    assert costs.token_us >= 0  # A line that fits a noisy measurement best may begin at nothing.
+    assert min(costs.token_us, costs.pair_us) >= 0
+    assert costs.token_us + costs.pair_us > 0
     assert none is None
 
 
@@ -100,7 +101,7 @@ def test_a_model_without_hidden_states_joins_with_costs_of_the_rest(tmp_path: Pa
     assert "does not follow from its hidden states" in said[0]
     assert costs is not None
     assert (costs.hidden, costs.hidden_us) == (0, 0.0)
-    assert costs.token_us >= 0
+    assert costs.token_us > 0
 
 
 @pytest.mark.parametrize(
