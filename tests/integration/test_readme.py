@@ -28,7 +28,7 @@ ADDRESS = "http://127.0.0.1:8000"
 PROGRAM = ".venv/bin/thermocline"
 
 NOT_RUN_HERE = {
-    "./task demo": "takes a minute; test_the_demo_finds_no_answer_wrong runs it with fewer documents",
+    "./task demo": "takes a minute; test_the_demo_finds_nothing_wrong runs it with fewer documents",
     "./task test": "it is what runs this test",
     "./task up": "it is the cell of these tests, which thermocline.supervisor.api starts by the same entry point",
 }
@@ -159,16 +159,25 @@ SEEN_ON_FULL_CORES = {
     "WRONG nothing was loaded back from host memory",
     "WRONG not every document was found on the disk after the restart",
 }
-"""What the demo says where computing a prefix was measured to cost no more than moving it; no answer is wrong."""
+"""What the demo may say where others have the cores: copies to lower tiers give way to everything else."""
 
 
-def test_the_demo_finds_no_answer_wrong() -> None:
-    """``./task demo`` with fewer documents: the same answers with the cache, without it, and after a restart.
+def test_the_demo_finds_nothing_wrong() -> None:
+    """``./task demo`` with fewer documents: the same answers with the cache, without it, and after a restart."""
+    for _ in range(3):
+        done = small_demo()
+        wrong = {line.strip() for line in done.stdout.splitlines() if line.startswith("WRONG")}
+        if not wrong or not wrong <= SEEN_ON_FULL_CORES:
+            break
 
-    Where prefixes are found depends on what copies and steps cost while others use the cores too.
-    """
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answers are the same, token for token" in " ".join(done.stdout.split())
+    assert "restarted" in done.stdout
+
+
+def small_demo() -> subprocess.CompletedProcess[str]:
     small = ["--documents", "6", "--questions", "5", "--document-tokens", "768", "--turns", "3"]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "thermocline", "demo", *small, "--device-kv-bytes", "12MiB"],
         capture_output=True,
         text=True,
@@ -176,10 +185,3 @@ def test_the_demo_finds_no_answer_wrong() -> None:
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "200"},
     )
-    wrong = {line.strip() for line in done.stdout.splitlines() if line.startswith("WRONG")}
-
-    assert wrong <= SEEN_ON_FULL_CORES, done.stdout + done.stderr
-    assert done.returncode == (1 if wrong else 0), done.stdout + done.stderr
-    assert "restarted" in done.stdout
-    if not wrong:
-        assert "answers are the same, token for token" in " ".join(done.stdout.split())
