@@ -58,11 +58,18 @@ class Lifecycle:
 
 
 async def beat(
-    bus: Bus, kind: Kind, process_id: str, incarnation: str, last_plan: Callable[[], int] = lambda: 0
+    bus: Bus,
+    kind: Kind,
+    process_id: str,
+    incarnation: str,
+    last_plan: Callable[[], int] = lambda: 0,
+    owned_bytes: Callable[[], dict[str, int]] = dict,
 ) -> None:
     """Publish a heartbeat every second until cancelled; a lost connection is no reason to stop."""
     while True:
-        heartbeat = Heartbeat(kind=kind, id=process_id, incarnation=incarnation, last_plan=last_plan())
+        heartbeat = Heartbeat(
+            kind=kind, id=process_id, incarnation=incarnation, last_plan=last_plan(), owned_bytes=owned_bytes()
+        )
         try:
             await bus.publish(subjects.heartbeat(kind, process_id), encode(heartbeat))
         except Unavailable:

@@ -1,6 +1,7 @@
-"""Write the chart's README: its values with defaults and descriptions, taken from the comments in ``values.yaml``.
+"""Write the chart's README, its values with defaults and descriptions, taken from the comments in ``values.yaml``; and
+``values-users.yaml``, which tells the chart's broker of a user for each kind of process.
 
-``python -m tools.chart_values`` writes it; a test checks that what is committed is what this makes, and that no value
+``python -m tools.chart_values`` writes both; tests check that what is committed is what this makes, and that no value
 lacks a description.
 """
 
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from thermocline.broker.permissions import ANY
+from thermocline.broker.users import OPERATOR, User, authorization, cell_users, variable
 
 CHART = Path(__file__).parents[1] / "infra" / "chart" / "thermocline"
 
@@ -28,6 +32,18 @@ Made by `python -m tools.chart_values` from `values.yaml`. `values.schema.json` 
 
 | value | default | meaning |
 |---|---|---|
+"""
+
+
+_USERS_HEAD = """\
+# A user of the chart's broker for each kind of process, with what it needs and nothing else. Made by
+# `python -m tools.chart_values` from what `thermocline broker-config` makes.
+#
+#   helm install cell infra/chart/thermocline --values infra/chart/thermocline/values-users.yaml
+#
+# The secret of broker.secretName has five keys then: gateway, scheduler, storage, worker, and password, which is the
+# operator's, for people and their commands.
+
 """
 
 
@@ -80,10 +96,38 @@ def readme(values: list[Value]) -> str:
     return _HEAD + "".join(rows)
 
 
+def users_values() -> str:
+    """The whole of values-users.yaml."""
+    users = cell_users([ANY], [ANY])
+    secret = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["broker"]["secretName"]
+    # Between such marks stands what the chart of NATS leaves unquoted, so that the server looks it up.
+    block = authorization(users, {user.name: f"<< ${variable(user.name)} >>" for user in users})
+    values = {
+        "broker": {"perProcess": True},
+        "nats": {
+            "config": {"merge": {"authorization": block}},
+            "container": {
+                "env": {
+                    variable(user.name): {"valueFrom": {"secretKeyRef": {"name": secret, "key": _secret_key(user)}}}
+                    for user in users
+                }
+            },
+        },
+    }
+    text: str = yaml.safe_dump(values, sort_keys=False, width=120)
+    return _USERS_HEAD + text
+
+
+def _secret_key(user: User) -> str:
+    # What a broker with a single user is started with is the operator's here, too.
+    return "password" if user.name == OPERATOR else user.name
+
+
 def main() -> None:
-    """Write README.md beside ``values.yaml``."""
+    """Write README.md and values-users.yaml beside ``values.yaml``."""
     values = chart_values((CHART / "values.yaml").read_text(encoding="utf-8"))
     (CHART / "README.md").write_text(readme(values), encoding="utf-8")
+    (CHART / "values-users.yaml").write_text(users_values(), encoding="utf-8")
 
 
 if __name__ == "__main__":

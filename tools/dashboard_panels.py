@@ -92,6 +92,30 @@ SERVING = Dashboard(
             ),
         ),
         (
+            "Tenants",
+            (
+                Panel(
+                    "Requests by tenant",
+                    "short",
+                    (("{{tenant}} {{state}}", f"max by (tenant, state) ({P}tenant_requests)"),),
+                    "Of the whole cell. Everybody who is no tenant of the file is other.",
+                ),
+                Panel(
+                    "Tokens per second by tenant",
+                    "short",
+                    (
+                        ("{{tenant}} prompt", _rate("tenant_prompt_tokens_total", "tenant")),
+                        ("{{tenant}} output", _rate("tenant_generation_tokens_total", "tenant")),
+                    ),
+                ),
+                Panel(
+                    "Turned away with 429",
+                    "reqps",
+                    (("{{tenant}}: {{reason}}", _rate("tenant_requests_rejected_total", "tenant, reason")),),
+                ),
+            ),
+        ),
+        (
             "Failures",
             (
                 Panel("Processes up", "short", (("{{job}}", "sum by (job) (up)"),)),
@@ -229,6 +253,30 @@ CACHE = Dashboard(
                     ),
                 ),
                 Panel("Wasted by reading ahead", "Bps", (("bytes", _rate("worker_sparse_wasted_bytes_total")),)),
+            ),
+        ),
+        (
+            "Tenants",
+            (
+                Panel(
+                    "Cached bytes by tenant",
+                    "bytes",
+                    (("{{tenant}} {{tier}}", f"max by (tenant, tier) ({P}tenant_cached_bytes)"),),
+                    "Tenants with one salt have one cache, and each shows all of it.",
+                ),
+                Panel(
+                    "Share of prompt tokens found, by tenant",
+                    "percentunit",
+                    (
+                        (
+                            "{{tenant}}",
+                            _ratio(
+                                _rate("tenant_prompt_tokens_cached_total", "tenant"),
+                                _rate("tenant_prompt_tokens_total", "tenant"),
+                            ),
+                        ),
+                    ),
+                ),
             ),
         ),
         (

@@ -11,7 +11,7 @@ from shared.metrics import FACTS, MetricFacts
 COMMON = ("shared.bus.measures",)
 
 PROCESSES: dict[str, tuple[str, ...]] = {
-    "gateway": ("services.gateway.metrics",),
+    "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics"),
     "scheduler": ("services.scheduler.cell_metrics", "services.scheduler.cell_families"),
     "worker": ("services.worker.metrics",),
     "storage": ("services.storage.measures",),
@@ -24,7 +24,8 @@ _UNITS_OF = {"thermocline_prefix_cache_queries": "tokens", "thermocline_prefix_c
 """Names of the field that do not say what they count."""
 
 _ABOUT = {
-    "gateway": "At `/metrics` of the API's own port, and at `--metrics-port` if that is set.",
+    "gateway": "At `/metrics` of the API's own port as far as `--api-metrics` lets, and at `--metrics-port` if that is "
+    "set. Tenants are those of the [file of tenants](../how-to/secure.md); everybody else is `other`.",
     "scheduler": "At `--metrics-port`. What is said of the cell comes from the active scheduler's last status, at most "
     "half a second old; a standby exports those families without samples.",
     "worker": "At `--metrics-port`.",

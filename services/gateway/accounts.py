@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.gateway import metrics
+from services.gateway import metrics, tenant_metrics
 from services.gateway.rate_limits import Bucket, duration, full, resized
-from services.gateway.tenants import Tenant
+from services.gateway.tenants import OTHER, Tenant
 from shared.errors import RateLimited
 
 RETRY_AFTER_MS = 1_000
@@ -19,11 +19,15 @@ OPEN = Tenant(salt="")
 
 @dataclass(slots=True)
 class Account:
-    """``name`` is the tenant's in the cell. Counts outlive a change of the limits."""
+    """``name`` is the tenant's in the cell. Counts outlive a change of the limits.
+
+    ``is_listed``: it is in the file of tenants, and has metrics of its own.
+    """
 
     name: str
     tenant: Tenant
     clock: Callable[[], float]
+    is_listed: bool = False
     requests: Bucket | None = None
     tokens: Bucket | None = None
     in_progress: int = 0
@@ -32,6 +36,11 @@ class Account:
         now_s = self.clock()
         self.requests = full(self.tenant.requests_per_minute, now_s)
         self.tokens = full(self.tenant.tokens_per_minute, now_s)
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return self.name if self.is_listed else OTHER
 
     def change(self, tenant: Tenant) -> None:
         """The tenant's limits are others from now on; what is in progress goes on."""
@@ -59,7 +68,7 @@ class Account:
         """So many more choices are in progress. Raises RateLimited."""
         limit = self.tenant.max_concurrent
         if limit and self.in_progress + choices > limit:
-            metrics.RATE_LIMITED.labels("concurrency").inc()
+            self._turned_away("concurrency")
             raise RateLimited(
                 f"This key's tenant may have {limit} choices in progress; {self.in_progress} are, "
                 f"and {choices} more were asked for.",
@@ -86,10 +95,14 @@ class Account:
         now_s = self.clock()
         wait_s = bucket.wait_s(units, now_s)
         if wait_s > 0:
-            metrics.RATE_LIMITED.labels(what).inc()
+            self._turned_away(what)
             raise RateLimited(
                 f"Rate limit reached on {what} per minute: limit {bucket.per_minute}, "
                 f"remaining {bucket.remaining(now_s)}, requested {units}. Try again in {duration(wait_s)}.",
                 retry_after_ms=max(1, round(wait_s * 1000)),
             )
         bucket.spend(units, now_s)
+
+    def _turned_away(self, limit: str) -> None:
+        metrics.RATE_LIMITED.labels(limit).inc()
+        tenant_metrics.turned_away(self.label, limit)

@@ -18,7 +18,7 @@ from services.gateway.routes.cell import cell_router
 from services.gateway.routes.chat import chat_router
 from services.gateway.routes.completions import completions_router
 from services.gateway.routes.models import models_router
-from services.gateway.routes.operations import operations_router, package_version
+from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
 from services.gateway.routes.requests import requests_router
 from services.gateway.routes.tokenization import tokenization_router
 from services.gateway.ui.pages import ui_router
@@ -55,7 +55,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
-    served = Boundary(app, gateway.callers, gateway.config.admin_key)
+    closed = frozenset({METRICS_PATH}) if gateway.config.api_metrics == "admin" else frozenset()
+    served = Boundary(app, gateway.callers, gateway.config.admin_key, closed)
     if gateway.tracer is None:
         return served
     return TracedApp(served, gateway.tracer, gateway.config.trace_share)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from services.gateway import metrics
@@ -21,15 +23,19 @@ from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import check_default, read_importance_gate
 from services.gateway.keys import tenant_id
 from services.gateway.model_facts import ModelFacts, read_model_facts
+from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
 from services.gateway.recent_requests import RecentRequests
 from services.gateway.shell import GatewayShell
+from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.views.tenant_view import tenant_view
 from shared import logs, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.lifecycle import Lifecycle
+from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
 from shared.tracing import Tracer
 
@@ -134,13 +140,33 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
         bus = await connect_with(config, f"gateway {config.id}")
         try:
             gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer)
-            serve_metrics(config.metrics_port, config.metrics_host)
-            if config.tenants:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.look_now)
-            _log.info("gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance)
-            await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway), tls), sock, life)
+            with _measured(gateway):
+                serve_metrics(config.metrics_port, config.metrics_host)
+                if config.tenants:
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callers.look_now)
+                _log.info(
+                    "gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance
+                )
+                await GatewayShell(gateway, incarnation).serve(make_server(build_app(gateway), tls), sock, life)
         finally:
             await bus.close()
             tokenizer.close()
     finally:
         sock.close()
+
+
+@contextlib.contextmanager
+def _measured(gateway: Gateway) -> Iterator[None]:
+    """Have scrapes, whichever port they come by, ask this gateway for what is not counted as it happens."""
+
+    def tenants() -> list[CellTenant]:
+        status = gateway.cell.fresh_status(gateway.clock())
+        return tenant_view(status, gateway.callers.owners) if status is not None else []
+
+    collector = TenantCollector(tenants)
+    REGISTRY.register(collector)
+    metrics.OUTBOX_WAITING.set_function(lambda: len(gateway.dispatcher.outbox))
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)

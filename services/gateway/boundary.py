@@ -32,10 +32,14 @@ def error_headers(error: ThermoclineError) -> dict[str, str]:
 class Boundary:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, callers: Callers, admin_key: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, callers: Callers, admin_key: str = "", closed_paths: frozenset[str] = frozenset()
+    ) -> None:
+        """``closed_paths`` open to the admin key alone, beside what always does."""
         self._app = app
         self._callers = callers
         self._admin_key = admin_key
+        self._closed_paths = closed_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +63,7 @@ class Boundary:
 
         metrics.CONNECTIONS_OPEN.inc()
         try:
-            if is_admin_path(scope["path"]):
+            if is_admin_path(scope["path"]) or scope["path"] in self._closed_paths:
                 check_admin(Headers(scope=scope), self._admin_key)
             elif is_open_to_admin(scope["path"]) and holds_admin_key(Headers(scope=scope), self._admin_key):
                 scope["state"]["is_admin"] = True

@@ -42,6 +42,10 @@ class CellView:
             reasons.append("the cell serves another model than this gateway")
         return reasons
 
+    def fresh_status(self, now_s: float) -> CellStatus | None:
+        """The last status, if the scheduler has been heard of lately."""
+        return self.status if now_s - self.heard_s <= FRESH_S else None
+
     def max_context(self, own: int) -> int:
         """The context bound: the model's, or the cell's where its pools hold less."""
         cell = self.status.max_context if self.status is not None else 0

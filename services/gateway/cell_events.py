@@ -71,4 +71,4 @@ def cell_event(gateway: Gateway) -> bytes:
     if cell.status is None or age_s > FRESH_S:
         error = Unavailable("the scheduler has not been heard of lately", retry_after_ms=RETRY_AFTER_MS)
         return sse.error_event(error)
-    return sse.event(msgspec.json.encode(cell_view(cell.status, age_s)))
+    return sse.event(msgspec.json.encode(cell_view(cell.status, gateway.callers.owners, age_s)))

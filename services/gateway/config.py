@@ -16,6 +16,7 @@ from shared.tracing import Traces
 MIN_ADMIN_KEY = 16
 
 ImportanceMode = Literal["off", "gated", "on"]
+ApiMetrics = Literal["open", "admin", "closed"]
 
 
 class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
         str, Meta(description="TOML file of tenants: their keys, limits and salts; thermocline keys writes it")
     ] = ""
     admin_key: Annotated[
-        str, Meta(description="key that opens /v1/cache, the cache's administration; empty leaves it closed")
+        str, Meta(description="key that opens the administration, /v1/cache and /v1/cell; empty leaves it closed")
     ] = ""
     importance: Annotated[
         ImportanceMode,
@@ -74,6 +75,9 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     probe_ms: Annotated[int, Meta(description="pause after which a worker is asked for lost tokens", ge=1)] = 5_000
     threads: Annotated[int, Meta(description="threads that tokenise long prompts", ge=1, le=64)] = 2
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
+    api_metrics: Annotated[
+        ApiMetrics, Meta(description="who gets /metrics at the API's port: everybody, who has the admin key, or nobody")
+    ] = "open"
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
     metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
     traces: Traces = ""
@@ -94,6 +98,8 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
         faults = self.broker_faults() + self._importance_faults()
         if bool(self.tls_cert) != bool(self.tls_key):
             faults.append("--tls-cert and --tls-key need each other")
+        if self.api_metrics == "admin" and not self.admin_key:
+            faults.append("--api-metrics admin needs --admin-key")
         if faults:
             raise ValueError("; ".join(faults))
 

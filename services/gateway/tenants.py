@@ -11,7 +11,8 @@
     max_queued = 64
     device_bytes = 8_589_934_592       # of its KV, on each device,
     host_bytes = 34_359_738_368        # in each node's host memory,
-    disk_bytes = 214_748_364_800       # and on each node's disk
+    disk_bytes = 214_748_364_800       # on each node's disk
+    remote_bytes = 1_099_511_627_776   # and in the object store
 
 ``thermocline keys`` writes it.
 """
@@ -38,6 +39,8 @@ MIN_SALT_CHARACTERS = 16
 MAX_BYTES = 2**60
 RESERVED = "operator"
 """Under this name the administration's own requests run."""
+OTHER = "other"
+"""In metrics, everybody who is no tenant of the file."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
@@ -62,22 +65,27 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device_bytes: Bytes = 0
     host_bytes: Bytes = 0
     disk_bytes: Bytes = 0
+    remote_bytes: Bytes = 0
 
     def quota(self) -> CacheQuota | None:
-        """What the cell is to know of its bytes with each request; None where they have no bound."""
-        if not any(getattr(self, name) for name in QUOTAS):
+        """What the cell is to know of its bytes with each request, bounds or none: it counts them.
+
+        None where the KV is nobody's.
+        """
+        if not self.salt:
             return None
         return CacheQuota(
             owner=key_digest(self.salt),
             device_bytes=self.device_bytes,
             host_bytes=self.host_bytes,
             disk_bytes=self.disk_bytes,
+            remote_bytes=self.remote_bytes,
         )
 
 
 Tenants = Mapping[str, Tenant]
 
-QUOTAS = ("device_bytes", "host_bytes", "disk_bytes")
+QUOTAS = ("device_bytes", "host_bytes", "disk_bytes", "remote_bytes")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_queued", *QUOTAS)
 
 
@@ -87,6 +95,8 @@ def name_fault(name: str) -> str:
         return "a name has 1 to 64 letters, digits, - or _"
     if name == RESERVED:
         return f"the name {RESERVED} is taken by the administration"
+    if name == OTHER:
+        return f"the name {OTHER} stands for everybody else"
     if _OF_AN_API_KEY.match(name):
         return "names of 16 hex digits are those of --api-keys"
     return ""

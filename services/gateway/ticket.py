@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.gateway import metrics
+from services.gateway import metrics, tenant_metrics
 from services.gateway.accounts import Account
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.gateway import Gateway
 from services.gateway.pending import Generation
 from services.gateway.request_spans import record_generation
-from shared.errors import InvalidRequest, RequestCancelled
+from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
 
 
 class Ticket:
@@ -63,6 +63,7 @@ class Ticket:
             self._gateway.dispatcher.end(self._generation, reason.code)
             self._gateway.recent.end(self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
+            tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:
                 record_generation(self._gateway.tracer, self._generation)
             self._account.spend_answer(sum(len(choice.assembly.tokens) for choice in self._generation.choices))
@@ -73,7 +74,8 @@ class Ticket:
         self._account.take(choices)
         try:
             self._gateway.slots.take(choices)
-        except BaseException:
+        except TooManyConnections:
             self._account.give_back(choices)
+            tenant_metrics.turned_away(self._account.label, tenant_metrics.GATEWAY)
             raise
         self._slots += choices

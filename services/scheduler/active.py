@@ -14,6 +14,7 @@ import msgspec
 
 from services.scheduler import cell_metrics, core
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.disk_usage import DiskUsage
 from services.scheduler.fold import Folded
 from services.scheduler.follower import Follower
 from services.scheduler.inputs_writer import append_until_stored
@@ -71,6 +72,7 @@ class Active:
         self._outbox = outbox
         self.liveness = Liveness(config.heartbeat_lost_ms * 1_000_000)
         self._somebody_is_gone = asyncio.Event()
+        self._disk_usage = DiskUsage()
         self._collector = collector
         self._tracer = tracer
         self._monotonic_ns = monotonic_ns
@@ -128,6 +130,7 @@ class Active:
     def beat(self, heartbeat: Heartbeat) -> None:
         """A heartbeat came; one that tells of an end is looked into at once."""
         self.liveness.beat(heartbeat, self._monotonic_ns())
+        self._disk_usage.note(heartbeat)
         if heartbeat.is_gone:
             self._somebody_is_gone.set()
 
@@ -246,6 +249,7 @@ class Active:
             # The position, not the last input: skipped messages count as seen.
             position = self._follower.position
             status = msgspec.structs.replace(core.status(self._held_state(), self._config.id), seq=position)
+        status = self._disk_usage.told(status)
         self._collector.latest = status
         return status
 

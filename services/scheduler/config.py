@@ -25,6 +25,9 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
 
+    prefix_caching: Annotated[
+        bool, Meta(description="keep KV for later requests and reuse it; false computes every prompt whole")
+    ] = _CELL.prefix_caching
     policy: Annotated[str, Meta(description="eviction policy")] = _CELL.policy
     eviction_expression: Annotated[
         str, Meta(description="priority of policy hotprefix, x op y op z over clock, frequency and length")

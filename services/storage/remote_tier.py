@@ -4,6 +4,8 @@ An upload waits in a bounded line as a name, not as a buffer: its blob is read f
 and compared with what was written, so a slow store holds no memory and never gets what the disk has spoilt. What
 does not fit in the line, or fails, is on the disk all the same; it is counted, and no save fails for it.
 
+An owner of namespaces may have a quota here, too (:mod:`core.remote_shares`): what would go beyond it is not uploaded.
+
 What the store lacks, when to try again and when to leave it alone is for ``backends/object_store`` to know.
 """
 
@@ -12,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from services.storage import measures
-from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import ReadChunk
 from services.storage.chunk_writing import blob_digest
+from services.storage.core.remote_shares import RemoteShares
 from services.storage.core.tier_health import TierHealth
 from services.storage.io_threads import IoThreads
 from shared import logs
@@ -28,6 +32,8 @@ from shared.errors import IntegrityError, ThermoclineError
 
 MAX_UPLOADS = 4096
 MOST_TRIES = 3
+OVER_QUOTA = "its owner's quota in the object store is full"
+COUNTED_AT_ONCE = 1000
 
 _log = logs.get_logger("storage")
 
@@ -67,6 +73,8 @@ class RemoteTier:
         self._max_uploads = max_uploads
         self._uploads: deque[Upload] = deque()
         self._health = TierHealth(first_s=1.0, most_s=30.0)  # Of uploads.
+        self._shares = RemoteShares()
+        self._counting = asyncio.Lock()
         self._changed = asyncio.Event()
 
     @property
@@ -93,19 +101,51 @@ class RemoteTier:
         return header
 
     async def write(self, key: ChunkKey, place: int, blob: memoryview) -> str:
-        """Put a blob into the store. Returns "", or why it could not be."""
-        started_s = self._clock_s()
+        """Put a blob into the store. Returns "", or why it could not be: ``OVER_QUOTA``, or what went wrong."""
+        started_s, is_reserved, is_new = self._clock_s(), False, False
         try:
-            await self._threads.run(False, self.backend.put, key, blob, stripe=place, timeout_s=self.timeout_s)
+            is_reserved = await self._reserve(key.namespace, blob.nbytes)
+            if not is_reserved:
+                measures.UPLOADS.labels("over_quota").inc()
+                return OVER_QUOTA
+            put = self.backend.put
+            is_new = await self._threads.run(False, put, key, blob, stripe=place, timeout_s=self.timeout_s)
         except (ThermoclineError, OSError) as error:
             # The backend says in the log when the store goes away and when it is back.
             self.upload_failures += 1
             measures.UPLOADS.labels("failed").inc()
             return str(error)
+        finally:
+            if is_reserved and not is_new:
+                self._shares.give_back(key.namespace, blob.nbytes)
         self.uploaded += 1
         measures.UPLOADS.labels("done").inc()
         measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
         return ""
+
+    def own(self, namespace: str, owner: str, quota: int) -> None:
+        """A namespace is this owner's, who may have ``quota`` bytes in the store from now on; 0 is no bound."""
+        self._shares.learn(namespace, owner, quota)
+
+    async def _reserve(self, namespace: str, nbytes: int) -> bool:
+        """Whether a chunk is within its owner's quota; counts what is in the store first if that is not known.
+
+        Raises as the backend's listing does.
+        """
+        async with self._counting:
+            for name in self._shares.uncounted(namespace, self._clock_s()):
+                await self._count(name)
+        return self._shares.reserve(namespace, nbytes)
+
+    async def _count(self, namespace: str) -> None:
+        begun_s, nbytes, seen = self._clock_s(), 0, COUNTED_AT_ONCE
+        self._shares.counting(namespace)
+        entries = self.backend.entries(namespace)
+        while seen == COUNTED_AT_ONCE:
+            # A thread's turn for some at a time: saves go on between.
+            seen, found = await self._threads.run(False, _count_some, entries)
+            nbytes += found
+        self._shares.counted(namespace, nbytes, begun_s)
 
     def upload(self, upload: Upload) -> None:
         """Put it in line; when that is full it is left out."""
@@ -118,7 +158,8 @@ class RemoteTier:
         self._changed.set()
 
     def forget(self, namespace: str) -> None:
-        """Upload nothing of a namespace ("" is all) that still waits."""
+        """A namespace ("" is all) is being deleted: upload nothing of it that still waits."""
+        self._shares.deleted(namespace)
         kept = [upload for upload in self._uploads if namespace and upload.key.namespace != namespace]
         self._uploads = deque(kept)
         measures.UPLOADS_WAITING.set(len(self._uploads))
@@ -143,10 +184,10 @@ class RemoteTier:
                 if not nbytes:
                     measures.UPLOADS.labels("gone").inc()
                     continue
-                is_done = not await self.write(upload.key, upload.place, buffer[:nbytes])
-            await self._settle(upload, is_done)
+                error = await self.write(upload.key, upload.place, buffer[:nbytes])
+            await self._settle(upload, is_done=error in ("", OVER_QUOTA))
 
-    async def _settle(self, upload: Upload, is_done: bool) -> None:
+    async def _settle(self, upload: Upload, *, is_done: bool) -> None:
         """After a failure, try again later, a few times; until then the line stands still."""
         if is_done:
             self._health.worked()
@@ -155,6 +196,12 @@ class RemoteTier:
         if upload.failures + 1 < MOST_TRIES:
             self.upload(replace(upload, failures=upload.failures + 1))
         await asyncio.sleep(self._health.wait_s(self._clock_s()))
+
+
+def _count_some(entries: Iterator[ChunkEntry]) -> tuple[int, int]:
+    """(chunks seen, their bytes). Raises TransportError when the store fails."""
+    some = list(islice(entries, COUNTED_AT_ONCE))
+    return len(some), sum(entry.nbytes for entry in some)
 
 
 def _read_again(disk: ChunkBackend, upload: Upload, buffer: memoryview, timeout_s: float) -> int:

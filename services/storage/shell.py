@@ -188,7 +188,14 @@ class StorageShell:
             _log.warning("left_unannounced", reason="the broker did not answer in time")
 
     async def _beat(self) -> None:
-        await beat(self._bus, "storage", self._config.id, self.incarnation, lambda: self._plans.last)
+        await beat(
+            self._bus,
+            "storage",
+            self._config.id,
+            self.incarnation,
+            lambda: self._plans.last,
+            self._tiers.owned_bytes,
+        )
 
     async def _inventory(self, data: bytes) -> bytes:
         decode(data, GetInventory)

@@ -35,7 +35,7 @@ from shared.errors import ConfigError, InvalidRequest, QueueFull
 from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.pools import ChunkForm, KvGeometry
-from shared.messages.status import ChunksVerified, VerifyChunks
+from shared.messages.status import OWNERS_TOLD, ChunksVerified, VerifyChunks
 from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
 from shared.tracing import Tracer
 
@@ -190,8 +190,12 @@ class Tiers:
             await made.fetcher.add(order)
 
     async def _own(self, order: SaveChunks | FetchChunks) -> None:
-        """Keep what an order's owner has on the disk within its quota, before more of it comes."""
-        if order.quota is not None and self._disk is not None:
+        """Keep what an order's owner has below within its quotas, before more of it comes."""
+        if order.quota is None:
+            return
+        if self._remote is not None:
+            self._remote.own(order.namespace, order.quota.owner, order.quota.remote_bytes)
+        if self._disk is not None:
             await self._events.dropped(await self._disk.own(order.namespace, order.quota))
 
     def cancel(self, fetch_id: int) -> None:
@@ -225,6 +229,10 @@ class Tiers:
         if self._scrubber is None or not self._pipelines:
             return ChunksVerified(checked=0, nbytes=0)
         return await self._scrubber.verify(call)
+
+    def owned_bytes(self) -> dict[str, int]:
+        """Bytes on the disk by owner; empty without a disk."""
+        return self._disk.index.owned_bytes(OWNERS_TOLD) if self._disk is not None else {}
 
     def counters(self) -> dict[str, int]:
         """For the inventory."""

@@ -18,6 +18,7 @@ PrefetchWait = Literal["best_effort", "deadline", "full"]
 class CellConfig(Message, frozen=True):
     """Everything that shapes decisions. It is itself an input, so a recording carries it."""
 
+    prefix_caching: bool = True  # Requests reuse KV of earlier ones and leave theirs; without it, none does either.
     policy: str = "thermocline"  # Eviction policy.
     eviction_expression: str = "frequency + clock / length"  # Priority of policy "hotprefix"; the least goes first.
     hotness_expression: str = "frequency * clock"  # Of admission and promotion.

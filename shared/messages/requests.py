@@ -54,7 +54,8 @@ class CacheHints(Message, frozen=True):
 
 
 class CacheQuota(Message, frozen=True):
-    """How many bytes KV of one owner may take in each pool: each device, each host pool, each disk. 0 is no bound.
+    """How many bytes KV of one owner may take in each pool: each device, each host pool, each disk, and in the object
+    store. 0 is no bound.
 
     The owner is a tenant's salt, told by its digest (``shared.ids.key_digest``): tenants of one salt have one cache,
     and one quota.
@@ -64,6 +65,7 @@ class CacheQuota(Message, frozen=True):
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+    remote_bytes: int = 0
 
 
 class SubmitRequest(Message, frozen=True):

@@ -10,6 +10,10 @@ from shared.messages.tokens import TokenItem
 Kind = Literal["gateway", "scheduler", "worker", "storage"]
 
 
+OWNERS_TOLD = 1024
+"""Owners, and tenants, that a message tells apart at the most: those with most."""
+
+
 class Heartbeat(Message, frozen=True):
     """Published by every process about once a second on ``heartbeat.<kind>.<id>``.
 
@@ -21,6 +25,7 @@ class Heartbeat(Message, frozen=True):
     incarnation: str
     last_plan: int = 0  # Highest plan number executed.
     is_gone: bool = False
+    owned_bytes: dict[str, int] = {}  # Of a storage with a disk: bytes there by owner, see ``OwnerBytes``.
 
 
 class PoolStatus(Message, frozen=True):
@@ -54,6 +59,23 @@ class RestorationStatus(Message, frozen=True):
     error: float  # and the same without its sign.
 
 
+class TenantLoad(Message, frozen=True):
+    """Requests of one tenant, by the name that they carry; "" is who has no key."""
+
+    tenant: str
+    running: int
+    waiting: int
+
+
+class OwnerBytes(Message, frozen=True):
+    """Cached bytes of one owner (``CacheQuota.owner``) in all pools of a tier together; "" is all the rest."""
+
+    owner: str
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+
 class CellStatus(Message, frozen=True):
     """Published by the active scheduler twice a second on ``status``, and on request at ``rpc.scheduler.status``."""
 
@@ -85,6 +107,8 @@ class CellStatus(Message, frozen=True):
     restorations: tuple[RestorationStatus, ...] = ()
     deferred_for_fetch: int = 0  # Of ``deferred``: for what a storage is bringing from below.
     unplaced: int = 0  # Of ``queued``: there is no worker for them to wait at.
+    tenant_loads: tuple[TenantLoad, ...] = ()  # Of tenants that have any request.
+    owner_bytes: tuple[OwnerBytes, ...] = ()
 
     @property
     def chunks_in_all(self) -> int:

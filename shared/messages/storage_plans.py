@@ -46,10 +46,13 @@ class BackupPages(Message, frozen=True):
 
 
 class DiskQuota(Message, frozen=True):
-    """How many bytes of a disk what one owner has there may take from now on; 0 is no bound. See ``CacheQuota``."""
+    """How many bytes of a disk, and of the object store, what one owner has there may take from now on; 0 is no bound.
+    See ``CacheQuota``.
+    """
 
     owner: str
     disk_bytes: int = 0
+    remote_bytes: int = 0
 
 
 class SaveChunks(Message, frozen=True):

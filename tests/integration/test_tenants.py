@@ -133,7 +133,7 @@ async def test_the_cell_is_told_whose_a_request_is_and_how_many_may_wait(tmp_pat
 
 
 async def test_the_cell_is_told_what_a_tenants_cache_may_take(tmp_path: Path) -> None:
-    """With each of its requests, and with those that an operator warms its cache by."""
+    """With each of its requests, bounds or none, and with those that an operator warms its cache by."""
     tenants = file_of(tmp_path, b={"device_bytes": 5, "disk_bytes": 2**60})
     async with (
         running_gateway(says("x"), tenants=tenants, admin_key=ADMIN["x-admin-key"]) as harness,
@@ -147,7 +147,7 @@ async def test_the_cell_is_told_what_a_tenants_cache_may_take(tmp_path: Path) ->
 
     quota = CacheQuota(owner=key_digest(SALTS["b"]), device_bytes=5, disk_bytes=2**60)
     assert [(request.tenant, request.quota) for request in (first, second, third)] == [
-        ("a", None),
+        ("a", CacheQuota(owner=key_digest(SALTS["a"]))),
         ("b", quota),
         ("operator", quota),
     ]

@@ -26,6 +26,21 @@ async def test_the_overview_shows_tiers_workers_and_hits(page: Page, gateway: St
     await expect(overview).to_contain_text("No worker has joined")
 
 
+async def test_tenants_are_shown_where_there_are_several(page: Page, gateway: StandIn) -> None:
+    """With their requests and bytes, the busiest first; a name is text, whatever it looks like."""
+    overview = page.locator("#view-overview")
+    await expect(overview.get_by_role("table", name="Tenants")).to_have_count(0)
+
+    quiet = {"waiting": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0}
+    gateway.cell = a_cell(
+        tenants=[quiet | {"tenant": "a", "running": 0}, quiet | {"tenant": "b", "running": 3, "host_bytes": 2**20}]
+    )
+
+    rows = overview.get_by_role("table", name="Tenants").locator("tbody tr")
+    await expect(rows.first).to_contain_text("1.0 MiB")
+    await expect(rows.locator("td:first-child")).to_have_text(["b", "a"])
+
+
 async def test_the_past_is_drawn_from_requests(browser: Browser) -> None:
     """Cached share and TTFT of requests that came lately, and figures of them."""
     stand_in = StandIn()

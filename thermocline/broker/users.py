@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from thermocline.broker.permissions import ANY, OF_KIND, OF_MEMBER, Permissions
 
@@ -60,25 +61,43 @@ def variable(name: str) -> str:
     return f"TC_NATS_{name.replace('-', '_').upper()}_PASSWORD"
 
 
+def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[str, Any]:
+    """The block for ``users`` as data, for configurations that are made of such. ``passwords`` by name."""
+    return {
+        "users": [
+            {
+                "user": user.name,
+                "password": passwords[user.name],
+                "permissions": {
+                    # Reading two streams takes some subjects twice.
+                    "publish": list(dict.fromkeys(user.permissions.publish)),
+                    "subscribe": list(dict.fromkeys(user.permissions.subscribe)),
+                    **({"allow_responses": {"max": 1, "expires": _ANSWER_WITHIN}} if user.permissions.answers else {}),
+                },
+            }
+            for user in users
+        ]
+    }
+
+
 def authorization_text(users: Sequence[User], passwords: Mapping[str, str]) -> str:
     """The block for ``users``. ``passwords`` by name, as they are to stand there: :func:`quoted`, or ``$VARIABLE``."""
     lines = ["authorization {", "  users: ["]
-    for user in users:
-        permissions = user.permissions
+    for entry in authorization(users, passwords)["users"]:
+        permissions = entry["permissions"]
         lines += [
             "    {",
-            f"      user: {quoted(user.name)}",
-            f"      password: {passwords[user.name]}",
+            f"      user: {quoted(entry['user'])}",
+            f"      password: {entry['password']}",
             "      permissions: {",
-            *_subjects("publish", permissions.publish),
-            *_subjects("subscribe", permissions.subscribe),
+            *_subjects("publish", permissions["publish"]),
+            *_subjects("subscribe", permissions["subscribe"]),
         ]
-        if permissions.answers:
+        if "allow_responses" in permissions:
             lines.append(f'        allow_responses: {{max: 1, expires: "{_ANSWER_WITHIN}"}}')
         lines += ["      }", "    }"]
     return "\n".join([*lines, "  ]", "}", ""])
 
 
 def _subjects(verb: str, allowed: Sequence[str]) -> list[str]:
-    # Reading two streams takes some subjects twice.
-    return [f"        {verb}: [", *(f"          {quoted(subject)}" for subject in dict.fromkeys(allowed)), "        ]"]
+    return [f"        {verb}: [", *(f"          {quoted(subject)}" for subject in allowed), "        ]"]

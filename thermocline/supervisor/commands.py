@@ -60,6 +60,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
     digests = cell.data_dir / "models"
     scheduler: Settings = {
         **common,
+        "prefix_caching": config.prefix_caching,
         "policy": config.policy,
         "state_form": config.state_form,
         "restoring": config.restoring,

@@ -26,6 +26,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(description="number of workers")] = 1
     schedulers: Annotated[int, Meta(description="number of schedulers: one is active, the others stand by")] = 1
     page_size: Annotated[int | None, Meta(description="tokens of a page")] = None
+    prefix_caching: Annotated[bool | None, Meta(description="keep KV for later requests and reuse it")] = None
     policy: Annotated[str | None, Meta(description="eviction policy")] = None
     device_kv_bytes: Annotated[int | None, Meta(description="device pool of each worker, such as 64MiB")] = None
     host_kv_bytes: Annotated[int | None, Meta(description="host pool of this node, such as 1GiB")] = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from services.gateway.openai_schema.cell import CellReport
+from services.gateway.openai_schema.cell import CellReport, CellTenant
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.views.cache_view import HIT_TIERS
-from thermocline.cache.tables import shortened
+from thermocline.cache.tables import shortened, size
 from thermocline.top.request_figures import cached_share, ttft_quantile_ms
 from thermocline.top.source import Snapshot
 from thermocline.top.styles import SOURCES, bar, milliseconds, percent
 
 _SPARKS = "▁▂▃▄▅▆▇█"
+_TENANTS = 8
 _TIER_ORDER = {"device": 0, "host": 1, "state": 2}
 
 
@@ -33,6 +34,7 @@ def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:
         *_pools(cell, width),
         Text(),
         *_hits(cell, width),
+        *_tenants(cell),
         Text(),
         Text("first token, of the latest requests", style="bold"),
         _facts(median=milliseconds(ttft_quantile_ms(requests, 0.5)), p95=milliseconds(ttft_quantile_ms(requests, 0.95)),
@@ -93,6 +95,26 @@ def _hits(cell: CellReport, width: int) -> list[Text]:
         return [heading, Text("none yet", style="dim")]
     parts = [(float(tokens), SOURCES[tier]) for tier, tokens in found.items()]
     return [heading, bar(parts, sum(found.values()), max(10, width - 2)), words]
+
+
+def _tenants(cell: CellReport) -> list[Text]:
+    """The file's tenants and everybody else, the busiest first; nothing where there is nobody to tell apart."""
+    if len(cell.tenants) < 2:
+        return []
+    busiest = sorted(cell.tenants, key=lambda one: (-one.running - one.waiting, -cached_bytes(one), one.tenant))
+    heading = f"{'tenant':<24}{'running':>9}{'waiting':>9}{'device':>11}{'host':>11}{'disk':>11}"
+    lines = [Text(), Text(heading, style="bold")]
+    for one in busiest[:_TENANTS]:
+        held = "".join(f"{size(nbytes):>11}" for nbytes in (one.device_bytes, one.host_bytes, one.disk_bytes))
+        lines.append(Text(f"{shortened(one.tenant, 22):<24}{one.running:>9,}{one.waiting:>9,}{held}"))
+    if len(busiest) > _TENANTS:
+        lines.append(Text(f"and {len(busiest) - _TENANTS:,} more", style="dim"))
+    return lines
+
+
+def cached_bytes(tenant: CellTenant) -> int:
+    """What a tenant has in all tiers together."""
+    return tenant.device_bytes + tenant.host_bytes + tenant.disk_bytes
 
 
 def _sparkline(requests: list[Explanation], width: int) -> Text:

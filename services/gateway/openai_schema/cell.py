@@ -31,10 +31,25 @@ class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
     error: float
 
 
+class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cell has of a tenant, or of everybody who is none (``other``). Bytes are of all pools of a tier.
+
+    Tenants of one salt have one cache: each is told all of it.
+    """
+
+    tenant: str
+    running: int
+    waiting: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
 class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
 
-    ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for.
+    ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for. ``tenants`` are those
+    of this gateway's file and ``other``; none without a file.
     """
 
     object: str = "cell"
@@ -67,3 +82,4 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     restorations: list[CellRestoration]
     deferred_for_fetch: int = 0
     unplaced: int = 0
+    tenants: list[CellTenant] = []

@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
-from services.gateway import metrics
 from services.gateway.boundary import error_headers
+from services.gateway.config import ApiMetrics
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.models import Health, Version
@@ -18,6 +18,7 @@ from services.gateway.openapi import describes
 from shared.errors import Unavailable
 from shared.metrics import render
 
+METRICS_PATH = "/metrics"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -61,10 +62,11 @@ def operations_router(gateway: Gateway) -> APIRouter:
             msgspec.json.encode(body), error.status, headers=error_headers(error), media_type="application/json"
         )
 
-    @router.get("/metrics", response_model=None, summary="Prometheus metrics", response_class=Response)
-    async def get_metrics() -> Response:
-        metrics.OUTBOX_WAITING.set(len(gateway.dispatcher.outbox))
-        return Response(render(), headers={"content-type": METRICS_TYPE})
+    if gateway.config.api_metrics != "closed":
+
+        @router.get(METRICS_PATH, response_model=None, summary="Prometheus metrics", response_class=Response)
+        async def get_metrics() -> Response:
+            return Response(render(), headers={"content-type": METRICS_TYPE})
 
     @router.get("/version", response_model=None, openapi_extra=describes(None, Version), summary="Version")
     async def get_version() -> Response:
@@ -72,7 +74,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/", response_model=None, include_in_schema=False)
     async def page() -> Response:
-        return HTMLResponse(_page(gateway.facts.name, own_version))
+        return HTMLResponse(_page(gateway.facts.name, own_version, gateway.config.api_metrics))
 
     return router
 
@@ -88,16 +90,22 @@ _ENDPOINTS = (
     ("GET", "/ui", "a live page of the cell; for operators"),
     ("GET", "/health/live", "whether this process runs"),
     ("GET", "/health/ready", "whether requests would be answered now"),
-    ("GET", "/metrics", "Prometheus metrics"),
+    ("GET", METRICS_PATH, "Prometheus metrics"),
     ("GET", "/version", "version"),
     ("GET", "/openapi.json", "a description of all of these"),
 )
 
 
-def _page(model: str, own_version: str) -> str:
+_WORDS_ON_METRICS = {"open": "", "admin": "; for operators, under the admin key"}
+
+
+def _page(model: str, own_version: str, api_metrics: ApiMetrics) -> str:
     """The page at ``/``; it loads nothing from anywhere."""
     rows = "".join(
-        f"<tr><td>{method}</td><td><code>{path}</code></td><td>{what}</td></tr>" for method, path, what in _ENDPOINTS
+        f"<tr><td>{method}</td><td><code>{path}</code></td><td>{what}"
+        f"{_WORDS_ON_METRICS[api_metrics] if path == METRICS_PATH else ''}</td></tr>"
+        for method, path, what in _ENDPOINTS
+        if path != METRICS_PATH or api_metrics != "closed"
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Thermocline</title>"

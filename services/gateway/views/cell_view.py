@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from services.gateway.openai_schema.cell import CellReport
+from services.gateway.views.tenant_view import tenant_view
 from shared.messages.status import CellStatus
 
 
-def cell_view(status: CellStatus, age_s: float = 0.0) -> CellReport:
-    """``status``, which this gateway heard ``age_s`` ago."""
+def cell_view(status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0) -> CellReport:
+    """``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants."""
     report = msgspec.convert(status, CellReport, from_attributes=True)
-    return msgspec.structs.replace(report, age_ms=round(max(0.0, age_s) * 1000, 1))
+    tenants = tenant_view(status, owners) if owners else []
+    return msgspec.structs.replace(report, age_ms=round(max(0.0, age_s) * 1000, 1), tenants=tenants)

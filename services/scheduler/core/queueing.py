@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from services.scheduler.core.deferral import end_deferral, forget_deferral, is_deferred, withdraw
 from services.scheduler.core.fetch_waits import forget_fetch_waits
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
@@ -16,11 +18,12 @@ from services.scheduler.core.state_runs import drop_run
 from services.scheduler.core.turn import Turn
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
 from shared.messages.gateway_notices import RequestFailed
-from shared.messages.requests import SubmitRequest
+from shared.messages.requests import CacheHints, SubmitRequest
 
 _RETRY_AFTER_MS = 1000
 _NAMESPACE_DIGITS = 32
 _ENDED_REMEMBERED = 4096
+_NO_CACHE = CacheHints(read=False, write=False)
 
 _MESSAGES = {
     RequestCancelled.code: "the request was cancelled",
@@ -58,6 +61,8 @@ def submit(turn: Turn, message: SubmitRequest) -> None:
 def accept(turn: Turn, message: SubmitRequest) -> Request:
     """A request that is known from now on, and in no queue yet."""
     state = turn.state
+    if not state.config.prefix_caching:
+        message = msgspec.structs.replace(message, cache=_NO_CACHE)
     # An id that comes again goes on counting, so that late events of its earlier life are told apart.
     attempt = state.ended.pop(message.request_id, 0) + 1
     request = Request(submit=message, accepted_seq=turn.seq, accepted_ns=turn.time_ns, attempt=attempt)

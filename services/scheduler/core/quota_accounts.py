@@ -22,6 +22,7 @@ class Account(msgspec.Struct):
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+    remote_bytes: int = 0
     pages: dict[str, int] = {}  # None of them is 0.
     leaving: dict[str, int] = {}  # Of devices: those that running backups will free, as ``Worker.leaving``.
     orders: dict[str, LruPolicy] = {}

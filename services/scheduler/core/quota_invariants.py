@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from services.scheduler.core.fetch_orders import leased_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, namespace_of
-from services.scheduler.core.quotas import excess, owner_of
+from services.scheduler.core.quota_accounts import Account
+from services.scheduler.core.quotas import excess, most_bytes, owner_of
 from services.scheduler.core.residency import DEVICE, HOST, is_device_evictable, is_host_evictable, leaves_with_backup
 from services.scheduler.core.state import CellState
 from shared.errors import InvariantViolated
@@ -60,23 +61,28 @@ def _recount(state: CellState) -> tuple[Counts, Counts]:
 
 def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) -> None:
     owner = node.owner
-    orders = state.quotas.accounts[owner].orders
+    account = state.quotas.accounts[owner]
     for worker_id, held in (*node.device.items(), *node.loading.items()):
         pool = f"{DEVICE}/{worker_id}"
         _add(pages, owner, pool, len(held) // PAGE_BYTES)
         if is_device_evictable(state, node, worker_id):
-            _require(pool in orders and node.id in orders[pool].latest, f"node {node.id} could leave {pool} unnoticed")
+            _require_offered(account, node, pool)
     for storage_id, held in node.host.items():
         pool = f"{HOST}/{storage_id}"
         _add(pages, owner, pool, len(held) // PAGE_BYTES)
         if is_host_evictable(node, storage_id):
-            _require(pool in orders and node.id in orders[pool].latest, f"node {node.id} could leave {pool} unnoticed")
+            _require_offered(account, node, pool)
     if node.transfer:
         transfer = state.transfers[node.transfer]
         _add(pages, owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_BYTES)
         worker_id = transfer.worker_id
         if worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
             _add(leaving, owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_BYTES)
+
+
+def _require_offered(account: Account, node: Node, pool: str) -> None:
+    is_offered = pool in account.orders and node.id in account.orders[pool].latest
+    _require(is_offered or not most_bytes(account, pool), f"node {node.id} could leave {pool} unnoticed")
 
 
 def _add(counts: Counts, owner: int, pool: str, pages: int) -> None:

@@ -1,8 +1,8 @@
 """Who owns which KV: learnt from requests, each of which says whose cache it uses and what that may take.
 
 What a request says holds from then on, as with every other limit: quotas are changed by the next request that comes. A
-namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has. Owners of
-which nothing is left are forgotten now and then.
+namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has, and gone
+through again when that owner first gets a quota. Owners of which nothing is left are forgotten now and then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from services.scheduler.core.fetch_orders import leased_pages
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, descendants_first
 from services.scheduler.core.quota_accounts import Account
-from services.scheduler.core.quotas import charge, note_leaving, offer_owned, place
+from services.scheduler.core.quotas import charge, forget_unbounded_orders, note_leaving, offer_owned, place
 from services.scheduler.core.residency import DEVICE, HOST, is_device_evictable, is_host_evictable, leaves_with_backup
 from services.scheduler.core.state import CellState, count
 from shared.messages.requests import CacheQuota, SubmitRequest
@@ -49,10 +49,18 @@ def _account_of(state: CellState, name: str) -> int:
 
 def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -> None:
     """These are an account's quotas from now on."""
-    bounds = max(0, quota.device_bytes), max(0, quota.host_bytes), max(0, quota.disk_bytes)
-    if bounds == (account.device_bytes, account.host_bytes, account.disk_bytes):
+    # What is below host memory only matters to storages, which are told with their orders.
+    account.disk_bytes, account.remote_bytes = max(0, quota.disk_bytes), max(0, quota.remote_bytes)
+    bounds = max(0, quota.device_bytes), max(0, quota.host_bytes)
+    if bounds == (account.device_bytes, account.host_bytes):
         return
-    account.device_bytes, account.host_bytes, account.disk_bytes = bounds
+    is_bounded_anew = bool((bounds[0] and not account.device_bytes) or (bounds[1] and not account.host_bytes))
+    account.device_bytes, account.host_bytes = bounds
+    forget_unbounded_orders(account)
+    if is_bounded_anew:
+        for namespace, owner in state.tree.owners.items():
+            if owner == number:
+                _offer_namespace(state, namespace)
     for pool in account.pages:
         place(state, number, pool)
 
@@ -71,6 +79,13 @@ def _own(state: CellState, namespace: str, number: int) -> None:
         node.owner = number
         _count_all(state, node)
         _offer_all(state, node)
+
+
+def _offer_namespace(state: CellState, namespace: str) -> None:
+    root_id = state.tree.roots.get(namespace)
+    if root_id is not None:
+        for node in descendants_first(state.tree, state.tree.nodes[root_id]):
+            _offer_all(state, node)
 
 
 def _count_all(state: CellState, node: Node) -> None:

@@ -3,7 +3,8 @@
 Whoever has more pages in a pool than allowed is above its quota there, and its nodes go before those of anybody who is
 not, whatever the pool's policy says; of one owner's nodes the one that was used longest ago. Counting costs a constant
 time for each node that changes, naming a victim takes O(log n) of the owner's nodes besides one look at each owner that
-is above and has nothing that could go. Where nobody has a quota, nodes have no owner and nothing is done.
+is above and has nothing that could go. Where an owner has no quota nothing but its count is kept; where nobody owns
+anything, nodes have no owner and nothing is done.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def owner_of(state: CellState, namespace: str) -> int:
 def disk_quota(state: CellState, namespace: str) -> DiskQuota | None:
     """What a storage is to know of who owns this namespace; None where nobody does. Does not mutate."""
     account = state.quotas.accounts.get(owner_of(state, namespace))
-    return None if account is None else DiskQuota(owner=account.name, disk_bytes=account.disk_bytes)
+    if account is None:
+        return None
+    return DiskQuota(owner=account.name, disk_bytes=account.disk_bytes, remote_bytes=account.remote_bytes)
 
 
 def most_pages(state: CellState, owner: int, pool: str) -> int | None:
@@ -38,8 +41,13 @@ def most_pages(state: CellState, owner: int, pool: str) -> int | None:
     account = state.quotas.accounts.get(owner)
     if account is None or state.geometry is None:
         return None
-    nbytes = account.device_bytes if pool.startswith(_DEVICE_POOLS) else account.host_bytes
+    nbytes = most_bytes(account, pool)
     return nbytes // state.geometry.page_bytes if nbytes else None
+
+
+def most_bytes(account: Account, pool: str) -> int:
+    """An account's quota in a pool; 0 is no bound. Does not mutate."""
+    return account.device_bytes if pool.startswith(_DEVICE_POOLS) else account.host_bytes
 
 
 def excess(state: CellState, owner: int, pool: str, coming: int = 0) -> int:
@@ -81,10 +89,17 @@ def place(state: CellState, owner: int, pool: str) -> None:
 def offer_owned(state: CellState, node: Node, pool: str) -> None:
     """A node that somebody owns may be evicted from this pool, or has changed since it might."""
     account = state.quotas.accounts[node.owner]
+    if not most_bytes(account, pool):
+        return
     order = account.orders.get(pool)
     if order is None:
         order = account.orders[pool] = LruPolicy()
     order.offer(node)
+
+
+def forget_unbounded_orders(account: Account) -> None:
+    """An account has other quotas: where it has none, nobody asks any more which of its nodes goes first."""
+    account.orders = {pool: order for pool, order in account.orders.items() if most_bytes(account, pool)}
 
 
 def withdraw_owned(state: CellState, node: Node, pool: str, moment: Moment) -> None:

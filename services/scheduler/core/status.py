@@ -6,6 +6,7 @@ from services.scheduler.core.deferral import transient_nodes
 from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import MethodError
 from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.usage import owner_bytes, tenant_loads
 from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, WorkerStatus
 
 
@@ -64,6 +65,8 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
             for request_id in worker.deferred
         ),
         unplaced=len(state.unplaced),
+        tenant_loads=tenant_loads(state),
+        owner_bytes=owner_bytes(state),
     )
 
 

@@ -116,6 +116,11 @@ class ChunkIndex:
         chunk = self._chunks.get(_name(key))
         return 0 if chunk is None else chunk.nbytes
 
+    def owned_bytes(self, most: int) -> dict[str, int]:
+        """Bytes on the disk by owner, of ``most`` owners at the most; "" has all the rest."""
+        found = self._owners.nbytes(most)
+        return {"": self.nbytes - sum(found.values()), **found}
+
     def is_arriving(self, key: ChunkKey) -> bool:
         """Whether it was reserved and is neither added nor given up."""
         return _name(key) in self._arrivals

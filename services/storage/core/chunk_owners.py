@@ -61,6 +61,13 @@ class ChunkOwners:
             owner.quota = max(0, quota)
         return owner, is_new and self._counts.get(namespace, 0) > 0
 
+    def nbytes(self, most: int) -> dict[str, int]:
+        """Bytes on the disk by owner: of those that have any, ``most`` at the most, who have most. Does not mutate."""
+        found = {owner.name: owner.nbytes for owner in self._by_name.values() if owner.nbytes}
+        if len(found) > most:
+            found = dict(sorted(found.items(), key=lambda entry: -entry[1])[:most])
+        return found
+
     def note_excess(self, owner: ChunkOwner) -> None:
         """An owner may be above its quota now: something of it was found, or is to be less than it was."""
         if owner.excess > 0:

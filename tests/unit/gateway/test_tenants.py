@@ -39,6 +39,7 @@ def test_what_is_written_is_read_back() -> None:
         ("tenants = 3", "must be at most 4096 tables"),
         ('[tenants."secret x"]\nsalt = ""', "tenant number 1: a name has"),
         (f'[tenants.operator]\nsalt = "{SALT}"', "the name operator is taken"),
+        (f'[tenants.other]\nsalt = "{SALT}"', "the name other stands for everybody else"),
         (f'[tenants.0123456789abcdef]\nsalt = "{SALT}"', "those of --api-keys"),
         ("[tenants.a]", "tenant a: Object missing required field `salt`"),
         ('[tenants.a]\nsalt = "secret"', "length >= 16"),
@@ -72,7 +73,8 @@ def test_tenants_of_one_salt_have_the_same_quotas() -> None:
     assert SALT not in refused.value.message
     quotas = [tenant.quota() for tenant in parse_tenants(same % 5, "file").values()]
     assert quotas == [CacheQuota(owner=key_digest(SALT), host_bytes=5)] * 2
-    assert Tenant(salt=SALT, max_queued=3).quota() is None
+    assert Tenant(salt=SALT, max_queued=3).quota() == CacheQuota(owner=key_digest(SALT))
+    assert Tenant(salt="").quota() is None
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
+from tools.chart_values import CHART
+
 EVERYTHING: dict[str, Any] = {
     "image": {"tag": "1.2.3", "pullSecrets": ["registry"]},
     "model": {
@@ -14,7 +18,7 @@ EVERYTHING: dict[str, Any] = {
     "broker": {"servers": ["nats-0.nats:4222", "nats-1.nats:4222"], "scheme": "tls"},
     "nats": {"enabled": False},
     "settings": {
-        "common": {"log_level": "warning"},
+        "common": {"log_level": "warning", "traces": "http://collector.tracing:4318"},
         "gateway": {"max_inflight": 2048},
         "scheduler": {"reserve_fraction": 0.1, "host_writes": "selective", "stream_replicas": 3},
         "storage": {"disk_direct": False},
@@ -23,6 +27,9 @@ EVERYTHING: dict[str, Any] = {
     "gateway": {
         "apiKeys": {"secretName": "api"},
         "adminKey": {"secretName": "api"},
+        "tenants": {"secretName": "tenants"},
+        "tls": {"secretName": "api-tls", "minVersion": "1.3"},
+        "apiMetrics": "admin",
         "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
         "resources": {"cpuLimit": "4"},
         "autoscaling": {"enabled": True},
@@ -37,6 +44,7 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy": {
         "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "egress": [{"ports": [{"port": 4318, "protocol": "TCP"}]}],
         "poolEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}],
     },
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -62,9 +70,13 @@ EVERYTHING: dict[str, Any] = {
     ],
 }
 
+USERS: dict[str, Any] = yaml.safe_load((CHART / "values-users.yaml").read_text())
+"""A user of the broker for each kind of process."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
     "closed-to-nobody": {"networkPolicy": {"enabled": False}},
     "no-pools": {"pools": []},
+    "users": USERS,
 }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
 
@@ -16,10 +22,11 @@ from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
 from services.worker.shell import LEAVE_TIMEOUT_S
 from shared.config import load
-from tests.unit.infra.chart_rendering import Manifest, containers, find, pod_specs, render
-from tests.unit.infra.chart_variants import EVERYTHING, VARIANTS
+from tests.unit.infra.chart_rendering import CHART, Manifest, containers, find, pod_specs, render
+from tests.unit.infra.chart_variants import EVERYTHING, USERS, VARIANTS
 from tests.unit.infra.deployed_code import SETTINGS, gateway_series, metric_names, settings_from
 from thermocline.__main__ import commands
+from thermocline.supervisor.nats_server import find_nats_server
 
 
 def processes(manifests: list[Manifest]) -> list[tuple[str, dict[str, Any]]]:
@@ -57,7 +64,7 @@ def test_settings_of_the_values_arrive_in_the_file(process: str, tmp_path: Any) 
 
     wanted = EVERYTHING["settings"][process] | EVERYTHING["settings"]["common"]
     assert {name: getattr(settings, name) for name in wanted} == wanted
-    assert set(tomllib.loads(text)) == {"log_level", *SETTINGS}
+    assert set(tomllib.loads(text)) == {"log_level", "traces", *SETTINGS}
 
 
 def test_the_file_is_empty_without_settings() -> None:
@@ -69,19 +76,99 @@ def test_probes_ask_where_the_process_listens() -> None:
     """The port of each probe is the one that the process is told to serve."""
     for process, container in processes(render(EVERYTHING)):
         if process == "gateway":
-            settings = settings_from(process, container["args"][1:], environment(container))
-            assert isinstance(settings, GatewayConfig)
-            assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
-            paths = [
-                container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
-            ]
-            assert paths == ["/health/live", "/health/live", "/health/ready"]
             continue
         port = next(flag.partition("=")[2] for flag in container["args"] if flag.startswith("--metrics-port="))
         for probe in ("startupProbe", "livenessProbe"):
             assert container[probe]["httpGet"] == {"path": "/metrics", "port": int(port)}
         assert "--metrics-host=0.0.0.0" in container["args"]
         assert [each["containerPort"] for each in container["ports"]] == [int(port)]
+
+
+@pytest.mark.parametrize(("values", "spoken"), [({}, "http"), (EVERYTHING, "https")], ids=["plain", "tls"])
+def test_probes_and_service_speak_as_the_gateway_does(values: dict[str, Any], spoken: str) -> None:
+    """The API's port is named for HTTP, or for HTTPS where there is a certificate; that of metrics is beside it."""
+    manifests = render(values)
+    container = containers(pod_specs(manifests)["cell-gateway"])["gateway"]
+    settings = settings_from("gateway", container["args"][1:], environment(container))
+    assert isinstance(settings, GatewayConfig)
+    probes = [container[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+
+    assert bool(settings.tls_cert) == (spoken == "https")
+    assert container["ports"] == [
+        {"name": spoken, "containerPort": settings.port},
+        {"name": "metrics", "containerPort": settings.metrics_port},
+    ]
+    assert [probe["path"] for probe in probes] == ["/health/live", "/health/live", "/health/ready"]
+    assert {(probe["port"], probe["scheme"]) for probe in probes} == {(spoken, spoken.upper())}
+    (port,) = find(manifests, "Service", "cell-gateway")["spec"]["ports"]
+    assert (port["targetPort"], port["appProtocol"]) == (spoken, spoken)
+    assert settings.metrics_host == "0.0.0.0"
+
+
+def test_files_of_secrets_are_where_the_gateway_looks() -> None:
+    """Tenants and certificate are whole volumes, whose files change with their secrets; no sub-path would."""
+    pod = pod_specs(render(EVERYTHING))["cell-gateway"]
+    container = containers(pod)["gateway"]
+    settings = settings_from("gateway", container["args"][1:], environment(container))
+    assert isinstance(settings, GatewayConfig)
+    volumes = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
+
+    mounted = {}
+    for mount in container["volumeMounts"]:
+        if mount["name"] in volumes:
+            assert "subPath" not in mount
+            secret = volumes[mount["name"]]
+            # A group may read such files, and nobody else; both readers refuse or would warn of more.
+            assert secret["defaultMode"] == 0o440
+            for item in secret["items"]:
+                mounted[f"{mount['mountPath']}/{item['path']}"] = (secret["secretName"], item["key"])
+    assert mounted == {
+        settings.tls_cert: ("api-tls", "tls.crt"),
+        settings.tls_key: ("api-tls", "tls.key"),
+        settings.tenants: ("tenants", "tenants.toml"),
+    }
+    assert settings.tls_min_version == "1.3"
+
+
+def test_metrics_of_the_public_port_are_closed_unless_opened() -> None:
+    """Whom the chart's service lets in may be everybody; the other port is for who reads metrics."""
+    for values, access in (({}, "closed"), ({"gateway": {"apiMetrics": "open"}}, "open"), (EVERYTHING, "admin")):
+        container = containers(pod_specs(render(values))["cell-gateway"])["gateway"]
+        settings = settings_from("gateway", container["args"][1:], environment(container))
+        assert isinstance(settings, GatewayConfig)
+        assert settings.api_metrics == access
+
+
+@pytest.mark.parametrize("values", [{}, USERS], ids=["one-user", "users"])
+def test_processes_show_users_that_the_broker_knows(values: dict[str, Any]) -> None:
+    """With the password that the broker is given for that user: the same key of the same secret."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
+    own = values.get("nats", defaults)
+    users = own["config"]["merge"]["authorization"]["users"]
+    variables = {user["user"]: re.fullmatch(r"<< \$(\w+) >>", user["password"])[1] for user in users}
+    given = {name: each["valueFrom"]["secretKeyRef"] for name, each in own["container"]["env"].items()}
+
+    for process, container in processes(render(values)):
+        told = {each["name"]: each for each in container["env"]}
+        user = told["THERMOCLINE_NATS_USER"]["value"]
+        assert user == (process if values else "thermocline")
+        assert told["THERMOCLINE_NATS_PASSWORD"]["valueFrom"]["secretKeyRef"] == given[variables[user]]
+
+
+@pytest.mark.parametrize("values", [{}, USERS], ids=["one-user", "users"])
+def test_the_server_accepts_what_the_chart_of_nats_makes_of_it(values: dict[str, Any], tmp_path: Path) -> None:
+    """What is merged becomes JSON there, in which what stands between << and >> is not quoted."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
+    merged = defaults["config"]["merge"] | values.get("nats", {}).get("config", {}).get("merge", {})
+    file = tmp_path / "nats.conf"
+    file.write_text(re.sub(r'"<<\s+(.*?)\s+>>"', r"\1", json.dumps(merged)))
+    names = {name for own in (defaults, values.get("nats", defaults)) for name in own["container"]["env"]}
+    environment = os.environ | dict.fromkeys(names, "of-letters")
+
+    command = [find_nats_server(), "-t", "-c", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_two_containers_of_a_pod_listen_on_one_port() -> None:
@@ -122,10 +209,11 @@ def test_autoscaling_asks_for_metrics_that_a_gateway_has() -> None:
 
 
 def test_every_process_is_scraped() -> None:
-    """Endpoints of a PodMonitor are the named ports of the containers that it selects."""
+    """Endpoints of a PodMonitor are the named ports of the containers that it selects, but for the API's."""
     manifests = render(EVERYTHING)
     for name, pod in pod_specs(manifests).items():
         ports = [port["name"] for each in containers(pod).values() for port in each.get("ports", [])]
+        ports = [name for name in ports if name != "https"]
         endpoints = find(manifests, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
         assert sorted(endpoint["port"] for endpoint in endpoints) == sorted(ports)
         assert {endpoint["path"] for endpoint in endpoints} == {"/metrics"}

@@ -163,21 +163,25 @@ def test_only_gateways_can_be_reached() -> None:
     readers = [{"from": EVERYTHING["networkPolicy"]["metricsFrom"]}]
     assert policies["scheduler"]["ingress"] == policies["node"]["ingress"] == readers
     assert find(render(), "NetworkPolicy", "cell-node")["spec"]["ingress"] == []
-    (rule,) = policies["gateway"]["ingress"]
-    assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
-    assert rule["from"] == EVERYTHING["networkPolicy"]["gatewayFrom"]
+    api, metrics = policies["gateway"]["ingress"]
+    assert api["ports"] == [{"port": "https", "protocol": "TCP"}]
+    assert api["from"] == EVERYTHING["networkPolicy"]["gatewayFrom"]
+    assert metrics == {"ports": [{"port": "metrics", "protocol": "TCP"}], **readers[0]}
+    (api,) = find(render(), "NetworkPolicy", "cell-gateway")["spec"]["ingress"]
+    assert api == {"ports": [{"port": "http", "protocol": "TCP"}]}
 
 
 def test_only_nodes_may_go_to_an_object_store() -> None:
     """Everybody resolves names and speaks to the broker; more is allowed to node pools alone."""
     manifests = render(EVERYTHING)
 
-    extra = EVERYTHING["networkPolicy"]["poolEgress"][0]
+    extra, collector = (EVERYTHING["networkPolicy"][name][0] for name in ("poolEgress", "egress"))
     for component in ("gateway", "scheduler", "node"):
         egress = find(manifests, "NetworkPolicy", f"cell-{component}")["spec"]["egress"]
         ports = [port["port"] for rule in egress for port in rule["ports"]]
         assert {53, 4222} <= set(ports)
         assert (extra in egress) == (component == "node")
+        assert collector in egress
 
 
 def test_the_broker_listens_to_this_release_alone() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tools.chart_values import CHART, chart_values, readme
+from tools.chart_values import CHART, chart_values, readme, users_values
 
 
 def test_values_are_found_with_defaults_and_comments() -> None:
@@ -29,6 +29,11 @@ def test_every_value_is_explained() -> None:
 def test_the_readme_is_what_the_tool_makes() -> None:
     """Run ``python -m tools.chart_values`` after a change of values.yaml."""
     assert (CHART / "README.md").read_text() == readme(chart_values((CHART / "values.yaml").read_text()))
+
+
+def test_the_users_are_those_that_the_command_makes() -> None:
+    """Run ``python -m tools.chart_values`` after a change of what a process may."""
+    assert (CHART / "values-users.yaml").read_text() == users_values()
 
 
 def test_the_schema_knows_every_value_and_no_other() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import yaml
 
 from services.gateway.config import GatewayConfig
 from services.gateway.shell import OUTBOX_DRAIN_S
+from services.gateway.tls import ServerTls
 from services.worker.config import WorkerConfig
 from services.worker.shell import LEAVE_TIMEOUT_S
 from shared.broker import BrokerSettings
 from shared.config import parse_bytes
 from shared.memory.segment import SHM_DIRECTORY
+from tests.certificates import Authority
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
 
 ROOT = Path(__file__).parents[3]
@@ -209,6 +213,63 @@ def test_with_tls_every_process_verifies_the_broker() -> None:
     assert (FOLDER / configuration).resolve() == ROOT / "infra" / "nats" / "single-tls.conf"
     assert found["nats"]["command"][-1] == target
     assert set(services("compose.tls.yaml", NATS_TLS="/tls")) - set(services()) == set()
+
+
+SECRETS = {
+    "compose.https.yaml": ("gateway", "GATEWAY_TLS", {"tls_cert": "tls.crt", "tls_key": "tls.key"}),
+    "compose.tenants.yaml": ("gateway", "TENANTS", {"tenants": "tenants.toml"}),
+    "compose.encrypt.yaml": ("storage", "KEYS", {"keys": "keys.toml"}),
+}
+"""Files that give one process a folder of secrets: the variable of that folder, and the files by the setting's name."""
+
+
+@pytest.mark.parametrize("file", SECRETS)
+def test_secrets_come_from_a_folder_that_cannot_be_written(file: str) -> None:
+    """One process has it, whole, and looks for its files there; without the variable Compose stops with a complaint."""
+    process, variable, files = SECRETS[file]
+    found = services(file, **{variable: "/secrets"})
+
+    assert list(found) == [process]
+    (mount,) = found[process]["volumes"]
+    assert mount.startswith("/secrets:")
+    assert mount.endswith(":ro")
+    folder = mount.split(":")[1]
+    settings = settings_from(process, [], services()[process]["environment"] | found[process]["environment"])
+    assert {name: getattr(settings, name) for name in files} == {
+        name: f"{folder}/{each}" for name, each in files.items()
+    }
+    with pytest.raises(AssertionError, match=f"{variable} has no default"):
+        services(file)
+
+
+async def test_the_health_check_of_https_asks_over_tls(tmp_path: Path) -> None:
+    """Of a certificate for another name by an unknown authority, since it asks the container that it is in."""
+    (command,) = [services("compose.https.yaml", GATEWAY_TLS="/tls")["gateway"]["healthcheck"]["test"]]
+    assert command[:3] == ["CMD", "python", "-c"]
+    certificate, key = Authority(tmp_path).issue("somebody-else")
+    tls = ServerTls(certificate, key, "1.2")
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[:2])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls.context) as server:
+        port = server.sockets[0].getsockname()[1]
+        checking = await asyncio.create_subprocess_exec(sys.executable, "-c", command[3].replace("8000", str(port)))
+        assert await checking.wait() == 0
+
+    assert asked == [[b"GET", b"/health/live"]]
+
+
+def test_who_gets_metrics_at_the_port_of_the_api_can_be_said() -> None:
+    """Everybody, as with other servers, unless told otherwise."""
+    for given, access in (({}, "open"), ({"API_METRICS": "closed"}, "closed")):
+        settings = settings_from("gateway", [], services(**given)["gateway"]["environment"])
+        assert isinstance(settings, GatewayConfig)
+        assert settings.api_metrics == access
 
 
 def test_with_users_each_kind_of_process_has_its_own() -> None:

@@ -21,7 +21,7 @@ def observed() -> dict[str, dict]:
 
 
 def test_every_process_is_scraped_where_it_listens() -> None:
-    """Prometheus asks each service at the port that its container is told; a gateway at that of its API."""
+    """Prometheus asks each service at the port that its container is told, which only the cell's networks reach."""
     jobs = {
         job["job_name"]: job["dns_sd_configs"][0] for job in yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
     }
@@ -30,13 +30,12 @@ def test_every_process_is_scraped_where_it_listens() -> None:
     for process, job in jobs.items():
         given = services()[process]["environment"] | observed()[process]["environment"]
         settings = settings_from(process, [], given)
-        port = settings.port if process == "gateway" else settings.metrics_port
         assert job["names"] == [process]
-        assert job["port"] == port
+        assert job["port"] == settings.metrics_port
+        assert settings.metrics_host == "0.0.0.0"
         if process != "gateway":
-            assert settings.metrics_host == "0.0.0.0"
             # The image's health check asks there.
-            assert f"THERMOCLINE_METRICS_PORT={port}\n" in DOCKERFILE.read_text()
+            assert f"THERMOCLINE_METRICS_PORT={settings.metrics_port}\n" in DOCKERFILE.read_text()
 
 
 def test_only_watchers_come_along() -> None:

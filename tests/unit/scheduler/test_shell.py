@@ -20,7 +20,8 @@ from shared.codec import Input, Published, decode, decode_input, decode_publishe
 from shared.lifecycle import Lifecycle
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired, WorkerLost
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
-from shared.messages.status import CellStatus, GetStatus, Heartbeat, SnapshotTaken, TakeSnapshot
+from shared.messages.status import CellStatus, GetStatus, Heartbeat, Kind, SnapshotTaken, TakeSnapshot
+from shared.messages.storage_events import StorageJoined
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
 from tests.scripted_cell import submit, worker_joined
 
@@ -320,6 +321,28 @@ async def test_silent_worker_is_reported_lost_once(cell: Cell, monkeypatch: pyte
     lost = [message for message in await cell.inputs() if isinstance(message, WorkerLost)]
     assert [worker.worker_id for worker in alive.workers] == ["w1"]
     assert lost == [WorkerLost(worker_id="w1", incarnation="one")]
+
+
+async def test_what_disks_hold_is_a_part_of_the_status(cell: Cell) -> None:
+    """Storages say it with their heartbeats; who is none, or is not a member, is not believed."""
+    joined = StorageJoined(storage_id="s1", incarnation="one", node="n1", host_bytes=2**20)
+
+    def owned(kind: Kind, name: str, nbytes: int) -> bytes:
+        return encode(Heartbeat(kind=kind, id=name, incarnation="one", owned_bytes={"": 1, "a": nbytes}))
+
+    async with scheduler(cell):
+        await cell.folded(await cell.put(joined))
+        await cell.bus.publish(subjects.heartbeat("worker", "s1"), owned("worker", "s1", 7))
+        await cell.bus.publish(subjects.heartbeat("storage", "s2"), owned("storage", "s2", 8))
+        await cell.bus.publish(subjects.heartbeat("storage", "s1"), owned("storage", "s1", 9))
+
+        async def has_disk() -> bool:
+            return bool((await cell.status()).owner_bytes)
+
+        await until(has_disk)
+        status = await cell.status()
+
+    assert {row.owner: row.disk for row in status.owner_bytes} == {"": 1, "a": 9}
 
 
 async def test_a_worker_that_is_said_to_be_gone_is_lost_at_once(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,20 @@ def test_room_within_a_quota_is_made_though_the_disk_has_some() -> None:
     assert [_save(index, "n1", number) for number in range(5)] == [[]] * 5
 
 
+def test_bytes_are_told_by_owner() -> None:
+    """Of those with most, and all the rest together."""
+    index = ChunkIndex(1_000)
+    index.own("a1", "a", 0)
+    index.own("b1", "b", 0)
+    for number, namespace in enumerate(("a1", "a1", "a1", "b1", "b1", "n1")):
+        _save(index, namespace, number)
+
+    assert index.owned_bytes(5) == {"": 10, "a": 30, "b": 20}
+    assert index.owned_bytes(1) == {"": 30, "a": 30}
+    index.own("a2", "a", 20)
+    assert index.owned_bytes(5) == {"": 10, "a": 20, "b": 20}
+
+
 def test_what_is_worth_less_than_all_that_its_owner_has_is_not_kept() -> None:
     """As on a disk that is full."""
     index = ChunkIndex(1_000)

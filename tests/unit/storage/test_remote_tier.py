@@ -13,7 +13,7 @@ from services.storage.backends.memory import MemoryBackend
 from services.storage.buffers import Buffers
 from services.storage.chunk_writing import blob_digest
 from services.storage.io_threads import IoThreads
-from services.storage.remote_tier import MOST_TRIES, RemoteTier, Upload
+from services.storage.remote_tier import MOST_TRIES, OVER_QUOTA, RemoteTier, Upload
 from services.storage.staging import Staging
 from shared.errors import TransportError
 from tests.chunk_makers import MadeChunk, make_chain
@@ -117,3 +117,53 @@ async def test_the_line_is_bounded_and_forgets_a_namespace() -> None:
     remote.forget(CHAIN[0].key.namespace)
 
     assert (waiting, kept, remote.waiting, remote.upload_failures) == (2, 2, 0, 1)
+
+
+async def test_what_would_go_beyond_an_owners_quota_is_not_uploaded() -> None:
+    """What the store had of the owner before counts; others go on, and nothing is tried again."""
+    store, disk, threads = _Store(), _disk(), IoThreads(2)
+    store.put(CHAIN[0].key, CHAIN[0].blob, stripe=0, timeout_s=1.0)
+    store.tries = 0
+    remote = RemoteTier(store, threads, timeout_s=1.0)
+    remote.own(CHAIN[0].key.namespace, "acme", 2 * NBYTES)
+    async with _uploading(remote, threads, disk):
+        for chunk in CHAIN:
+            remote.upload(_upload(chunk))
+
+    # The first was there and took no more room, the second fits, the third does not.
+    assert sorted(entry.key for entry in store.entries()) == sorted([CHAIN[0].key, CHAIN[1].key])
+    assert store.tries == 2
+    assert await remote.write(CHAIN[2].key, 0, CHAIN[2].blob) == OVER_QUOTA
+
+    remote.own(CHAIN[0].key.namespace, "acme", 3 * NBYTES)
+    assert await remote.write(CHAIN[2].key, 0, CHAIN[2].blob) == ""
+    assert remote.upload_failures == 0
+
+
+async def test_what_was_deleted_leaves_room_once_it_is_counted_again() -> None:
+    """A flush of the namespace makes the count void."""
+    store, threads = _Store(), IoThreads(2)
+    remote = RemoteTier(store, threads, timeout_s=1.0)
+    remote.own(CHAIN[0].key.namespace, "acme", NBYTES)
+    assert await remote.write(CHAIN[0].key, 0, CHAIN[0].blob) == ""
+    assert await remote.write(CHAIN[1].key, 1, CHAIN[1].blob) == OVER_QUOTA
+
+    store.delete(CHAIN[0].key, timeout_s=1.0)
+    remote.forget(CHAIN[0].key.namespace)
+
+    assert await remote.write(CHAIN[1].key, 1, CHAIN[1].blob) == ""
+
+
+async def test_a_store_that_cannot_be_counted_gets_nothing_of_a_bounded_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that cannot be checked is not passed over; the upload counts as failed, and may be tried again."""
+    store, threads = _Store(), IoThreads(2)
+    remote = RemoteTier(store, threads, timeout_s=1.0)
+    remote.own(CHAIN[0].key.namespace, "acme", 10 * NBYTES)
+
+    def lost(namespace: str = "") -> object:
+        raise TransportError("no route")
+
+    monkeypatch.setattr(store, "entries", lost)
+
+    assert await remote.write(CHAIN[0].key, 0, CHAIN[0].blob) == "no route"
+    assert (store.tries, remote.upload_failures) == (0, 1)

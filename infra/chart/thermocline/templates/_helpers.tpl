@@ -52,29 +52,28 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* Where the broker is and who we are; what is secret comes from secrets, as variables or as files. */}}
+{{/* Where the broker is and who this process is; what is secret comes from secrets, as variables or as files. */}}
 {{- define "thermocline.brokerEnv" -}}
+{{- $broker := .root.Values.broker -}}
 {{- $urls := list -}}
-{{- range .Values.broker.servers -}}
-{{- $urls = append $urls (printf "%s://%s" $.Values.broker.scheme .) -}}
+{{- range $broker.servers -}}
+{{- $urls = append $urls (printf "%s://%s" $broker.scheme .) -}}
 {{- end -}}
 - name: THERMOCLINE_NATS
   value: {{ join "," $urls | quote }}
-{{- with .Values.broker.credentials }}
-{{- if .secretName }}
+{{- if $broker.credentials.secretName }}
 - name: THERMOCLINE_NATS_CREDENTIALS
   value: /etc/thermocline-broker/user.creds
 {{- else }}
 - name: THERMOCLINE_NATS_USER
-  value: {{ $.Values.broker.user | quote }}
+  value: {{ ternary .process $broker.user $broker.perProcess | quote }}
 - name: THERMOCLINE_NATS_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ $.Values.broker.secretName }}
-      key: {{ $.Values.broker.secretKey }}
+      name: {{ $broker.secretName }}
+      key: {{ ternary .process $broker.secretKey $broker.perProcess }}
 {{- end }}
-{{- end }}
-{{- with .Values.broker.tls }}
+{{- with $broker.tls }}
 {{- if .secretName }}
 - name: THERMOCLINE_NATS_CA
   value: /etc/thermocline-broker/ca.crt
@@ -128,6 +127,11 @@ securityContext:
       {{- end }}
       {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The port of the API, named for what is spoken there. */}}
+{{- define "thermocline.apiPort" -}}
+{{- ternary "https" "http" (ne .Values.gateway.tls.secretName "") -}}
 {{- end -}}
 
 {{- define "thermocline.modelMount" -}}

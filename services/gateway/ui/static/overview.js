@@ -10,6 +10,7 @@ const WINDOW_MS = 15 * 60 * 1000;
 const STORAGES_MS = 5000;
 const HIT_TIERS = ["device", "neighbour", "host", "disk", "remote"];
 const TIER_ORDER = { device: 0, host: 1, state: 2 };
+const TENANTS_SHOWN = 20;
 
 export class Overview {
   #place; #feed; #history; #storages = {}; #storagesError = ""; #storagesAt = -STORAGES_MS; #asking = false;
@@ -33,7 +34,7 @@ export class Overview {
     }
     this.#askStorages();
     fill(this.#place, h("div", { class: "grid" },
-      this.#figures(cell), tiers(cell), hits(cell), this.#disks(cell), ...this.#charts(), workers(cell), moving(cell)));
+      this.#figures(cell), tiers(cell), hits(cell), this.#disks(cell), ...this.#charts(), workers(cell), moving(cell), tenants(cell)));
   }
 
   #figures(cell) {
@@ -141,4 +142,16 @@ function moving(cell) {
     ["pages evicted from devices", cell.counters.evicted_pages_device ?? 0], ["pages evicted from host memory", cell.counters.evicted_pages_host ?? 0]];
   return panel("Under way", { className: "span6", aside: h("span", { class: "quiet small", text: `scheduler ${cell.scheduler_id}, epoch ${cell.epoch}` }) },
     h("dl", { class: "facts" }, facts.flatMap(([what, number]) => [h("dt", { text: what }), h("dd", { class: "num", text: count(number) })])));
+}
+
+// The file's tenants and everybody else, those with most at work first; null where there is nobody to tell apart.
+function tenants(cell) {
+  const all = cell.tenants ?? [];
+  if (all.length < 2) return null;
+  const weight = ({ running, waiting, device_bytes, host_bytes, disk_bytes }) => [running + waiting, device_bytes + host_bytes + disk_bytes];
+  const sorted = [...all].sort((one, other) => weight(other)[0] - weight(one)[0] || weight(other)[1] - weight(one)[1] || one.tenant.localeCompare(other.tenant));
+  const shown = sorted.slice(0, TENANTS_SHOWN);
+  return panel("Tenants", { className: "span12", aside: h("span", { class: "quiet small", text: shown.length < all.length ? `the busiest ${shown.length} of ${count(all.length)}` : "requests, and cached bytes by tier" }) },
+    table("Tenants", [["tenant", false], ["running", true], ["waiting", true], ["device", true], ["host", true], ["disk", true]],
+      shown.map((tenant) => [tenant.tenant, count(tenant.running), count(tenant.waiting), bytes(tenant.device_bytes), bytes(tenant.host_bytes), bytes(tenant.disk_bytes)])));
 }

@@ -266,6 +266,36 @@ def test_kv_from_before_a_quota_counts(make_cell):
     assert pages(cell) == {"device/worker-0": 22, "host/storage": 22}
 
 
+def test_without_a_quota_an_owner_is_counted_and_no_more(make_cell):
+    """Nothing is kept of which of its nodes would go first, on a tier where it has no bound."""
+    cell = make_cell(pages=24, host_pages=60, host_writes="through")
+    run(cell, 1, salt="a", its=quota())
+    run(cell, 2, salt="b", its=quota("b", host=99))
+    accounts = {account.name: account for account in cell.state.quotas.accounts.values()}
+
+    assert pages(cell) == {"device/worker-0": 10, "host/storage": 10}
+    assert accounts["a"].orders == {}
+    assert set(accounts["b"].orders) == {"host/storage"}
+    check_invariants(cell.state)
+
+
+def test_a_quota_that_comes_later_holds_for_what_is_there(make_cell):
+    """And one that goes leaves what is there alone."""
+    cell = make_cell(pages=1_000)
+    for kind in (1, 2, 3):
+        run(cell, kind, salt="a", its=quota())
+    run(cell, 4, salt="a", its=quota(device=20))
+    settle(cell)
+    assert kinds(cell, DEVICE) == [3, 4]
+
+    run(cell, 5, salt="a", its=quota())
+    settle(cell)
+
+    assert kinds(cell, DEVICE) == [3, 4, 5]
+    assert next(iter(cell.state.quotas.accounts.values())).orders == {}
+    check_invariants(cell.state)
+
+
 def test_a_fetch_under_way_counts_from_when_its_owner_is_known(make_cell):
     """It was ordered before anybody had a quota."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, prefetch_wait="full", disk_writes="off")
@@ -313,7 +343,7 @@ def test_a_promotion_stays_within_a_quota(make_cell, set_heat, allowed, is_promo
 def test_saves_tell_the_storage_of_the_quota(make_cell, orders):
     """Of the namespace's owner, as it is now; where there is none they say nothing."""
     cell = make_cell(page_size=64, pages=12, host_pages=12, disk_chunks=100)
-    cell.submit([1] * 128, max_tokens=1, salt="a", quota=CacheQuota(owner="a", disk_bytes=4096))
+    cell.submit([1] * 128, max_tokens=1, salt="a", quota=CacheQuota(owner="a", disk_bytes=4096, remote_bytes=8192))
     cell.drain()
     cell.submit([2] * 128, max_tokens=1, salt="a")
     cell.drain()
@@ -321,7 +351,8 @@ def test_saves_tell_the_storage_of_the_quota(make_cell, orders):
     cell.drain()
 
     saves = [order for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
-    assert [order.quota for order in saves] == [DiskQuota(owner="a", disk_bytes=4096), DiskQuota(owner="a"), None]
+    first = DiskQuota(owner="a", disk_bytes=4096, remote_bytes=8192)
+    assert [order.quota for order in saves] == [first, DiskQuota(owner="a"), None]
 
 
 def test_a_namespace_stays_with_its_first_owner(make_cell):

@@ -51,6 +51,24 @@ def test_the_overview_tells_pools_hits_and_times() -> None:
     assert "median 50.0 ms   p95 90.0 ms   cached 90 %" in text
 
 
+def tenant(name: str, running: int, nbytes: int) -> dict[str, object]:
+    """A row of a CellReport."""
+    return {"tenant": name, "running": running, "waiting": 1, "device_bytes": nbytes, "host_bytes": 0, "disk_bytes": 0}
+
+
+def test_tenants_are_told_where_there_are_several() -> None:
+    """The busiest first, a few of many; without a file there is nobody to tell apart."""
+    assert "tenant" not in text_of(a_snapshot(), "overview", height=60)
+    rows = [tenant(f"t{number}", number, 2**20) for number in range(9)] + [tenant("other", 0, 2**30)]
+    cell = msgspec.convert(a_cell(tenants=rows), CellReport)
+
+    lines = text_of(Snapshot(cell=cell), "overview", height=60).splitlines()
+
+    shown = [line.split() for line in lines[lines.index(next(row for row in lines if row.startswith("tenant "))) :]]
+    assert shown[1] == ["t8", "8", "1", "1.0", "MiB", "0", "B", "0", "B"]
+    assert [row[0] for row in shown[1:10]] == ["t8", "t7", "t6", "t5", "t4", "t3", "t2", "t1", "and"]
+
+
 def test_the_tree_lists_children_below_their_parents_the_hottest_first() -> None:
     """With pins and tiers, and with the parent that is on no page left out."""
     nodes = [

@@ -1,0 +1,109 @@
+"""Metrics by tenant. Only tenants of the file have series of their own, and everybody else is ``other``: no caller can
+make series, and a tenant that leaves the file takes its own along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from services.gateway.metrics import SOURCE_NAMES
+from services.gateway.openai_schema.cell import CellTenant
+from services.gateway.pending import Generation
+from services.gateway.tenants import OTHER
+from shared.errors import QueueFull
+from shared.messages.tokens import Usage
+from shared.metrics import MetricFacts, counter, declare
+
+REQUESTS = declare(
+    "gauge",
+    "tenant_requests",
+    "Requests of a tenant in the whole cell, as the scheduler said last; the same at every gateway",
+    ("tenant", "state"),
+)
+CACHED_BYTES = declare(
+    "gauge",
+    "tenant_cached_bytes",
+    "Cached bytes of a tenant in all pools of a tier, as the scheduler said last; the same at every gateway, and of "
+    "tenants with one salt each has all that they share",
+    ("tenant", "tier"),
+)
+PROMPT_TOKENS = counter("tenant_prompt_tokens", "Prompt tokens of a tenant's choices that got an answer", ("tenant",))
+PROMPT_TOKENS_CACHED = counter("tenant_prompt_tokens_cached", "Those of them that were found in a cache", ("tenant",))
+GENERATION_TOKENS = counter("tenant_generation_tokens", "Output tokens of a tenant", ("tenant",))
+REJECTED = counter(
+    "tenant_requests_rejected",
+    "Requests of a tenant that were answered with 429: beyond its own limits of requests, tokens or concurrency, or "
+    "because the cell's queue or this gateway was full",
+    ("tenant", "reason"),
+)
+
+QUEUE, GATEWAY = "queue", "gateway"
+REASONS = ("requests", "tokens", "concurrency", QUEUE, GATEWAY)
+
+_COUNTED = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
+
+
+def begin(tenant: str) -> None:
+    """A tenant is in the file now: what never happened is 0."""
+    for counted in _COUNTED:
+        counted.labels(tenant)
+    for reason in REASONS:
+        REJECTED.labels(tenant, reason)
+
+
+def forget(tenant: str) -> None:
+    """A tenant is in the file no more."""
+    for counted in _COUNTED:
+        counted.remove(tenant)
+    for reason in REASONS:
+        REJECTED.remove(tenant, reason)
+
+
+def turned_away(tenant: str, reason: str) -> None:
+    """A request was answered with 429."""
+    REJECTED.labels(tenant, reason).inc()
+
+
+def observe_end(tenant: str, generation: Generation) -> None:
+    """Count a generation that is over; ``tenant`` is the name in metrics (``Account.label``)."""
+    for choice in generation.choices:
+        tokens = len(choice.assembly.tokens)
+        GENERATION_TOKENS.labels(tenant).inc(tokens)
+        if tokens:
+            PROMPT_TOKENS.labels(tenant).inc(choice.request.prompt_tokens)
+            usage = choice.assembly.usage or Usage()
+            PROMPT_TOKENS_CACHED.labels(tenant).inc(sum(getattr(usage, f"{source}_tokens") for source in SOURCE_NAMES))
+    if any(choice.failure is not None and choice.failure.code == QueueFull.code for choice in generation.choices):
+        turned_away(tenant, QUEUE)
+
+
+class TenantCollector(Collector):
+    """Asks what the cell has of each tenant at the time of a scrape, from whichever thread that is in."""
+
+    def __init__(self, tenants: Callable[[], Sequence[CellTenant]]) -> None:
+        self._tenants = tenants
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without samples, by which the registry knows their names."""
+        return (_family(facts) for facts in (REQUESTS, CACHED_BYTES))
+
+    def collect(self) -> Iterator[Metric]:
+        requests, cached = _family(REQUESTS), _family(CACHED_BYTES)
+        for tenant in self._tenants():
+            for state, number in (("running", tenant.running), ("waiting", tenant.waiting)):
+                requests.add_metric((tenant.tenant, state), number)
+            for tier in ("device", "host", "disk"):
+                cached.add_metric((tenant.tenant, tier), getattr(tenant, f"{tier}_bytes"))
+        yield requests
+        yield cached
+
+
+def _family(facts: MetricFacts) -> GaugeMetricFamily:
+    return GaugeMetricFamily(facts.name, facts.documentation, labels=facts.labels)
+
+
+begin(OTHER)  # Everybody is, where there is no file.

@@ -1,0 +1,105 @@
+"""How many bytes each owner has in an object store, as far as one node knows, and whether there is room for more.
+
+Nodes write into one store, and others delete there, so what is known is a count of some minutes ago and what this node
+has uploaded since. A namespace is counted when something of its owner is to be uploaded, and again when the count is
+old. Nothing is ever evicted: a store has no order of what is worth most, and an operator's own rules for its objects.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RECOUNT_S = 600.0
+"""After this long a namespace is counted again, before more of it is uploaded."""
+
+MAX_NAMESPACES = 65_536
+
+
+@dataclass(slots=True)
+class _Namespace:
+    owner: str
+    nbytes: int = 0
+    since: int = 0  # Of them: reserved since the running count began.
+    counted_s: float | None = None  # When the last count began; None before the first.
+
+
+@dataclass(slots=True)
+class _Owner:
+    quota: int = 0
+    namespaces: dict[str, None] = field(default_factory=dict)
+
+
+class RemoteShares:
+    """Bytes and quotas by owner. Times are seconds of one clock."""
+
+    def __init__(self, *, recount_s: float = RECOUNT_S) -> None:
+        self._recount_s = recount_s
+        self._namespaces: dict[str, _Namespace] = {}
+        self._owners: dict[str, _Owner] = {}
+
+    def learn(self, namespace: str, owner: str, quota: int) -> None:
+        """A namespace is this owner's, who may have ``quota`` bytes from now on; 0 is no bound.
+
+        The first word on whose it is stands.
+        """
+        known = self._namespaces.get(namespace)
+        if known is None:
+            if len(self._namespaces) >= MAX_NAMESPACES:
+                self._forget(next(iter(self._namespaces)))
+            self._namespaces[namespace] = _Namespace(owner)
+            self._owners.setdefault(owner, _Owner()).namespaces[namespace] = None
+        elif known.owner != owner:
+            return
+        self._owners[owner].quota = max(0, quota)
+
+    def uncounted(self, namespace: str, now_s: float) -> list[str]:
+        """Namespaces that must be counted before anything of this one is uploaded."""
+        known = self._namespaces.get(namespace)
+        if known is None or not self._owners[known.owner].quota:
+            return []
+        return [name for name in self._owners[known.owner].namespaces if self._is_old(name, now_s)]
+
+    def counting(self, namespace: str) -> None:
+        """A count begins."""
+        if (known := self._namespaces.get(namespace)) is not None:
+            known.since = 0
+
+    def counted(self, namespace: str, nbytes: int, begun_s: float) -> None:
+        """A count that began then found so many bytes; what was uploaded meanwhile may be among them or not."""
+        if (known := self._namespaces.get(namespace)) is not None:
+            known.nbytes, known.counted_s = nbytes + known.since, begun_s
+
+    def reserve(self, namespace: str, nbytes: int) -> bool:
+        """Make room for a chunk; False if it would bring its owner above the quota."""
+        known = self._namespaces.get(namespace)
+        if known is None:
+            return True
+        owner = self._owners[known.owner]
+        if owner.quota and sum(self._namespaces[name].nbytes for name in owner.namespaces) + nbytes > owner.quota:
+            return False
+        known.nbytes += nbytes
+        known.since += nbytes
+        return True
+
+    def give_back(self, namespace: str, nbytes: int) -> None:
+        """What was reserved did not get there, or had been there already."""
+        if (known := self._namespaces.get(namespace)) is not None:
+            known.nbytes = max(0, known.nbytes - nbytes)
+            known.since = max(0, known.since - nbytes)
+
+    def deleted(self, namespace: str) -> None:
+        """Chunks of a namespace ("" is all) are being deleted: what was counted is no longer true."""
+        for name in [namespace] if namespace else self._namespaces:
+            if (known := self._namespaces.get(name)) is not None:
+                known.counted_s = None
+
+    def _is_old(self, namespace: str, now_s: float) -> bool:
+        counted_s = self._namespaces[namespace].counted_s
+        return counted_s is None or now_s - counted_s >= self._recount_s
+
+    def _forget(self, namespace: str) -> None:
+        name = self._namespaces.pop(namespace).owner
+        del self._owners[name].namespaces[namespace]
+        if not self._owners[name].namespaces:
+            del self._owners[name]

@@ -1,0 +1,114 @@
+"""Without prefix caching every prompt is computed whole, and nothing is kept of it on any tier."""
+
+import pytest
+
+from services.scheduler.core import check_invariants
+from shared.messages.cell_events import CellConfig, CellConfigured
+from shared.messages.requests import ReclaimRequest
+from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
+from tests.unit.scheduler.core.fetching import put_on_disk
+from tests.unit.scheduler.core.reading_in_part import QUARTER
+
+DOCUMENT = list(range(200))
+
+
+@pytest.fixture
+def make_tiers(make_cell):
+    """A cell with a host pool and a disk, which keeps nothing unless told otherwise."""
+
+    def make(**options):
+        defaults = {"page_size": 16, "pages": 32, "host_pages": 32, "disk_chunks": 50, "prefix_caching": False}
+        return make_cell(**defaults | options)
+
+    return make
+
+
+def ordered(cell, orders, *kinds):
+    """Every order of these kinds so far."""
+    return [order for kind in kinds for outputs in cell.outputs for order in orders(outputs, kind)]
+
+
+def hits(cell):
+    """Tokens that any request found anywhere."""
+    return sum(count for name, count in cell.state.counters.items() if name.startswith("hit_tokens"))
+
+
+def test_a_repeated_prompt_is_computed_again(make_tiers, orders):
+    """No request finds anything, the tree stays empty, and nothing is copied or saved."""
+    cell = make_tiers(host_writes="through", disk_writes="through")
+    for _ in range(3):
+        cell.submit(DOCUMENT, max_tokens=4, ignore_eos=True)
+        cell.drain()
+
+    cell.check_answers()
+    check_invariants(cell.state)
+    assert cell.state.tree.nodes == {}
+    assert hits(cell) == 0
+    assert cell.state.counters["prefill_tokens_planned"] == 3 * len(DOCUMENT)
+    assert ordered(cell, orders, SaveChunks, BackupPages, FetchChunks) == []
+    (worker,) = cell.state.workers.values()
+    assert worker.pool.free == worker.pool.total
+
+
+def test_two_at_once_do_not_wait_for_each_other(make_tiers):
+    """Nobody is about to bring anything that another could use."""
+    cell = make_tiers(defer_tokens=1)
+    cell.submit(DOCUMENT)
+    cell.submit(DOCUMENT)
+
+    assert not cell.state.counters.get("requests_deferred")
+    cell.drain()
+    cell.check_answers()
+
+
+def test_what_was_there_before_is_not_read(make_tiers, orders):
+    """Neither what is cached on a device nor what lies on a disk."""
+    cell = make_tiers(prefix_caching=True)
+    cell.submit(DOCUMENT)
+    cell.drain()
+    put_on_disk(cell, [7] * 128)
+    assert cell.state.tree.nodes
+
+    cell.feed(CellConfigured(config=CellConfig(prefix_caching=False)))
+    fetched = len(ordered(cell, orders, FetchChunks))
+    cell.submit(DOCUMENT)
+    cell.submit([7] * 128 + [8])
+    cell.drain()
+
+    assert hits(cell) == 0
+    assert len(ordered(cell, orders, FetchChunks)) == fetched
+
+
+def test_what_may_be_read_in_part_is_computed_exactly(make_tiers):
+    """The caller allowed less than everything, and gets everything."""
+    cell = make_tiers()
+    name = cell.submit(DOCUMENT, importance=QUARTER)
+
+    assert cell.state.requests[name].submit.cache.importance is None
+    cell.drain()
+    cell.check_answers()
+
+
+def test_a_reclaimed_request_reads_nothing_either(make_tiers):
+    """It is accepted by another way, under the same rule."""
+    cell = make_tiers()
+    name = cell.submit(DOCUMENT)
+    message = cell.submitted[name]
+    cell.drain()
+
+    cell.feed(ReclaimRequest(submit=message))
+
+    assert not cell.state.requests[name].submit.cache.read
+
+
+def test_a_cell_goes_back_to_caching(make_tiers):
+    """From the next request on."""
+    cell = make_tiers()
+    cell.submit(DOCUMENT)
+    cell.drain()
+    cell.feed(CellConfigured(config=CellConfig()))
+    for _ in range(2):
+        cell.submit(DOCUMENT)
+        cell.drain()
+
+    assert cell.state.counters["hit_tokens_device"] == 192
