@@ -30,8 +30,11 @@ from tools import (
     core_results,
     data_plane_results,
     failure_results,
+    headlines,
     importance_results,
     metric_docs,
+    papers_pages,
+    peer_results,
     policy_results,
     restoration_results,
     watching_results,
@@ -236,6 +239,11 @@ def watching() -> str:
     return watching_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
 
 
+def peers() -> str:
+    """Ours beside other servers."""
+    return peer_results.page(peer_results.read(RESULTS))
+
+
 def importance_serving() -> str:
     """What loading less brings."""
     return importance_results.page(_result("importance_serving"), _result("importance_serving_5"))
@@ -249,17 +257,20 @@ PAGES = {
     "results/data-plane.md": data_plane,
     "results/failures.md": failures,
     "results/importance-serving.md": importance_serving,
+    "results/peers.md": peers,
     "results/policies.md": policies,
     "results/restoration.md": restoration,
     "results/speed.md": speed,
     "results/watching.md": watching,
+    **papers_pages.PAGES,
 }
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, and the figures in the README."""
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
+    headlines.README.write_text(headlines.readme(headlines.README.read_text("utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ copies were still running when the computation ended.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,25 +25,43 @@ from services.worker.kernels.page_gather import copy_pages
 from services.worker.kv.measured_loads import LoadScene, load_scene
 from services.worker.kv.page_memory import PageMemory
 
-PROGRAMS = (1, 2, 4, 8, 16, 32)
-HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD_DIM = 4096, 14_336, 32, 8, 128
+PROGRAMS = (2, 8, 32, 1, 4, 16)
+"""The default first, then the spread: there may be no time for all."""
+
 LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Of one layer."""
+
+    hidden: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+LLAMA_8B = Width(4096, 14_336, 32, 8, 128)
+TINY = Width(64, 128, 4, 2, 16)
 
 
 class Layers:
     """The products of ``LAYERS`` layers, and attention, for ``rows`` new tokens of each request."""
 
-    def __init__(self, requests: int, rows: int, context: int) -> None:
-        make = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02  # noqa: E731
+    def __init__(self, width: Width, requests: int, rows: int, context: int, device: torch.device) -> None:
+        hidden, head_dim = width.hidden, width.head_dim
+        make = lambda *shape: torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02  # noqa: E731
         self.weights = [
-            (make(HIDDEN, HIDDEN + 2 * KV_HEADS * HEAD_DIM), make(HIDDEN, HIDDEN), make(HIDDEN, 2 * FEED_FORWARD),
-             make(FEED_FORWARD, HIDDEN))
+            (make(hidden, hidden + 2 * width.kv_heads * head_dim), make(hidden, hidden),
+             make(hidden, 2 * width.feed_forward), make(width.feed_forward, hidden))
             for _ in range(LAYERS)
         ]  # fmt: skip
-        self.x = make(requests * rows, HIDDEN)
-        self.query = make(requests, HEADS, rows, HEAD_DIM)
-        self.keys = make(requests, HEADS, context, HEAD_DIM)
+        self.x = make(requests * rows, hidden)
+        self.query = make(requests, width.heads, rows, head_dim)
+        self.keys = make(requests, width.heads, context, head_dim)
         self.is_prompt = rows == context
+        self.feed_forward = width.feed_forward
 
     def run(self) -> None:
         for qkv, output, up, down in self.weights:
@@ -49,17 +69,23 @@ class Layers:
             torch.nn.functional.scaled_dot_product_attention(self.query, self.keys, self.keys, is_causal=self.is_prompt)
             torch.matmul(self.x, output)
             hidden = torch.matmul(self.x, up)
-            torch.matmul(hidden[:, :FEED_FORWARD].contiguous(), down)
+            torch.matmul(hidden[:, : self.feed_forward].contiguous(), down)
 
 
-def milliseconds(work: Callable[[], object], rounds: int) -> float:
+def milliseconds(work: Callable[[], object], rounds: int, device: torch.device) -> float:
     """Of ``work`` alone, the median."""
-    return statistics.median(_timed(work) for _ in range(rounds + 1))
+    return statistics.median(_timed(work, device) for _ in range(rounds + 1))
 
 
-def beside(work: Callable[[], object], copy: Callable[[], object], copy_ms: float, rounds: int) -> dict[str, float]:
-    """``work`` while ``copy`` repeats on another stream."""
-    alone = milliseconds(work, rounds)
+def beside(
+    work: Callable[[], object], copy: Callable[[], object], copy_ms: float, rounds: int, device: torch.device
+) -> dict[str, float]:
+    """``work`` while ``copy`` repeats on another stream. A processor has no streams: there both run in turn."""
+    alone = milliseconds(work, rounds, device)
+    if device.type != "cuda":
+        copy()
+        after = milliseconds(work, rounds, device)
+        return {"alone_ms": alone, "beside_ms": after, "slowdown": after / alone, "copy_ms": copy_ms}
     stream = torch.cuda.Stream()
     times, speeds = [], []
     repeats = max(2, int(4 * alone / copy_ms) + 1)
@@ -71,7 +97,7 @@ def beside(work: Callable[[], object], copy: Callable[[], object], copy_ms: floa
             for _ in range(repeats):
                 copy()
             ended.record()
-        spent = _timed(work)
+        spent = _timed(work, device)
         was_covered = not ended.query()
         ended.synchronize()
         if was_covered:
@@ -85,7 +111,11 @@ def beside(work: Callable[[], object], copy: Callable[[], object], copy_ms: floa
     return {"alone_ms": alone, "beside_ms": median, "slowdown": median / alone, "copy_ms": statistics.median(speeds)}
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return (time.perf_counter() - started) * 1e3
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     work()
@@ -98,13 +128,12 @@ def copies(scene: LoadScene, programs: int, *, to_host: bool) -> Callable[[], ob
     """One launch that moves all layers of all pages."""
     host, device = scene.host.memory(), scene.device.memory()
     assert host.array is not None
-    assert device.tensor is not None
-    flat = torch.from_numpy(host.array)
+    flat, pool = torch.from_numpy(host.array), scene.device.tensor.view(torch.uint8).reshape(-1)
     pair = np.stack((scene.device_pages, scene.pages) if to_host else (scene.pages, scene.device_pages))
-    numbers = torch.from_numpy(pair).cuda()
+    numbers = torch.from_numpy(pair).to(scene.device.device)
     layers = range(scene.device.geometry.layers)
-    begin: tuple[torch.Tensor, PageMemory] = (device.tensor, device) if to_host else (flat, host)
-    end: tuple[torch.Tensor, PageMemory] = (flat, host) if to_host else (device.tensor, device)
+    begin: tuple[torch.Tensor, PageMemory] = (pool, device) if to_host else (flat, host)
+    end: tuple[torch.Tensor, PageMemory] = (flat, host) if to_host else (pool, device)
 
     def launch() -> None:
         copy_pages(begin[0], begin[1].layout, end[0], end[1].layout, numbers, layers, programs=programs)
@@ -116,33 +145,57 @@ def check(scene: LoadScene) -> None:
     """The kernel moves the right bytes, there and back; raises SystemExit if not."""
     before = scene.host.view.flat_pages().copy()
     copies(scene, 3, to_host=False)()
-    torch.cuda.synchronize()
+    _synchronize(scene)
     scene.host.view.flat_pages()[...] = 0
     copies(scene, 3, to_host=True)()
-    torch.cuda.synchronize()
+    _synchronize(scene)
     if not np.array_equal(scene.host.view.flat_pages(), before):
         raise SystemExit("the kernel does not bring back what it has taken")
 
 
+def _synchronize(scene: LoadScene) -> None:
+    if scene.device.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def headline(results: dict[str, Any]) -> reading.Headline:
+    """What the loads of few and many programs cost the computation beside them."""
+    lines: list[tuple[str, float | None, str]] = []
+    for name, found in results.items():
+        for beside_it in ("prefill", "decode"):
+            figures = found[beside_it]
+            lines.append(
+                (f"{name}: {beside_it} takes", figures["slowdown"], f"times as long, {figures['copy_gb_s']:.3g} GB/s")
+            )
+    return lines
+
+
 def main() -> None:
-    options = reading.begin(__doc__)
-    geometry, tokens = (reading.LLAMA_8B_SHALLOW, 1024) if options.quick else (reading.LLAMA_8B, 8192)
-    prompt = 512 if options.quick else 4096
+    run = reading.begin("interference", __doc__)
+    geometry = run.choose(reading.LLAMA_8B, reading.LLAMA_8B_SHALLOW, reading.TINY)
+    tokens, prompt = run.choose((8192, 4096), (1024, 512), (64, 16))
     results: dict[str, Any] = {}
+    found: dict[str, Any] = {"programs": results}
     geometry = msgspec.structs.replace(geometry, page_size=16)
-    with load_scene(geometry, tokens, device="cuda", shm_prefix=reading.PREFIX) as scene:
+    width = run.choose(LLAMA_8B, LLAMA_8B, TINY)
+    with load_scene(geometry, tokens, device=run.device.type, shm_prefix=reading.PREFIX) as scene:
+        found["bytes"] = scene.nbytes
         check(scene)
-        loads = {"prefill": Layers(2, prompt, prompt), "decode": Layers(16, 1, prompt)}
-        for to_host in (False, True):
-            for programs in PROGRAMS if not to_host else PROGRAMS[:2]:
-                copy = copies(scene, programs, to_host=to_host)
-                copy_ms = milliseconds(copy, options.rounds)
-                found: dict[str, Any] = {"copy_alone_gb_s": scene.nbytes / copy_ms / 1e6}
-                for name, layers in loads.items():
-                    figures = beside(layers.run, copy, copy_ms, options.rounds)
-                    found[name] = {**figures, "copy_gb_s": scene.nbytes / figures["copy_ms"] / 1e6}
-                results[f"{'backup' if to_host else 'load'}_{programs}"] = found
-    reading.finish("interference", options, {"bytes": scene.nbytes, "programs": results})
+        loads = {
+            "prefill": Layers(width, 2, prompt, prompt, run.device),
+            "decode": Layers(width, 16, 1, prompt, run.device),
+        }
+        cases = [(False, programs) for programs in PROGRAMS] + [(True, programs) for programs in PROGRAMS[:2]]
+        for to_host, programs in run.each(cases):
+            copy = copies(scene, programs, to_host=to_host)
+            copy_ms = milliseconds(copy, run.rounds, run.device)
+            figures: dict[str, Any] = {"copy_alone_gb_s": scene.nbytes / copy_ms / 1e6}
+            for name, layers in loads.items():
+                timed = beside(layers.run, copy, copy_ms, run.rounds, run.device)
+                figures[name] = {**timed, "copy_gb_s": scene.nbytes / timed["copy_ms"] / 1e6}
+            results[f"{'backup' if to_host else 'load'}_{programs}"] = figures
+            run.keep(found)
+    run.finish(found, headline(results))
 
 
 if __name__ == "__main__":

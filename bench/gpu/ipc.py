@@ -25,6 +25,8 @@ from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.neighbours import Neighbour, Neighbours
 from shared.messages.pools import KvGeometry
 
+PAGE_SIZES = (16, 1, 64)
+
 
 def load(mover: PageMover, neighbour: Neighbour, layers: int, pages: np.ndarray, device_pages: np.ndarray) -> None:
     """All layers of these pages, as a batch loads them."""
@@ -35,13 +37,13 @@ def load(mover: PageMover, neighbour: Neighbour, layers: int, pages: np.ndarray,
     mover.drain()
 
 
-def measure(geometry: KvGeometry, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(geometry: KvGeometry, tokens: int, rounds: int, device: torch.device) -> dict[str, Any]:
     """Attach another process's pool, compare, measure, and let go of it before that process ends."""
     count = tokens // geometry.page_size
-    pool = DevicePool.create(geometry, count, device="cuda", shm_prefix=reading.PREFIX)
-    neighbours = Neighbours(geometry, "cuda")
+    pool = DevicePool.create(geometry, count, device=device, shm_prefix=reading.PREFIX)
+    neighbours = Neighbours(geometry, device.type)
     try:
-        with other_worker(geometry, count, reading.PREFIX) as handle:
+        with other_worker(geometry, count, reading.PREFIX, device) as handle:
             began = time.perf_counter()
             neighbours.attach("other", "i", handle)
             attach_ms = (time.perf_counter() - began) * 1e3
@@ -59,19 +61,21 @@ def _bandwidth(pool: DevicePool, neighbour: Neighbour, rounds: int) -> dict[str,
     random = np.random.default_rng(0)
     pages, device_pages = (random.permutation(count).astype(np.int32) for _ in range(2))
     ours, theirs = pool.tensor.view(torch.uint8).reshape(-1), neighbour.memory.tensor
-    assert theirs is not None
+    if theirs is None:  # In shared memory, which may only be read.
+        assert neighbour.memory.array is not None
+        theirs = torch.from_numpy(neighbour.memory.array.copy())
 
     def plain() -> None:
         ours.copy_(theirs)
-        torch.cuda.synchronize()
+        _synchronize(pool)
 
     found = {"one_piece_gb_s": ours.numel() / medians({"plain": plain}, rounds)["plain"] / 1e9}
     expected = content(geometry, count)[:, :, pages]
-    for name in ("per_page", "batched", "gpu_assisted"):
+    for name in ("per_page", "batched", "gpu_assisted") if pool.device.type == "cuda" else ("per_page", "batched"):
         mover = make_mover(pool, name, programs=2)
         some = len(pages) if name != "per_page" else max(1, len(pages) // 16)
         ours.zero_()
-        torch.cuda.synchronize()
+        _synchronize(pool)
         load(mover, neighbour, geometry.layers, pages, device_pages)
         now = ours.cpu().numpy().reshape(geometry.layers, 2, count, geometry.half_bytes)
         if not np.array_equal(now[:, :, device_pages], expected):
@@ -81,14 +85,33 @@ def _bandwidth(pool: DevicePool, neighbour: Neighbour, rounds: int) -> dict[str,
     return found
 
 
+def _synchronize(pool: DevicePool) -> None:
+    if pool.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def headline(results: dict[str, Any]) -> reading.Headline:
+    """The fastest mover of each page size."""
+    lines: list[tuple[str, float | None, str]] = []
+    for page_size, found in results.items():
+        speeds = {name: speed for name, speed in found.items() if name.endswith("_gb_s") and not name.startswith("one")}
+        name = max(speeds, key=lambda each: speeds[each])
+        peak = f"GB/s of {found['one_piece_gb_s']:.3g}"
+        lines.append((f"pages of {page_size}: {name.removesuffix('_gb_s')}", speeds[name], peak))
+    return lines
+
+
 def main() -> None:
-    options = reading.begin(__doc__)
-    geometry, tokens = (reading.LLAMA_8B_SHALLOW, 1024) if options.quick else (reading.LLAMA_8B, 8192)
-    results = {
-        str(page_size): measure(msgspec.structs.replace(geometry, page_size=page_size), tokens, options.rounds)
-        for page_size in (1, 16, 64)
-    }
-    reading.finish("ipc", options, {"tokens": tokens, "page_sizes": results})
+    run = reading.begin("ipc", __doc__)
+    geometry = run.choose(reading.LLAMA_8B, reading.LLAMA_8B_SHALLOW, reading.TINY)
+    tokens = run.choose(8192, 1024, 256)
+    results: dict[str, Any] = {}
+    found = {"tokens": tokens, "page_sizes": results}
+    for page_size in run.each(run.choose(PAGE_SIZES, PAGE_SIZES, PAGE_SIZES[:1])):
+        of_size = msgspec.structs.replace(geometry, page_size=page_size)
+        results[str(page_size)] = measure(of_size, tokens, run.rounds, run.device)
+        run.keep(found)
+    run.finish(found, headline(results))
 
 
 if __name__ == "__main__":

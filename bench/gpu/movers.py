@@ -5,6 +5,8 @@ layer by layer as a batch loads them. First the bytes are compared, then the tim
 same bytes in one piece. Verified figures include the checksums, which the processor computes before the copy. Copies
 of ``per_page`` are issued by Python, so at small pages it shows what a copy costs to issue here, not the copy engine.
 
+Without a GPU there is no kernel among them: it is interpreted elsewhere (``bench.gpu.interference``).
+
 ``python -m bench.gpu.movers [--quick] [--rounds 9]``
 """
 
@@ -23,7 +25,9 @@ from services.worker.kv.measured_loads import LoadScene, load_scene, medians, pl
 from services.worker.kv.movers import make_mover
 from services.worker.kv.movers.protocol import PageMover
 
-PAGE_SIZES = (1, 16, 32, 64, 256)
+PAGE_SIZES = (16, 1, 64, 32, 256)
+"""The default first: there may be no time for all."""
+
 PROGRAMS = (1, 2, 4, 8)
 
 
@@ -31,7 +35,7 @@ def movers_of(scene: LoadScene) -> dict[str, PageMover]:
     """One of each kind, and one kernel for every number of programs."""
     pool = scene.device
     made = {name: make_mover(pool, name, programs=1) for name in ("per_page", "batched")}
-    for programs in PROGRAMS:
+    for programs in PROGRAMS if pool.device.type == "cuda" else ():
         made[f"gpu_assisted_{programs}"] = make_mover(pool, "gpu_assisted", programs=programs)
     return made
 
@@ -41,7 +45,8 @@ def check(scene: LoadScene, name: str, mover: PageMover) -> None:
     pool = scene.device
     bytes_now = pool.tensor.view(torch.uint8).reshape(-1)
     bytes_now.zero_()
-    torch.cuda.synchronize()
+    if pool.device.type == "cuda":
+        torch.cuda.synchronize()
     scene.load(mover, verified=True)
     geometry = pool.geometry
     device = bytes_now.cpu().numpy().reshape(geometry.layers, 2, pool.pages, geometry.half_bytes)
@@ -74,15 +79,27 @@ def measure(scene: LoadScene, rounds: int) -> dict[str, Any]:
     return {"peak_gb_s": peak / 1e9, "movers": found}
 
 
+def headline(results: dict[str, Any]) -> reading.Headline:
+    """The fastest mover of each page size, as a share of the peak."""
+    lines: list[tuple[str, float | None, str]] = []
+    for page_size, found in results.items():
+        name, best = max(found["movers"].items(), key=lambda each: each[1]["gb_s"])
+        lines.append((f"pages of {page_size}: {name}", best["gb_s"], f"GB/s of {found['peak_gb_s']:.3g}"))
+    return lines
+
+
 def main() -> None:
-    options = reading.begin(__doc__)
-    geometry, tokens = (reading.LLAMA_8B_SHALLOW, 1024) if options.quick else (reading.LLAMA_8B, 8192)
-    results = {}
-    for page_size in PAGE_SIZES:
+    run = reading.begin("movers", __doc__)
+    geometry = run.choose(reading.LLAMA_8B, reading.LLAMA_8B_SHALLOW, reading.TINY)
+    tokens = run.choose(8192, 1024, 512)
+    results: dict[str, Any] = {}
+    found = {"tokens": tokens, "layers": geometry.layers, "page_sizes": results}
+    for page_size in run.each(PAGE_SIZES):
         of_size = msgspec.structs.replace(geometry, page_size=page_size)
-        with load_scene(of_size, tokens, device="cuda", shm_prefix=reading.PREFIX) as scene:
-            results[str(page_size)] = measure(scene, options.rounds)
-    reading.finish("movers", options, {"tokens": tokens, "layers": geometry.layers, "page_sizes": results})
+        with load_scene(of_size, tokens, device=run.device.type, shm_prefix=reading.PREFIX) as scene:
+            results[str(page_size)] = measure(scene, run.rounds)
+        run.keep(found)
+    run.finish(found, headline(results))
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ def content(geometry: KvGeometry, pages: int) -> npt.NDArray[np.uint8]:
 
 
 @contextmanager
-def other_worker(geometry: KvGeometry, pages: int, prefix: str) -> Iterator[PoolHandle]:
+def other_worker(geometry: KvGeometry, pages: int, prefix: str, device: torch.device) -> Iterator[PoolHandle]:
     """Start one; the handle of its pool. It ends with the context."""
     shape = msgspec.json.encode(geometry).decode()
-    command = [sys.executable, "-m", "bench.gpu.other_worker", shape, str(pages), prefix]
+    command = [sys.executable, "-m", "bench.gpu.other_worker", shape, str(pages), prefix, device.type]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -42,10 +42,12 @@ def other_worker(geometry: KvGeometry, pages: int, prefix: str) -> Iterator[Pool
 
 
 def main() -> None:
-    geometry, pages, prefix = msgspec.json.decode(sys.argv[1], type=KvGeometry), int(sys.argv[2]), sys.argv[3]
-    pool = DevicePool.create(geometry, pages, device="cuda", shm_prefix=prefix)
-    pool.tensor.view(torch.uint8).reshape(-1).copy_(torch.from_numpy(content(geometry, pages).reshape(-1)))
-    torch.cuda.synchronize()
+    shape, pages, prefix, device = sys.argv[1:]
+    geometry = msgspec.json.decode(shape, type=KvGeometry)
+    pool = DevicePool.create(geometry, int(pages), device=device, shm_prefix=prefix)
+    pool.tensor.view(torch.uint8).reshape(-1).copy_(torch.from_numpy(content(geometry, int(pages)).reshape(-1)))
+    if device == "cuda":
+        torch.cuda.synchronize()
     print(base64.b64encode(encode(pool.handle())).decode(), flush=True)
     sys.stdin.readline()
     pool.close()

@@ -14,15 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench.gpu import reading
+from bench.gpu.models import SHALLOW_LAYERS, TINY, random_runner
 from bench.hidden_states import PAGE_SIZE, bench_runner
-from services.worker.engine.attention import ATTENTION_NAME
-from services.worker.engine.model_loading import expected_windows
-from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.probe import find_geometry
-from services.worker.kv.device_pool import DevicePool
 
 MODELS = {
     "llama-2-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -33,23 +28,15 @@ MODELS = {
         "num_attention_heads": 40,
     },
 }
+TINY_MHA = TINY | {"num_key_value_heads": TINY["num_attention_heads"]}
+"""Hidden states are half as large as KV where every head has a K and a V of its own."""
+
 LENGTHS = [1024, 2048, 4096, 8192, 16_384]
 BANDWIDTHS = [0.0, 24.0, 6.9]
 """GB/s. The paper's testbed reads 6.9 GB/s from each of four SSDs, and 24 together."""
 
 PAPER = {"over KV": 1.93, "over recomputing": 5.73}
 """Best ratios that the paper states (abstract)."""
-
-
-def random_llama(shape: dict[str, int], tokens: int) -> ModelRunner:
-    """A Llama of this shape with random weights on the GPU, and room for a prefix of ``tokens`` tokens."""
-    config = LlamaConfig(vocab_size=32_000, max_position_embeddings=max(LENGTHS) + PAGE_SIZE, **shape)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16)
-    model.eval().requires_grad_(False)
-    geometry = find_geometry(model, expected_windows(config), PAGE_SIZE)
-    pool = DevicePool.create(geometry, tokens // PAGE_SIZE, device="cuda", shm_prefix=reading.PREFIX)
-    return ModelRunner(model, pool, vocab_size=config.vocab_size)
 
 
 def ratios(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -70,19 +57,39 @@ def ratios(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def headline(models: dict[str, Any]) -> reading.Headline:
+    """The best ratios of each model on the link as it is, beside the paper's best."""
+    lines: list[tuple[str, float | None, str]] = []
+    for name, found in models.items():
+        for peer, best in PAPER.items():
+            ratio = max(each[peer] for each in found["ratios"] if each["gb_per_s"] == 0)
+            lines.append((f"{name}: restored {peer}, best", ratio, f"times (paper, with SSDs: {best})"))
+    return lines
+
+
 def main() -> None:
-    options = reading.begin(__doc__)
-    lengths = LENGTHS[:2] if options.quick else LENGTHS
-    results: dict[str, Any] = {"paper": PAPER, "models": {}}
-    for name, shape in MODELS.items():
-        of_size = shape | {"num_hidden_layers": 4} if options.quick else shape
-        measured = bench_runner(random_llama(of_size, max(lengths)), lengths, BANDWIDTHS, options.rounds)
-        results["models"][name] = {
-            "layers": of_size["num_hidden_layers"],
+    run = reading.begin("restoration", __doc__)
+    lengths: list[int] = run.choose(LENGTHS, LENGTHS[:2], [64, 128])
+    bandwidths = run.choose(BANDWIDTHS, BANDWIDTHS, BANDWIDTHS[:1])
+    models: dict[str, Any] = {}
+    results: dict[str, Any] = {"paper": PAPER, "models": models}
+    for name, shape in run.each(MODELS.items(), lambda each: each[0]):
+        of_size = run.choose(shape, shape | {"num_hidden_layers": SHALLOW_LAYERS}, TINY_MHA)
+        runner = random_runner(
+            of_size, most_tokens=max(lengths) + PAGE_SIZE, pool_tokens=max(lengths), page_size=PAGE_SIZE,
+            device=run.device,
+        )  # fmt: skip
+        measured = bench_runner(runner, lengths, bandwidths, run.rounds)
+        del runner
+        layers = of_size["num_hidden_layers"]
+        models[run.choose(name, name, f"tiny, not {name}")] = {
+            "layers": layers,
             "ratios": ratios(measured["figures"]),
         } | measured
-        torch.cuda.empty_cache()
-    reading.finish("restoration", options, results)
+        if run.device.type == "cuda":
+            torch.cuda.empty_cache()
+        run.keep(results)
+    run.finish(results, headline(models))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench.papers.simulated import Row
@@ -96,21 +93,10 @@ def percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def made_by(document: dict[str, Any]) -> str:
+def made_by(document: dict[str, Any], *, verb: str = "simulated") -> str:
     """The line that says where the figures come from."""
     hardware = document["hardware"]
     return (
         f"`{document['command']}`, seed {document['seed']}, commit {document['commit']}, {document['date']}; "
-        f"simulated on {hardware['processor']}."
+        f"{verb} on {hardware['processor']}."
     )
-
-
-def write_page(results: Path, page: Path, render: Callable[[dict[str, Any]], str]) -> None:
-    """Make a page from a results file, and print it. Ends the process with exit code 2 where there is no such file."""
-    if not results.is_file():
-        print(f"{page.stem}: there is no {results}", file=sys.stderr)
-        raise SystemExit(2)
-    text = render(json.loads(results.read_text(encoding="utf-8")))
-    page.write_text(text, encoding="utf-8")
-    print(text)
-    print(page)

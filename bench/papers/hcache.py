@@ -1,26 +1,27 @@
-"""HCache's Table 3 and Figures 11, 12, 13 and 15 by the planner's cost model on modelled hardware (its 4.1 and 6).
+"""HCache's Table 3 and Figures 1, 4, 9 to 13 and 15 by the planner's cost model on modelled hardware (its 3.2, 4.1, 6).
 
 What is computed: times of a layer from profiles (:mod:`bench.papers.hcache_platform`), the planner's partition from
 them, and the layers one after another with their bubbles. Nothing is fitted to the paper's figures.
 
-``python -m bench.papers.hcache [--seed N] [--json | --render]``; it writes ``bench/results/papers_hcache.json`` and
-``docs/results/hcache.md``, and takes some seconds.
+``python -m bench.papers.hcache [--seed N] [--json]``; it writes ``bench/results/papers_hcache.json`` and takes
+some minutes, nearly all of them for Figure 9; ``python -m tools.reference_docs`` then makes the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from bench import results_file
-from bench.papers import hcache_page
-from bench.papers.claims import write_page
 from bench.papers.hcache_platform import Platform, pipelined_us, speed
+from bench.papers.hcache_queue import METHODS as QUEUE_METHODS
+from bench.papers.hcache_queue import serve
 from bench.papers.hcache_reuse import reuse
+from bench.papers.hcache_ttft import balanced, resources, ttft
 from services.scheduler.core.planner.costs import LayerCosts
 from services.scheduler.core.planner.partition import (
     LayerTimes,
@@ -34,8 +35,6 @@ from services.scheduler.core.planner.partition import (
     token_wise,
     tokens_only,
 )
-
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "hcache.md"
 
 A100 = "a100-40g-sxm4"
 TESTBED = {
@@ -66,6 +65,13 @@ SETTINGS = {
 
 TILE_ROWS, TILE_COLUMNS, MULTIPROCESSORS = 256, 128, 108
 """Of a large matrix product on an A100: the library's usual tile, and how many run at once."""
+
+RATES = {
+    "llama-2-7b": (0.2, 0.4, 0.6, 0.8),
+    "llama-2-13b": (0.05, 0.1, 0.15, 0.2),
+    "opt-30b": (0.25, 0.5, 0.75, 1.0),
+}
+"""Rounds a second (Figure 9 a-c), up to where requests wait for memory. Those of the paper only its figure shows."""
 
 METHODS: dict[str, Callable[[int, LayerTimes], Partition]] = {
     "tokens": tokens_only,
@@ -151,6 +157,18 @@ def by_length() -> list[dict[str, Any]]:
     ]
 
 
+def conversations(seed: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Figure 9: TTFT and time between tokens under more and more conversations."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for model, platform in TESTBED.items():
+        found[model] = {}
+        for method in QUEUE_METHODS:
+            found[model][method] = [serve(platform, method, rate, seed) for rate in RATES[model]]
+            shown = ", ".join(f"{row['ttft_ms']:.0f} ms at {row['rate']:g}/s" for row in found[model][method])
+            print(f"figure 9, {model}, {method:10} {shown}", file=sys.stderr, flush=True)
+    return found
+
+
 def ablation() -> list[dict[str, Any]]:
     """Figure 12: the schedulers under three settings."""
     return [{"setting": name} | speeds(platform, TOKENS) for name, platform in SETTINGS.items()]
@@ -207,11 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
-    parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
     options = parser.parse_args()
-    if options.render:
-        write_page(results_file.RESULTS / "papers_hcache.json", PAGE, hcache_page.render)
-        return
     results: dict[str, Any] = {
         "simulated": True,
         "tokens": TOKENS,
@@ -221,14 +235,16 @@ def main() -> None:
         "by_length": by_length(),
         "ablation": ablation(),
         "partitions": partitions(),
+        "ttft": ttft(TESTBED, options.seed),
+        "resources": resources(TESTBED),
+        "balanced": balanced(TESTBED),
+        "conversations": conversations(options.seed),
         "reuse": reuse(TESTBED["llama-2-7b"], options.seed),
     }
     if options.json:
         print(json.dumps(results, indent=2))
         return
-    path = results_file.write("papers_hcache", results, seed=options.seed)
-    print(path)
-    write_page(path, PAGE, hcache_page.render)
+    print(results_file.write("papers_hcache", results, seed=options.seed))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ rows of the paper compute first come, first served and never load on demand: hos
 alone (3.4). Pages have one token and are copied one by one, as in the SGLang that the paper extends (section 4).
 ``--part`` shortens every dataset, and the frequency threshold and the aging period with it.
 
-``python -m bench.papers.hotprefix [--full] [--seed N] [--json | --render]``; the whole run writes
-``bench/results/papers_hotprefix.json`` and ``docs/results/hotprefix.md``.
+``python -m bench.papers.hotprefix [--full] [--seed N] [--json]``; the whole run writes
+``bench/results/papers_hotprefix.json``, and ``python -m tools.reference_docs`` then makes the page.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench import results_file
-from bench.papers import hotprefix_page
-from bench.papers.claims import write_page
 from bench.papers.simulated import Row, run
 from services.scheduler.core.eviction import POLICIES
 from shared.messages.cell_events import Admission, CellConfig, Promotion
 from thermocline.simulate.cost import Io, device_kv_tokens
-from thermocline.simulate.profiles import load_hardware, load_model
+from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model
 from thermocline.simulate.simulation import Setup
 from thermocline.simulate.workloads.few_shot import FewShotOptions, FewShotWorkload
-
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "hotprefix.md"
 
 HARDWARE, MODEL = "a6000-pcie3", "llama-2-13b"
 QUESTIONS = {"mmlu": 14_042, "hellaswag": 10_042, "bbh": 6_511, "ceval": 12_342}
@@ -53,6 +48,21 @@ class Arrangement:
     page_size: int = 1
     io: Io = "per-page"
     is_ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What serves: ``workers`` groups of ``tensor_parallel`` devices each."""
+
+    hardware: HardwareProfile
+    model: ModelProfile
+    tensor_parallel: int = 1
+    workers: int = 1
+
+    @property
+    def fitting_tokens(self) -> int:
+        """Of KV on each worker: 90% of device memory less the weights."""
+        return device_kv_tokens(self.hardware, self.model, self.tensor_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +135,31 @@ def config_of(arrangement: Arrangement, part: int) -> CellConfig:
     )
 
 
-def measure(dataset: str, arrangement: Arrangement, scale: Scale, *, batch: int, device_tokens: int) -> Row:
-    """One bar. Host memory is as large as the device's part for KV (3.3.2)."""
+def measure(
+    dataset: str,
+    arrangement: Arrangement,
+    scale: Scale,
+    *,
+    batch: int,
+    device_tokens: int,
+    machine: Machine | None = None,
+) -> Row:
+    """One bar, on the paper's A6000 unless said otherwise.
+
+    Host memory is as large as the devices' part for KV (3.3.2). ``batch`` and ``device_tokens`` are of each worker.
+    """
+    on = machine or Machine(load_hardware(HARDWARE), load_model(MODEL))
     setup = Setup(
-        hardware=load_hardware(HARDWARE),
-        model=load_model(MODEL),
+        hardware=on.hardware,
+        model=on.model,
         config=config_of(arrangement, scale.part),
+        workers=on.workers,
+        tensor_parallel=on.tensor_parallel,
         page_size=arrangement.page_size,
         device_tokens=device_tokens,
-        host_tokens=device_tokens if arrangement.host else 0,
+        host_tokens=device_tokens * on.workers if arrangement.host else 0,
         io=arrangement.io,
-        in_flight=batch,
+        in_flight=batch * on.workers,
         seed=scale.seed,
     )
     return run(setup, workload_of(dataset, scale))
@@ -212,11 +236,7 @@ def main() -> None:
     parser.add_argument("--datasets", default=",".join(QUESTIONS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
-    parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
     options = parser.parse_args()
-    if options.render:
-        write_page(results_file.RESULTS / "papers_hotprefix.json", PAGE, hotprefix_page.render)
-        return
     datasets = options.datasets.split(",")
     faults = [f"there is no dataset {name!r}" for name in datasets if name not in QUESTIONS]
     if options.part < 1:
@@ -240,9 +260,7 @@ def main() -> None:
     if options.json or len(datasets) < len(QUESTIONS):
         print(json.dumps(results, indent=2))
         return
-    path = results_file.write("papers_hotprefix", results, seed=scale.seed)
-    print(path)
-    write_page(path, PAGE, hotprefix_page.render)
+    print(results_file.write("papers_hotprefix", results, seed=scale.seed))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""``docs/results/hotprefix.md`` from the committed results: nothing on the page is written by hand but the reasons."""
+"""``docs/results/hotprefix.md`` from committed results: nothing on the page is written by hand but the reasons."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bench.papers import hotprefix_machines_page as machines_page
 from bench.papers.claims import Claim, claim_table, gain, made_by, percent, ratio, speedup, table, times
+from bench.papers.figures import Documents, every_figure
+from bench.papers.hotprefix_figures import PAPER, entries, hits, seconds
 from bench.papers.simulated import Row, blocking_s, offload_s
 from thermocline.simulate.profiles import load_hardware, load_model
 
@@ -20,18 +23,9 @@ _BASELINES = (
 """Row, the paper's name, Figure 8's range of hit ratios and Figure 9's of latency (5.2)."""
 
 
-def hits(row: Row) -> float:
-    """The paper's cache hit ratio: of the device alone."""
-    return float(row["device_hit_ratio"])
-
-
 def all_hits(row: Row) -> float:
     """Loads from host memory included."""
     return float(row["device_hit_ratio"] + row["host_hit_ratio"])
-
-
-def seconds(row: Row) -> float:
-    return float(row["seconds"])
 
 
 def computed_tokens(row: Row) -> float:
@@ -42,17 +36,22 @@ def backup_s(row: Row) -> float:
     return float(row["backup_s"])
 
 
-def render(document: Part) -> str:
+def render(documents: Documents) -> str:
     """The whole page."""
+    document = documents["papers_hotprefix"]
     results = document["results"]
+    others = documents["papers_hotprefix_machines"]
     lines = [
-        "# HotPrefix's figures, simulated",
+        f"# {PAPER.title}",
         "",
-        "Every number here is **simulated**: the scheduler's own core under virtual time on modelled hardware "
-        "([how](simulator.md)). " + made_by(document),
+        "Every number here is **simulated**, unless it says measured: the scheduler's own core under virtual time on "
+        "modelled hardware ([how](simulator.md)). " + made_by(document),
         "",
+        *every_figure(PAPER, entries(documents)),
         *_setting(results),
         *_end_to_end(results),
+        *machines_page.offload_time(results["end_to_end"], results["one_in"]),
+        *machines_page.machines(others["results"], made_by(others)),
         *_admission(results),
         *_components(results),
         *_policies(results),

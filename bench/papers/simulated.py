@@ -79,6 +79,7 @@ def row_of(simulation: Simulation) -> Row:
         "device_hit_ratio": figures["hit_tokens"]["device"] / tokens,
         "host_hit_ratio": figures["hit_tokens"]["host"] / tokens,
         "ttft_ms": figures["ttft_ms"]["mean"],
+        "ttft_p90_ms": simulation.cell.figures.ttft_ms.quantile(0.9),
         "ttft_p99_ms": figures["ttft_ms"]["p99"],
         "requests_per_s": figures["throughput"]["requests_per_s"],
         "output_tokens_per_s": figures["throughput"]["output_tokens_per_s"],

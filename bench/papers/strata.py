@@ -5,8 +5,8 @@ arrivals (5.1), a cold start. The baseline stands for SGLang-HiCache: pages of 3
 layer beside the computation, first come, first served, without any of Strata's scheduling. All runs have pages of 32
 tokens; the paper's page of one token takes five times as long to simulate and changes little (``--page-size 1``).
 
-``python -m bench.papers.strata [--queries N] [--seed N] [--page-size N] [--json | --render]``; the whole run writes
-``bench/results/papers_strata.json`` and ``docs/results/strata.md``.
+``python -m bench.papers.strata [--queries N] [--seed N] [--page-size N] [--json]``; the whole run writes
+``bench/results/papers_strata.json``, and ``python -m tools.reference_docs`` then makes the page.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from bench import results_file
-from bench.papers import strata_page
-from bench.papers.claims import write_page
 from bench.papers.simulated import Row, run
 from shared.messages.cell_events import CellConfig, Schedule
 from thermocline.simulate.cost import Io
-from thermocline.simulate.profiles import load_hardware, load_model
+from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model
 from thermocline.simulate.simulation import Setup
+from thermocline.simulate.workloads import Workload
 from thermocline.simulate.workloads.documents import DocumentOptions, DocumentWorkload
 
 Distance = Literal["min", "shuffled", "max"]
-
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "strata.md"
 
 HARDWARE, MODEL = "h200-pcie5", "qwen2.5-14b"
 QUERIES = 2_410
@@ -82,12 +78,34 @@ class Scale:
     page_size: int
 
 
-def measure(variant: Variant, options: DocumentOptions, scale: Scale, *, rate: float | None = None) -> Row:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What serves: one group of ``tensor_parallel`` devices, with ``host_bytes`` of host memory for KV."""
+
+    hardware: HardwareProfile
+    model: ModelProfile
+    tensor_parallel: int = 1
+    host_bytes: int = HOST_BYTES
+    device_tokens: int | None = None  # None is what fits.
+
+
+def h200() -> Machine:
+    """That of the in-depth analysis (5.3)."""
+    return Machine(load_hardware(HARDWARE), load_model(MODEL))
+
+
+def measure(
+    variant: Variant, options: DocumentOptions, scale: Scale, *, rate: float | None = None, on: Machine | None = None
+) -> Row:
     """One run; without a rate the next question comes when one of those in flight is answered."""
-    model = load_model(MODEL)
+    return measure_workload(variant, DocumentWorkload(options, scale.seed), scale, on or h200(), rate=rate)
+
+
+def measure_workload(variant: Variant, workload: Workload, scale: Scale, on: Machine, *, rate: float | None) -> Row:
+    """The same for any workload."""
     setup = Setup(
-        hardware=load_hardware(HARDWARE),
-        model=model,
+        hardware=on.hardware,
+        model=on.model,
         config=CellConfig(
             schedule=variant.schedule,
             defer_tokens=variant.defer_tokens,
@@ -95,14 +113,16 @@ def measure(variant: Variant, options: DocumentOptions, scale: Scale, *, rate: f
             max_batch_tokens=PREFILL_TOKENS,
             max_running=IN_FLIGHT,
         ),
+        tensor_parallel=on.tensor_parallel,
         page_size=scale.page_size,
-        host_tokens=HOST_BYTES // model.kv_token_bytes,
+        device_tokens=on.device_tokens,
+        host_tokens=on.host_bytes // on.model.kv_token_bytes,
         io=variant.io,
         rate=rate,
         in_flight=IN_FLIGHT,
         seed=scale.seed,
     )
-    return run(setup, DocumentWorkload(options, scale.seed))
+    return run(setup, workload)
 
 
 def curves(scale: Scale) -> dict[str, list[Row]]:
@@ -167,11 +187,7 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
-    parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
     options = parser.parse_args()
-    if options.render:
-        write_page(results_file.RESULTS / "papers_strata.json", PAGE, strata_page.render)
-        return
     faults = [f"--{name} must be at least 1" for name in ("queries", "page-size") if vars(options)[_key(name)] < 1]
     if faults:
         print(f"strata: {'; '.join(faults)}", file=sys.stderr)
@@ -192,9 +208,7 @@ def main() -> None:
     if options.json or scale.queries != QUERIES:
         print(json.dumps(results, indent=2))
         return
-    path = results_file.write("papers_strata", results, seed=scale.seed)
-    print(path)
-    write_page(path, PAGE, strata_page.render)
+    print(results_file.write("papers_strata", results, seed=scale.seed))
 
 
 def _key(name: str) -> str:

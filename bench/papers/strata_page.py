@@ -1,4 +1,4 @@
-"""``docs/results/strata.md`` from the committed results: nothing on the page is written by hand but the reasons."""
+"""``docs/results/strata.md`` from committed results: nothing on the page is written by hand but the reasons."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from bench.papers import strata_machines_page as machines_page
 from bench.papers.claims import TOLERANCE, Claim, claim_table, direction, made_by, percent, ratio, table
+from bench.papers.figures import Documents, every_figure
 from bench.papers.simulated import Row
+from bench.papers.strata_curves import peak, throughput_at
+from bench.papers.strata_figures import PAPER, entries
 
 Part = dict[str, Any]
 
@@ -22,19 +26,22 @@ _PAPER_GAINS = {
 """Section 5.3.3, by cache distance min, shuffled, max; None where the text gives no number."""
 
 
-def render(document: Part) -> str:
+def render(documents: Documents) -> str:
     """The whole page."""
+    document, others = documents["papers_strata"], documents["papers_strata_machines"]
     results = document["results"]
     lines = [
-        "# Strata's figures, simulated",
+        f"# {PAPER.title}",
         "",
-        "Every number here is **simulated**: the scheduler's own core under virtual time on modelled hardware "
-        "([how](simulator.md)). " + made_by(document),
+        "Every number here is **simulated**, unless it says measured: the scheduler's own core under virtual time on "
+        "modelled hardware ([how](simulator.md)). " + made_by(document),
         "",
+        *every_figure(PAPER, entries(documents)),
         *_setting(results),
         *_curves(results["curves"]),
         *_distances(results["distances"]),
         *_bursts(results["bursts"]),
+        *machines_page.machines(others["results"], results["curves"], made_by(others)),
         *_what_differs(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -110,27 +117,6 @@ def _lpm(curves: dict[str, list[Row]]) -> list[str]:
         "",
         *table([*head, "device hits, IO / LPM", "prefill tokens, IO / LPM"], lines),
     ]
-
-
-def peak(rows: Sequence[Row]) -> float:
-    """The largest throughput over all rates, in output tokens a second."""
-    return max(float(row["output_tokens_per_s"]) for row in rows)
-
-
-def throughput_at(rows: Sequence[Row], ttft_ms: float) -> float | None:
-    """Where the curve first crosses this mean TTFT, between two rates; None where it starts above it.
-
-    A curve that never gets there counts with its peak.
-    """
-    if rows[0]["ttft_ms"] > ttft_ms:
-        return None
-    for left, right in pairwise(rows):
-        if right["ttft_ms"] > ttft_ms:
-            part = (ttft_ms - left["ttft_ms"]) / (right["ttft_ms"] - left["ttft_ms"])
-            return float(
-                left["output_tokens_per_s"] + part * (right["output_tokens_per_s"] - left["output_tokens_per_s"])
-            )
-    return peak(rows)
 
 
 def _throughput_text(rows: Sequence[Row], base: Sequence[Row], ttft_ms: float) -> str:

@@ -60,8 +60,11 @@ def load_runner(config: WorkerConfig) -> ModelRunner | GroupRunner:
         pages=config.device_pages or None,
         threads=config.threads,
         shm_prefix=config.shm_prefix,
+        forward=config.forward,
     )
     runner.warm_up()
+    if config.device == "cuda" and config.decode_graph_rows:
+        runner.capture_decode(config.decode_graph_rows)
     return runner
 
 

@@ -31,6 +31,14 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     device_kv_bytes: Annotated[int, Doc(description="size of the device pool", ge=1)] = 64 * 2**20
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
+    forward: Annotated[
+        Literal["auto", "fused", "portable"],
+        Doc(description="on a CPU, fused kernels for models like Llama: auto takes them where they are faster"),
+    ] = "auto"
+    decode_graph_rows: Annotated[
+        int,
+        Doc(description="on cuda, decode steps of up to so many requests run as CUDA graphs; 0: none", ge=0, le=512),
+    ] = 64
     tensor_parallel: Annotated[
         int, Doc(description="processes that share the model, with a GPU each on cuda; this one is the first", ge=1)
     ] = 1
@@ -107,6 +115,8 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
         if self.node and not is_valid_name(self.node):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
+        if self.forward == "fused" and (self.tensor_parallel > 1 or self.device != "cpu"):
+            faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
         if faults:
             raise ValueError("; ".join(faults))
 

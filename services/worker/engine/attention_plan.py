@@ -1,4 +1,4 @@
-"""How CPU attention walks a step: which keys each block of query rows reads, and from where. Pure arithmetic.
+"""How portable CPU attention walks a step: which keys each block of query rows reads, and from where. Pure arithmetic.
 
 Prefill goes in blocks of at most ``BLOCK_ROWS`` query rows, each over the keys that its last row may see, so no
 mask is larger than one block and no key beyond the diagonal or before the window costs anything.

@@ -1,7 +1,8 @@
 """Attention over the paged pool on a CPU, request by request.
 
-Decode goes to a C kernel where there is a compiler (:mod:`services.worker.engine.native_decode`); what follows is
-prefill, and decode without one.
+Where there is a C compiler, decode and prefill go to kernels of their own
+(:mod:`services.worker.engine.native_decode`, :mod:`services.worker.engine.native_extend`), which read the pages in
+place. What follows is the portable path: for machines without one, for float16, and for soft-capped scores.
 
 The query heads of one KV head (a GQA group) share its keys. In decode they are packed as query rows, so one pass
 over the keys serves the whole group; in prefill the keys are expanded over the group with stride 0, which copies
@@ -24,17 +25,25 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.native_decode import DecodeWork, NativeDecode, compile_decode, find_decode_work
+from services.worker.engine.native_extend import ExtendWork, NativeExtend, compile_extend, find_extend_work
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 
 
 @dataclass(frozen=True, slots=True)
-class _StepPlan:
-    """One step for layers of one kind. ``gather_rows`` int64: the plan's K pages, then its V pages, of a layer."""
+class _Portable:
+    """What of a step is left to the portable path. ``gather_rows`` int64: the plan's K pages, then its V pages."""
 
     plan: AttentionPlan
     gather_rows: torch.Tensor
-    native: NativeDecode | None
-    decode: DecodeWork | None
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    """One step for layers of one kind, by who computes it: segments of a single row, longer ones, and what is left."""
+
+    decode: tuple[NativeDecode, DecodeWork] | None = None
+    extend: tuple[NativeExtend, ExtendWork] | None = None
+    portable: _Portable | None = None
 
 
 class CpuAttention:
@@ -45,7 +54,8 @@ class CpuAttention:
         self._dtype = TORCH_DTYPES[pool.geometry.dtype]
         self._gathered = torch.empty(0, dtype=self._dtype)
         self._bands: dict[int | None, torch.Tensor] = {}
-        self._native: list[NativeDecode | None] = []  # Empty until the first call tells the number of query heads.
+        # Empty until the first call tells the number of query heads.
+        self._native: list[tuple[NativeDecode | None, NativeExtend | None]] = []
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
         plans: dict[tuple[int | None, bool], _StepPlan] = {}
@@ -59,27 +69,51 @@ class CpuAttention:
         return attend
 
     def _plan(self, meta: ForwardMeta, call: AttentionCall) -> _StepPlan:
-        fused = call.softcap is None
-        native = self._native_for(call.query.shape[1]) if fused else None
-        decode = None if native is None else find_decode_work(meta, call.window)
-        plan = plan_attention(meta, call.window, whole_prompts=fused, single_rows=native is None)
-        pages = torch.from_numpy(plan.gather_pages)
-        return _StepPlan(plan, torch.cat([pages, pages + self._pool.pages]), native, decode)
+        heads, kv_heads = call.query.shape[1], self._pool.geometry.kv_heads
+        decode, extend = self.kernels(heads) if call.softcap is None else (None, None)
+        short = None if decode is None else find_decode_work(meta, call.window)
+        long = None if extend is None else find_extend_work(meta, call.window, heads // kv_heads, kv_heads)
+        return _StepPlan(
+            None if decode is None or short is None else (decode, short),
+            None if extend is None or long is None else (extend, long),
+            None if extend is not None else self._plan_portably(meta, call, single_rows=decode is None),
+        )
 
-    def _native_for(self, query_heads: int) -> NativeDecode | None:
+    def _plan_portably(self, meta: ForwardMeta, call: AttentionCall, *, single_rows: bool) -> _Portable | None:
+        plan = plan_attention(meta, call.window, whole_prompts=call.softcap is None, single_rows=single_rows)
+        if not plan.segments:
+            return None
+        pages = torch.from_numpy(plan.gather_pages)
+        return _Portable(plan, torch.cat([pages, pages + self._pool.pages]))
+
+    def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
+        """What could be compiled; the second never without the first."""
         if not self._native:
-            self._native.append(compile_decode(self._pool.geometry, query_heads))
+            geometry = self._pool.geometry
+            decode = compile_decode(geometry, query_heads)
+            group = query_heads // geometry.kv_heads
+            extend = None if decode is None else compile_extend(geometry.head_dim, group, self._dtype)
+            self._native.append((decode, extend))
         return self._native[0]
 
     def _attend(self, step: _StepPlan, call: AttentionCall) -> torch.Tensor:
-        kv_heads = self._pool.geometry.kv_heads
         heads, rows, head_dim = call.query.shape[1:]
         output = torch.empty(rows, heads, head_dim, dtype=self._dtype)
-        if step.native is not None and step.decode is not None:
-            k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
-            step.native.attend(step.decode, call.query[0], k_pool, v_pool, output, call.scaling)
-        if not step.plan.segments:
-            return output
+        k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
+        if step.decode is not None:
+            decode, short = step.decode
+            decode.attend(short, call.query[0], k_pool, v_pool, output, call.scaling)
+        if step.extend is not None:
+            extend, long = step.extend
+            extend.attend(long, call.query[0], k_pool, v_pool, output, call.scaling)
+        if step.portable is not None:
+            self._attend_portably(step.portable, call, output)
+        return output
+
+    def _attend_portably(self, step: _Portable, call: AttentionCall, output: torch.Tensor) -> None:
+        """Write the rows of ``step`` into ``output`` [T, heads, head_dim]."""
+        kv_heads = self._pool.geometry.kv_heads
+        heads, rows, head_dim = call.query.shape[1:]
         group = heads // kv_heads
         halves = self._pool.tensor[call.layer].flatten(1, 2).transpose(1, 2)
         gathered = self._gather(call.layer, step.gather_rows)
@@ -94,7 +128,6 @@ class CpuAttention:
                 key, value = source[0, :, segment.first : end], source[1, :, segment.first : end]
             for block in segment.blocks:
                 self._attend_block(block, query, key, value, result, call)
-        return output
 
     def _attend_block(
         self,

@@ -94,7 +94,7 @@ class ForwardMeta:
             slots=torch.from_numpy(slots).to(device),
             first_slot=int(slots[0]) if consecutive else -1,
             gate=gate,
-            paged=None if device.type == "cpu" else _paged_tensors(segments, page_size, device),
+            paged=None if device.type == "cpu" else paged_tensors(segments, page_size, device),
         )
 
 
@@ -115,7 +115,8 @@ def _slots(segment: Segment, page_size: int) -> npt.NDArray[np.int64]:
     return segment.pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
 
 
-def _paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
+def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.device) -> PagedTensors:
+    """A step of these segments as the kernels read it; steps that are built for a GPU have it already."""
     counts = [pages_for(segment.length, page_size) for segment in segments]
     table = np.zeros((len(segments), max(counts)), dtype=np.int32)
     for row, (segment, count) in enumerate(zip(segments, counts, strict=True)):

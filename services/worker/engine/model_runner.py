@@ -1,6 +1,7 @@
 """The model, its pool, and one function: ``forward``.
 
-Any other way to compute a step (a fused path for one family, say) replaces what is behind ``forward``.
+Two ways to compute a step are behind it: the Hugging Face model with its linear layers packed, which serves every
+model on any device, and the fused forward (:mod:`services.worker.engine.fused`) of one family on CPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import torch
 
 from services.worker.engine.attention import AttentionStep
 from services.worker.engine.cpu_attention import CpuAttention
+from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
 from services.worker.engine.forward_meta import ForwardMeta, Segment
+from services.worker.engine.fused.choice import ForwardPath, fuse
+from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import GpuAttention
 from services.worker.engine.model_loading import (
     eos_token_ids,
@@ -35,10 +39,13 @@ _SMALL_MODEL_PARAMETERS = 200_000_000
 class ModelRunner:
     """A loaded model. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Any, pool: DevicePool, *, vocab_size: int) -> None:
+    def __init__(self, model: Any, pool: DevicePool, *, vocab_size: int, fused: FusedForward | None = None) -> None:
+        """``fused`` computes what ``model`` would, over the same pool; without it the model itself does."""
         self._model = model
+        self._fused = fused
         self._device = pool.device
         self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
+        self._graphs: DecodeGraphs | None = None
         self.pool = pool
         self.max_context = max_context_tokens(model.config)
         self.vocab_size = vocab_size
@@ -56,6 +63,7 @@ class ModelRunner:
         pages: int | None,
         threads: int,
         shm_prefix: str,
+        forward: ForwardPath = "auto",
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
@@ -68,14 +76,16 @@ class ModelRunner:
             torch.set_num_threads(threads)
         config = load_config(model_dir)
         model = load_model(model_dir, config, dtype=dtype, device=device)
-        geometry = find_geometry(model, expected_windows(config), page_size)
+        windows = expected_windows(config)
+        geometry = find_geometry(model, windows, page_size)
         count = pages if pages is not None else (device_kv_bytes or 0) // geometry.page_bytes
         pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
         try:
             verification = Verification(model, probe_tokens(model, count, page_size))
-            if pool.device.type == "cpu":
+            fused = fuse(model, windows, pool, forward)
+            if fused is None and pool.device.type == "cpu":
                 pack_linears(model)
-            runner = cls(model, pool, vocab_size=verification.vocab_size)
+            runner = cls(model, pool, vocab_size=verification.vocab_size, fused=fused)
             verification.check(runner.forward, pages=count, page_size=page_size)
         except BaseException:
             pool.close()
@@ -105,6 +115,12 @@ class ModelRunner:
         ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
         float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
         """
+        if self._graphs is not None:
+            logits = self._graphs.replay(ids, positions, meta, last_rows)
+            if logits is not None:
+                return logits
+        if self._fused is not None:
+            return self._fused.paged(ids, positions, meta, self._backend, last_rows)
         return self.run(ids, positions, self.paged_step(meta), last_rows)
 
     def paged_step(self, meta: ForwardMeta) -> PagedStep:
@@ -116,6 +132,8 @@ class ModelRunner:
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
     ) -> torch.Tensor:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
+        if self._fused is not None:
+            return self._fused.stepped(ids, positions, step, last_rows)
         output = self._model(
             input_ids=ids.to(self._device)[None],
             position_ids=positions.to(self._device)[None],
@@ -130,8 +148,16 @@ class ModelRunner:
         """See :func:`warm_up`."""
         warm_up(self)
 
+    def capture_decode(self, most_rows: int) -> None:
+        """Have decode steps of up to ``most_rows`` requests run as CUDA graphs; for a runner on a GPU.
+
+        Overwrites pages of the pool: call it before any request is admitted.
+        """
+        self._graphs = capture_decode(self, most_rows)
+
     def close(self) -> None:
         """Give the pool back; the runner is of no use afterwards."""
+        self._graphs = None
         self.pool.close()
 
 

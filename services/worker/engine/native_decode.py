@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +35,18 @@ class DecodeWork:
     """The decode rows of one step under one window, as the C code reads them.
 
     tables int32 [n]: page tables one after the other. segments int32 [S, 4]: batch row, start in tables, first and
-    last item. items int32 [N, 3]: segment, first and last key.
+    last item. items int32 [N, 3]: segment, first and last key. ``addresses`` are theirs, asked for once and not in
+    every layer.
     """
 
     tables: npt.NDArray[np.int32]
     segments: npt.NDArray[np.int32]
     items: npt.NDArray[np.int32]
+    addresses: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        addresses = tuple(array.ctypes.data for array in (self.tables, self.segments, self.items))
+        object.__setattr__(self, "addresses", addresses)
 
 
 def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None:
@@ -75,12 +81,12 @@ class NativeDecode:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.partial_bytes.restype = ctypes.c_int64
-        self._partial_bytes = int(library.partial_bytes())
+        self.partial_bytes = int(library.partial_bytes())
         self._partials = torch.empty(0, dtype=torch.uint8)
-        self._decode = library.decode
+        self.function = library.decode
         pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        self._decode.restype = None
-        self._decode.argtypes = [
+        self.function.restype = None
+        self.function.argtypes = [
             pointer, int64, int64, pointer, pointer, pointer, pointer, int32, pointer, int32, pointer, pointer,
             ctypes.c_float, int32,
         ]  # fmt: skip
@@ -101,19 +107,19 @@ class NativeDecode:
         """
         if query.stride(2) != 1:
             query = query.contiguous()
-        items = len(work.items)
-        if self._partials.numel() < items * self._partial_bytes:
-            self._partials = torch.empty(2 * items * self._partial_bytes, dtype=torch.uint8)
-        self._decode(
+        items, (tables_at, segments_at, items_at) = len(work.items), work.addresses
+        if self._partials.numel() < items * self.partial_bytes:
+            self._partials = torch.empty(2 * items * self.partial_bytes, dtype=torch.uint8)
+        self.function(
             query.data_ptr(),
             query.stride(1),
             query.stride(0),
             k_pool.data_ptr(),
             v_pool.data_ptr(),
-            work.tables.ctypes.data,
-            work.segments.ctypes.data,
+            tables_at,
+            segments_at,
             len(work.segments),
-            work.items.ctypes.data,
+            items_at,
             items,
             self._partials.data_ptr(),
             output.data_ptr(),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from services.worker.engine.logit_edits import edit_logits, is_edited
 from services.worker.engine.logprobs import token_logprobs
+from services.worker.engine.row_choice import choose_by_row
 from services.worker.engine.sample_row import Sampled, SampleRow
 from services.worker.engine.token_choice import choose
 from services.worker.engine.uniform import uniform
@@ -39,10 +41,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         changed = final[which]
         edit_logits(changed, [rows[number] for number in edited])
         final[which] = changed
-    # The maximum is NaN if any logit is, +inf if any is, and -inf if no token is left.
-    best, greedy = final.max(dim=1)
-    usable = torch.isfinite(best).tolist()
-    tokens: list[int] = greedy.tolist()
+    best, tokens, usable = _likeliest(final)
     drawn = [number for number, row in enumerate(rows) if usable[number] and row.params.temperature > 0]
     if drawn:
         uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
@@ -51,8 +50,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
             final_drawn, best = final[which], best[which]
         else:
             final_drawn = final
-        chosen = choose(final_drawn, best, [rows[number].params for number in drawn], uniforms)
-        for number, token in zip(drawn, chosen.tolist(), strict=True):
+        params = [rows[number].params for number in drawn]
+        if logits.device.type == "cpu":
+            chosen = choose_by_row(final_drawn, best, params, uniforms)
+        else:
+            chosen = choose(final_drawn, best, params, uniforms).tolist()
+        for number, token in zip(drawn, chosen, strict=True):
             tokens[number] = token
     logprobs = _logprobs(logits, rows, tokens, usable)
     return [
@@ -68,6 +71,21 @@ def prompt_logprobs(logits: torch.Tensor, next_ids: Sequence[int] | torch.Tensor
     """
     tokens = torch.as_tensor(next_ids).tolist()
     return token_logprobs(logits, tokens, [k] * len(tokens))
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int], list[bool]]:
+    """Each row's largest logit, the smallest id that has it, and whether it is finite.
+
+    The maximum is NaN if any logit is, +inf if any is, and -inf if no token is left.
+    """
+    if logits.device.type != "cpu":
+        best, greedy = logits.max(dim=1)
+        return best, greedy.tolist(), torch.isfinite(best).tolist()
+    # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
+    array = logits.numpy()
+    tokens = array.argmax(axis=1)
+    largest = array[np.arange(len(array)), tokens]
+    return torch.from_numpy(largest), tokens.tolist(), np.isfinite(largest).tolist()
 
 
 def _logprobs(

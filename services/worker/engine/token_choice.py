@@ -7,6 +7,8 @@ between two tokens: a row gives the same token alone and in any batch. Tokens le
 
 Filters apply in the order of vLLM: min-p, then top-k, then top-p over what is left. Where equal weights straddle
 a filter's boundary, smaller token ids stay.
+
+Here all rows are chosen at once, for GPUs; :mod:`services.worker.engine.row_choice` chooses the same tokens on CPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from shared.messages.requests import SamplingParams
 
 WEIGHT_ONE = 2**30
 _BLOCK = 256
-_LEAST_TEMPERATURE = 1e-30
+LEAST_TEMPERATURE = 1e-30
 """Still a normal float32. From far above it on, only tokens equal to the likeliest have any weight."""
 _TOP_P_CANDIDATES = 1024
 
@@ -53,7 +55,7 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Int32 [R, vocab rounded up to whole blocks], zero beyond the vocabulary."""
     rows, vocab_size = logits.shape
-    temperature = _column([max(p.temperature, _LEAST_TEMPERATURE) for p in params], logits).to(torch.float32)
+    temperature = _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], logits).to(torch.float32)
     scaled = (logits - best[:, None]).div_(temperature).exp_().mul_(WEIGHT_ONE)
     padded = -(-vocab_size // _BLOCK) * _BLOCK
     weights = torch.zeros(rows, padded, dtype=torch.int32, device=logits.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.worker.engine.native_extend import compile_extend, find_selected_work
 from services.worker.importance.identification import BLOCK_ROWS, Rows
 
 
@@ -21,6 +22,14 @@ def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> to
     """
     heads, count, head_dim = rows.query.shape
     kv_heads, tokens = kv.shape[1:3]
+    if count > 1 and rows.softcap is None and kv.device.type == "cpu":
+        extend = compile_extend(head_dim, heads // kv_heads, kv.dtype)
+        if extend is not None:
+            work = find_selected_work(positions.numpy(), rows.context, count, rows.window, heads // kv_heads, kv_heads)
+            key, value = kv.transpose(1, 2)[:, None]
+            attended = rows.query.new_empty(count, heads, head_dim)
+            extend.attend(work, rows.query, key, value, attended, rows.scaling)
+            return attended
     query = rows.query.view(kv_heads, heads // kv_heads, count, head_dim)
     output = query.new_empty(count, kv_heads, heads // kv_heads, head_dim)
     for start in range(0, count, BLOCK_ROWS):

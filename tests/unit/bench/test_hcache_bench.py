@@ -1,17 +1,14 @@
-"""HCache's tables: times of a layer, pipelines, and that the page says what the results say."""
-
-import json
-from pathlib import Path
+"""HCache's tables: times of a layer, pipelines, TTFT alone and among conversations."""
 
 import pytest
 
 from bench.papers import hcache_page
 from bench.papers.hcache import A100, TESTBED, ablation, partitions, split, storage
 from bench.papers.hcache_platform import Platform, pipelined_us, speed
+from bench.papers.hcache_queue import METHODS, serve
 from bench.papers.hcache_reuse import REQUESTS, reuse
+from bench.papers.hcache_ttft import balanced, resources, ttft
 from services.scheduler.core.planner.partition import LayerTimes, closed_form, made
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_times_follow_from_the_profile() -> None:
@@ -80,14 +77,6 @@ def test_a_schedule_is_written_as_in_the_paper() -> None:
     assert hcache_page.schedule_text(split(closed_form(32, times))) == "31 H + 1 KV"
 
 
-def test_the_page_says_what_the_results_say() -> None:
-    """The committed page is made from the committed results, and from nothing else."""
-    results = json.loads((ROOT / "bench/results/papers_hcache.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs/results/hcache.md").read_text(encoding="utf-8")
-
-    assert page == hcache_page.render(results)
-
-
 def test_more_skew_means_more_hits_and_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a short run over few contexts: hits rise, and every method's TTFT falls (Figure 15)."""
     monkeypatch.setattr("bench.papers.hcache_reuse.REQUESTS", REQUESTS // 20)
@@ -99,3 +88,42 @@ def test_more_skew_means_more_hits_and_less_time(monkeypatch: pytest.MonkeyPatch
     for method in ("tokens", "kv", "hcache"):
         assert skewed["ttft_ms"][method] < uniform["ttft_ms"][method]
     assert uniform["ttft_ms"]["ideal"] < uniform["ttft_ms"]["hcache"] < uniform["ttft_ms"]["kv"]
+
+
+def test_restoring_lies_between_nothing_and_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TTFT alone, on every task: ideal, the planner's two ways, KV, recomputing (Figures 4 and 10)."""
+    monkeypatch.setattr("bench.papers.hcache_ttft.REQUESTS", 5)
+
+    for row in ttft(TESTBED, seed=1):
+        assert row["ideal"] < row["hcache"] < row["kv"] < row["recomputed"]
+
+
+def test_hidden_states_save_six_sevenths_of_the_arithmetic_and_half_of_the_bytes() -> None:
+    """Section 3.2 on every model of the testbed, which all have as many heads for K and V as for queries."""
+    rows = resources(TESTBED)
+
+    assert min(row["compute"] for row in rows) >= 6
+    assert {row["bytes"] for row in rows} == {2.0}
+
+
+def test_transfer_and_projection_are_balanced_within_what_a_link_can_do() -> None:
+    """Section 6.1.3: some ten gigabytes a second for each model."""
+    assert all(10 < row["gb_s"] < 60 for row in balanced(TESTBED))
+
+
+def test_conversations_are_the_same_whatever_restores_them() -> None:
+    """Same rounds and histories; nothing is quicker than restoring nothing, and recomputing is the slowest."""
+    found = {method: serve(TESTBED["llama-2-7b"], method, 1.0, seed=1, end_s=60.0) for method in METHODS}
+
+    assert len({(row["rounds"], row["history_tokens"]) for row in found.values()}) == 1
+    assert found["ideal"]["ttft_ms"] == min(row["ttft_ms"] for row in found.values())
+    assert found["recomputed"]["ttft_ms"] == max(row["ttft_ms"] for row in found.values())
+    assert found["hcache"]["tbt_ms"] >= found["ideal"]["tbt_ms"]
+
+
+def test_a_run_in_which_nobody_comes_says_so() -> None:
+    """Instead of a mean of nothing; and there are four ways to restore."""
+    with pytest.raises(ValueError, match="none arrives"):
+        serve(TESTBED["llama-2-7b"], "kv", 0.001, seed=1, end_s=1.0)
+    with pytest.raises(KeyError):
+        serve(TESTBED["llama-2-7b"], "copy", 1.0, seed=1)

@@ -1,20 +1,21 @@
-"""The tables of the papers' pages: ratios, directions, and that the pages say what the results say."""
+"""The tables of the papers' pages: ratios and directions, and the runs behind HotPrefix's and Strata's."""
 
-import json
 from math import inf
-from pathlib import Path
 
 import pytest
 
-from bench.papers import hotprefix_page, strata_page
+from bench.papers import strata_page
 from bench.papers.claims import Claim, claim_table, direction, paper_range, ratio, shown, speedup, table, times
-from bench.papers.hotprefix import QUESTIONS, Arrangement, Scale, config_of, measure, tokens_of
+from bench.papers.hotprefix import QUESTIONS, Arrangement, Machine, Scale, config_of, measure, tokens_of
+from bench.papers.hotprefix_machines import devices, half_tokens
 from bench.papers.simulated import Row, blocking_s, offload_s
+from bench.papers.strata import FULL, burst_tokens, h200
 from bench.papers.strata import Scale as StrataScale
-from bench.papers.strata import burst_tokens
+from bench.papers.strata import measure as measure_strata
+from bench.papers.strata_curves import best_at_same_ttft, stall_share, throughput_at
+from bench.papers.strata_machines import HICACHE, copies, machine, replace_host, stalls
+from thermocline.simulate.profiles import load_hardware, load_model
 from thermocline.simulate.workloads.documents import DocumentOptions
-
-ROOT = Path(__file__).parents[3]
 
 
 def row(output_tokens_per_s: float, ttft_ms: float) -> Row:
@@ -80,9 +81,9 @@ def test_throughput_at_a_ttft_lies_between_the_two_rates_around_it() -> None:
     """Half way between two points of a curve is half way between their throughputs."""
     curve = [row(10, 1000), row(20, 3000), row(30, 9000)]
 
-    assert strata_page.throughput_at(curve, 2000) == 15
-    assert strata_page.throughput_at(curve, 500) is None
-    assert strata_page.throughput_at(curve, 10_000) == 30
+    assert throughput_at(curve, 2000) == 15
+    assert throughput_at(curve, 500) is None
+    assert throughput_at(curve, 10_000) == 30
 
 
 def test_gains_are_told_over_the_step_before_and_of_the_baseline() -> None:
@@ -139,12 +140,79 @@ def test_the_least_of_a_burst_is_its_document_once_and_every_question() -> None:
     assert least > document + 3 * (968 % 32)
 
 
-@pytest.mark.parametrize("name", ["hotprefix", "strata"])
-def test_a_committed_page_is_what_its_results_make(name: str) -> None:
-    """Figures of the pages cannot drift from the results."""
-    document = json.loads((ROOT / "bench" / "results" / f"papers_{name}.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
+def test_the_same_ttft_is_looked_for_where_both_curves_have_it() -> None:
+    """The largest ratio of throughputs, and none where one curve begins above the other's end."""
+    slow, fast = [row(10, 1_000), row(20, 30_000)], [row(10, 400), row(40, 5_000)]
 
-    render = {"hotprefix": hotprefix_page.render, "strata": strata_page.render}[name]
+    found = best_at_same_ttft(fast, slow)
 
-    assert render(document) == page
+    assert found is not None
+    assert found[1] == 5_000
+    assert found[0] == pytest.approx(40 / throughput_at(slow, 5_000))  # type: ignore[operator]
+    assert best_at_same_ttft([row(10, 90_000)], slow) is None
+
+
+def test_the_share_of_stalls_is_of_steps() -> None:
+    """Three seconds of waiting beside one of computing."""
+    assert stall_share({"stall_s": 3.0, "compute_s": 1.0}) == 0.75
+
+
+def test_more_devices_have_more_in_flight_and_more_host_memory() -> None:
+    """Two workers answer the same questions in less time, each with the paper's batch."""
+    scale = Scale(part=100, seed=1)
+    hardware, model = load_hardware("a6000-pcie3"), load_model("llama-2-13b")
+    rows = [
+        measure(
+            "mmlu",
+            Arrangement("hotprefix", host=True),
+            scale,
+            batch=16,
+            device_tokens=8_000,
+            machine=Machine(hardware, model, workers=workers),
+        )
+        for workers in (1, 2)
+    ]
+
+    assert rows[0]["requests"] == rows[1]["requests"]
+    assert rows[1]["seconds"] < rows[0]["seconds"]
+
+
+def test_devices_of_a_comparison_share_link_and_kv() -> None:
+    """Figure 12 compares devices: PCIe 3.0 for all, and a capacity that all have room for."""
+    found, model = devices(), load_model("llama-3.1-8b")
+    tokens = half_tokens("mmlu", Scale(part=20, seed=1))
+
+    assert len(found) == 4
+    assert len({hardware.link for hardware in found.values()}) == 1
+    assert all(Machine(hardware, model).fitting_tokens >= tokens for hardware in found.values())
+
+
+def test_stalls_grow_with_what_is_loaded_and_less_with_assisted_copies() -> None:
+    """Figure 1 at either size of batch; a copy by copy load is never hidden better."""
+    rows = stalls()
+
+    for new in {row["new_tokens"] for row in rows}:
+        at = [row for row in rows if row["new_tokens"] == new]
+        assert [row["assisted"] for row in at] == sorted(row["assisted"] for row in at)
+        assert all(row["per-page"] >= row["assisted"] >= 0 for row in at)
+
+
+def test_the_link_reaches_what_the_paper_says_it_does() -> None:
+    """Figure 3: 22% of PCIe 5.0 and 5% of Grace Hopper's link at 32 tokens a page; assisted copies do not care."""
+    found = {(each["hardware"], each["page_size"]): each for each in copies()}
+
+    assert found["h200-pcie5", 32]["per_page_share"] == pytest.approx(0.22, abs=0.01)
+    assert found["gh200", 32]["per_page_share"] == pytest.approx(0.05, abs=0.01)
+    assert found["h200-pcie5", 1]["assisted_ms"] == pytest.approx(found["h200-pcie5", 1024]["assisted_ms"])
+
+
+def test_a_cell_without_host_memory_hits_on_the_device_alone() -> None:
+    """SGLang without a hierarchy, beside HiCache and Strata on the same machine; 70B takes four devices."""
+    scale = StrataScale(queries=30, seed=1, page_size=32)
+    options = DocumentOptions(contexts=5, queries=30, prompt_tokens=4_000)
+    alone = measure_strata(HICACHE, options, scale, on=replace_host(h200(), 0))
+    whole = measure_strata(FULL, options, scale, on=h200())
+
+    assert alone["host_hit_ratio"] == 0
+    assert whole["requests"] == alone["requests"] == 30
+    assert machine("llama-3.1-70b").tensor_parallel == 4

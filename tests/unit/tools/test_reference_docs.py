@@ -2,6 +2,7 @@
 
 import pytest
 
+from tools import headlines
 from tools.reference_docs import DOCS, PAGES, SETTINGS
 
 
@@ -9,6 +10,15 @@ from tools.reference_docs import DOCS, PAGES, SETTINGS
 def test_committed_pages_are_current(name: str) -> None:
     """After a change, ``python -m tools.reference_docs`` must be run and its pages committed."""
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    """Nobody writes them by hand."""
+    text = headlines.README.read_text(encoding="utf-8")
+
+    assert headlines.readme(text) == text
+    with pytest.raises(ValueError, match="one place"):
+        headlines.readme(text.replace(headlines.END, ""))
 
 
 def test_every_setting_of_every_command_is_explained() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from services.worker.engine.fused.choice import ForwardPath
 from services.worker.engine.model_runner import ModelRunner
 
 LoadRunner = Callable[..., ModelRunner]
@@ -16,7 +17,14 @@ def runners_of(checkpoint: Callable[[str], Path], shm_prefix: str) -> Iterator[L
     """Load runners by family; their pools are closed at the end of the block."""
     runners: list[ModelRunner] = []
 
-    def load(family: str, *, page_size: int = 16, tokens: int = 1024, dtype: str = "auto") -> ModelRunner:
+    def load(
+        family: str,
+        *,
+        page_size: int = 16,
+        tokens: int = 1024,
+        dtype: str = "auto",
+        forward: ForwardPath = "auto",
+    ) -> ModelRunner:
         runner = ModelRunner.load(
             checkpoint(family),
             dtype=dtype,
@@ -26,6 +34,7 @@ def runners_of(checkpoint: Callable[[str], Path], shm_prefix: str) -> Iterator[L
             pages=tokens // page_size,
             threads=1,
             shm_prefix=shm_prefix,
+            forward=forward,
         )
         runners.append(runner)
         return runner

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.engine.row_choice import choose_by_row
 from services.worker.engine.sample_row import forbidden_ids
 from services.worker.engine.sampler import SampleRow, prompt_logprobs, sample
+from services.worker.engine.token_choice import choose
 from services.worker.engine.uniform import uniform
 from shared.messages.requests import SamplingParams
 
@@ -111,6 +113,49 @@ def test_a_row_is_sampled_alike_alone_and_in_any_batch(vocab: int) -> None:
 
     alone = [sample(logits[n : n + 1], [rows[n]])[0] for n in order]
     assert together == alone
+
+
+FILTERS = [
+    params(),
+    params(temperature=0.3),
+    params(temperature=1e-38),
+    params(temperature=40.0, top_p=0.99),
+    params(min_p=0.3),
+    params(min_p=1.0),
+    params(min_p=1e-9, top_p=0.9),
+    params(top_k=1),
+    params(top_k=7, top_p=0.5),
+    params(top_k=10_000, top_p=0.8, min_p=0.001),
+    params(top_p=0.0),
+    params(top_p=0.37),
+    params(temperature=3.0, top_k=600),
+    params(top_p=1 - 1e-9),
+]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 256, 257, 5003])
+def test_cpus_and_gpus_choose_the_same_tokens(vocab: int) -> None:
+    """Row by row and all at once, whatever the filters and however many weights are equal."""
+    rows = [setting for setting in FILTERS for _ in range(40)]
+    uniforms = [uniform(5, number) for number in range(len(rows))]
+    uniforms[::40], uniforms[1::40] = [0.0] * len(FILTERS), [1 - 2**-53] * len(FILTERS)
+    logits = draw_logits(len(rows), seed=vocab, vocab=vocab)
+    logits[:, 3::3] = logits[:, :1]
+    logits[2::5, -1] = float("-inf") if vocab > 1 else 0.0
+    best = logits.max(dim=1).values
+
+    assert choose_by_row(logits, best, rows, uniforms) == choose(logits, best, rows, uniforms).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_row_without_a_finite_maximum_spoils_no_other(temperature: float) -> None:
+    """NaN and infinity end their own request; ties and the others' tokens are as ever."""
+    logits = torch.tensor([[1.0, float("nan"), 2.0], [0.0, 5.0, 5.0], [float("inf"), 0.0, 1.0], [float("-inf")] * 3])
+
+    found = sample(logits, [SampleRow(params(temperature=temperature, top_k=1), n) for n in range(4)])
+
+    assert [one.error is None for one in found] == [False, True, False, False]
+    assert found[1].token == 1
 
 
 def test_wide_top_p_beyond_the_first_candidates_is_exact() -> None:

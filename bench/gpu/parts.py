@@ -1,0 +1,59 @@
+"""The parts of the GPU benchmark, and how the time is divided among them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MARGIN = 1.25
+"""A part is ended by force when it takes so many times its share: it was to stop by itself before."""
+
+GRACE_S = 15.0
+"""And so much longer, for what no part can foresee."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``weight`` is its portion of the time where all parts run; below ``least_s`` it cannot tell anything."""
+
+    name: str
+    question: str
+    weight: float
+    least_s: float
+
+
+PARTS = (
+    Part("serving", "What does a whole cell serve, and what is each mechanism worth?", 250.0, 90.0),
+    Part("movers", "Which mover brings pages to the device, by page size?", 50.0, 15.0),
+    Part("attention", "How near do our kernels come to PyTorch's, and to the device?", 70.0, 20.0),
+    Part("decode", "What are CUDA graphs worth in a decode step?", 60.0, 30.0),
+    Part("importance", "What does loading only the important part of a prefix cost?", 45.0, 25.0),
+    Part("restoration", "Which way brings a prefix back fastest?", 60.0, 30.0),
+    Part("interference", "How much does the I/O kernel slow the model?", 25.0, 12.0),
+    Part("ipc", "How fast are pages of a neighbour's device pool?", 20.0, 10.0),
+    Part("backup", "How fast do pages go down to the host?", 20.0, 10.0),
+)
+"""The most telling first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """Seconds of one part: when it should have ended, and when it is made to."""
+
+    share_s: float
+    limit_s: float
+
+
+def allot(part: Part, behind: Sequence[Part], left_s: float) -> Allotment | None:
+    """What ``part`` gets of ``left_s`` seconds, where the parts ``behind`` it are still to come; None if that is too
+    little. What earlier parts did not use goes to all that are left.
+    """
+    share_s = left_s * part.weight / (part.weight + sum(each.weight for each in behind))
+    if not behind:
+        share_s = left_s
+    if share_s < part.least_s:
+        # What is more telling goes before what would still fit.
+        share_s = min(left_s, part.least_s)
+    if share_s < part.least_s:
+        return None
+    return Allotment(share_s, min(left_s, share_s * MARGIN + GRACE_S))

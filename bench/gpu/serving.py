@@ -1,0 +1,262 @@
+"""Serving a Llama-3.1-8B from end to end on one GPU: a whole cell, with and without each of its mechanisms.
+
+Random weights of the real geometry in bfloat16, written to a local disk once and loaded as any checkpoint is. A whole
+cell (broker, scheduler, storage, one worker, gateway) is asked by ``thermocline bench`` with prompts of the lengths of
+Strata's Table 1: LooGLE-like, ReviewMT-like and ShareGPT-like. The device pool holds half of the documents, the host
+pool all of them. Between cases the cell takes other settings and is emptied; the model stays. Then the disk: a document
+that is only there comes back by each means.
+
+How much is asked follows from how long a document takes the first time, so that the cases fit into ``--seconds``.
+
+``python -m bench.gpu.serving [--quick | --cpu] [--seconds 300]``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import torch
+
+from bench.asking import ask_one
+from bench.emptying import empty, rest
+from bench.gpu import from_disk, reading
+from bench.gpu.checkpoint import write_checkpoint
+from bench.gpu.models import LLAMA_8B, SHALLOW_LAYERS, TINY
+from bench.gpu.served_cases import DOCUMENT_TOKENS, PLAIN, Case, Scale, calibrated, cases
+from shared.bus.nats_bus import connect
+from thermocline.bench.__main__ import main as ask
+from thermocline.bench.report import load
+from thermocline.client import served_model
+from thermocline.supervisor.api import RunningCell, running
+from thermocline.supervisor.config import SupervisorConfig
+
+CONTEXT = 131_072
+READY_S = 240.0
+CASE_S = 20.0
+"""What one case is to take, more or less."""
+
+DISK_SHARE = 0.25
+"""Of the time, for what comes from the disk."""
+
+DEVICE_DOCUMENTS, HOST_DOCUMENTS = 4.5, 12
+SHM_SHARE, STATE_SHARE = 0.6, 0.2
+"""Of free shared memory that the host pool and the pool of state may have at the most."""
+
+PROFILE_LENGTHS = "1024,8192"
+PROFILE_S = 60.0
+"""What measuring the machine takes, and starting the worker about as long; with less than five times that to spare it
+is left out, and with it hidden states.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """``length_scale`` divides all lengths in tokens; ``disk_tokens`` is the length of the document on the disk."""
+
+    shape: dict[str, int]
+    token_bytes: int
+    length_scale: float
+    disk_tokens: int
+
+    @property
+    def document_bytes(self) -> float:
+        return DOCUMENT_TOKENS / self.length_scale * self.token_bytes
+
+
+def sizes_of(run: reading.Reading) -> Sizes:
+    shape = run.choose(LLAMA_8B, LLAMA_8B | {"num_hidden_layers": SHALLOW_LAYERS}, TINY)
+    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
+    itemsize = 4 if run.is_tiny else 2
+    token_bytes = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * itemsize
+    return Sizes(shape, token_bytes, run.choose(1.0, 4.0, 64.0), run.choose(8192, 2048, 256))
+
+
+def settings(run: reading.Reading, sizes: Sizes, model: Path, disk: Path, profile: Path | None) -> SupervisorConfig:
+    """Of the cell. Pools that shared memory is too small for are smaller."""
+    free = shutil.disk_usage("/dev/shm").free
+    hidden_bytes = sizes.shape["num_hidden_layers"] * sizes.shape["hidden_size"] * (4 if run.is_tiny else 2)
+    # One request may have a quarter of that pool to save its state in.
+    state = 5 * (sizes.disk_tokens + 1024) * hidden_bytes
+    device = run.device.type
+    return SupervisorConfig(
+        model=str(model),
+        device=device,
+        dtype="float32" if run.is_tiny else "bfloat16",
+        port=0,
+        threads=1 if run.is_tiny else None,
+        device_kv_bytes=int(DEVICE_DOCUMENTS * sizes.document_bytes) + (sizes.disk_tokens + 1024) * sizes.token_bytes,
+        host_kv_bytes=int(min(HOST_DOCUMENTS * sizes.document_bytes + 64 * 2**20, SHM_SHARE * free)),
+        state_bytes=int(min(state, STATE_SHARE * free)),
+        state_form="off",  # Until a case wants state: a storage has one pool for it, of one form, as long as it runs.
+        disk_dir=(str(disk),),
+        disk_kv_bytes=30 * 2**30,
+        sparse=True,
+        importance="on",
+        profile="" if profile is None else str(profile),
+    )
+
+
+def measured_profile(run: reading.Reading, model: Path, out: Path) -> Path | None:
+    """What moving pages and restoring prefixes costs here, measured as the documentation advises before serving.
+
+    None where there is no time for it, or it fails: the cell serves without, and restores from hidden states nothing.
+    """
+    if run.is_quick or run.is_tiny or run.budget.left_s < 5 * PROFILE_S:
+        run.budget.left_out.append("profile")
+        return None
+    command = [sys.executable, "-m", "thermocline", "doctor", "--profile", "--model", str(model), "--out", str(out)]
+    flags = ["--device", run.device.type, "--dtype", "bfloat16", "--rounds", "3"]
+    flags += ["--page-sizes", "16", "--prefix-lengths", PROFILE_LENGTHS]
+    try:
+        subprocess.run([*command, *flags], check=True, stdout=subprocess.DEVNULL, timeout=2 * PROFILE_S)
+    except (subprocess.SubprocessError, OSError) as error:
+        print(f"the machine was not measured: {error}", file=sys.stderr)
+        run.budget.left_out.append("profile")
+        return None
+    return out
+
+
+async def warm(cell: RunningCell, tokens: int) -> tuple[float, float]:
+    """Seconds to the first token of a document that nobody knows, and of the same again, after kernels are compiled."""
+    bus = await connect((cell.nats_url,), "bench")
+    rng = random.Random(7)
+    try:
+        await from_disk.configure(bus, PLAIN)
+        async with httpx.AsyncClient(base_url=cell.base_url, timeout=600) as client:
+            model = (await served_model(client))["id"]
+            for _ in range(2):
+                document = [rng.randrange(8, 500) for _ in range(tokens)]
+                cold = await ask_one(client, model, document)
+                again = await ask_one(client, model, [*document, 9, 8])
+        return cold.ttft_s, again.ttft_s
+    finally:
+        await bus.close()
+
+
+async def prepare(cell: RunningCell, case: Case) -> None:
+    """The case's settings, and nothing in any cache."""
+    bus = await connect((cell.nats_url,), "bench")
+    try:
+        await from_disk.configure(bus, case.config)
+        await empty(bus, ("device", "host"))
+    finally:
+        await bus.close()
+
+
+def run_case(cell: RunningCell, case: Case, sizes: Sizes, folder: Path) -> dict[str, Any]:
+    """Ask, and return the figures. Raises SystemExit when requests failed: such figures mean nothing."""
+    asyncio.run(prepare(cell, case))
+    out = folder / "asked.json"
+    arguments = ["--base-url", cell.base_url, *case.load.arguments, "--json", str(out), "--seed", "1"]
+    code = ask([*arguments, "--length-scale", str(sizes.length_scale), "--warmup", "2"])
+    if code:
+        raise SystemExit(f"{case.name}: requests failed, see above")
+    figures = load(out).figures
+    assert figures.ttft_ms is not None
+    return {
+        "case": case.name,
+        "requests": figures.answered,
+        "seconds": figures.seconds,
+        "ttft_ms": msgspec.to_builtins(figures.ttft_ms),
+        "token_ms": msgspec.to_builtins(figures.token_ms),
+        "input_tokens_per_s": figures.input_tokens_per_s,
+        "output_tokens_per_s": figures.output_tokens_per_s,
+        "cached_share": (figures.cached_tokens or 0) / max(1, figures.input_tokens),
+    }
+
+
+async def disk(cell: RunningCell, run: reading.Reading, sizes: Sizes) -> list[dict[str, Any]]:
+    """Figures of :mod:`bench.gpu.from_disk`."""
+
+    def each(ways: list[from_disk.Way]) -> Iterator[from_disk.Way]:
+        known = ways if not run.is_quick and "profile" not in run.budget.left_out else ways[:-1]
+        return run.each(known, lambda way: way.name)
+
+    bus = await connect((cell.nats_url,), "bench")
+    try:
+        await rest(bus)
+        return await from_disk.measure(
+            bus, cell.base_url, layers=sizes.shape["num_hidden_layers"], tokens=sizes.disk_tokens,
+            rounds=run.choose(3, 1, 1), each=each,
+        )  # fmt: skip
+    finally:
+        await bus.close()
+
+
+def scale_of(run: reading.Reading, cold_s: float, warm_s: float) -> Scale:
+    """How much is asked. A run that only proves that it works asks little."""
+    if run.is_tiny or run.is_quick:
+        return Scale(contexts=3, queries=6, turns=8)
+    seconds = min(CASE_S, max(5.0, run.budget.left_s * (1 - DISK_SHARE) / 10))
+    return calibrated(cold_s, warm_s, seconds)
+
+
+def chosen(run: reading.Reading, scale: Scale) -> list[Case]:
+    """The cases of this run; one that only proves that it works has few."""
+    known = cases(scale)
+    few = [known[0], known[1], known[4]]
+    return run.choose(known, known[:5], few)
+
+
+def headline(results: dict[str, Any]) -> reading.Headline:
+    """Mean TTFT and throughput of each case, and the median TTFT of each way from the disk."""
+    lines: list[tuple[str, float | None, str]] = []
+    for each in results["cases"]:
+        beside = f"{each['output_tokens_per_s']:.4g} tokens/s out, {100 * each['cached_share']:.0f}% cached"
+        lines.append((each["case"], each["ttft_ms"]["mean"], f"ms TTFT, {beside}"))
+    for each in results["from_disk"]:
+        middle = sorted(each["ttft_ms"])[len(each["ttft_ms"]) // 2]
+        lines.append((f"from disk: {each['way']}", middle, "ms TTFT"))
+    return lines
+
+
+def main() -> None:
+    run = reading.begin("serving", __doc__)
+    sizes = sizes_of(run)
+    results: dict[str, Any] = {"length_scale": sizes.length_scale, "cases": [], "from_disk": []}
+    with tempfile.TemporaryDirectory(prefix="thermocline-bench-") as name:
+        scratch = Path(name)
+        model, kept = scratch / "llama", scratch / "disk"
+        kept.mkdir()
+        began = time.monotonic()
+        dtype = torch.float32 if run.is_tiny else torch.bfloat16
+        results["weight_bytes"] = write_checkpoint(
+            model, sizes.shape, most_tokens=CONTEXT, device=run.device, dtype=dtype
+        )  # fmt: skip
+        results["write_model_s"] = time.monotonic() - began
+        if run.device.type == "cuda":
+            torch.cuda.empty_cache()
+        profile = measured_profile(run, model, scratch / "profile.json")
+        began = time.monotonic()
+        with running(settings(run, sizes, model, kept, profile), ready_timeout_s=READY_S) as cell:
+            results["start_s"] = time.monotonic() - began
+            cold_s, warm_s = asyncio.run(warm(cell, int(DOCUMENT_TOKENS / sizes.length_scale)))
+            scale = scale_of(run, cold_s, warm_s)
+            results["scale"] = {"cold_s": cold_s, "warm_s": warm_s, "contexts": scale.contexts}
+            everything = chosen(run, scale)
+            # What comes from the disk has its share of the time, and stands behind the first cases.
+            for case in run.each(everything[:3], lambda case: case.name):
+                results["cases"].append(run_case(cell, case, sizes, scratch))
+                run.keep(results)
+            results["from_disk"] = asyncio.run(disk(cell, run, sizes))
+            run.keep(results)
+            for case in run.each(everything[3:], lambda case: case.name):
+                results["cases"].append(run_case(cell, case, sizes, scratch))
+                run.keep(results)
+    run.finish(results, headline(results))
+
+
+if __name__ == "__main__":
+    main()

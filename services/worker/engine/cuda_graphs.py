@@ -1,0 +1,219 @@
+"""Decode steps as CUDA graphs: one launch in the place of the thousand or so that a step consists of.
+
+Launching takes the processor longer than a GPU takes to compute a small step. A graph is captured once for each of a
+bounded number of shapes (:mod:`services.worker.engine.decode_shapes`), before any request is admitted, over memory that
+stays where it is (:mod:`services.worker.engine.static_batch`), and its logits are compared with those of an ordinary
+step before it serves anybody. What is no plain decode step goes the ordinary way: chunks, loads behind a gate, hidden
+states that hooks take down, prefixes in part. So does a model that cannot be captured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from services.worker.engine.attention import AttentionStep
+from services.worker.engine.decode_shapes import DecodeShape, decode_shapes, smallest
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.static_batch import Kernels, StaticBatch, StaticStep
+from services.worker.kv.device_pool import DevicePool
+from shared.errors import InvariantViolated
+from shared.logs import get_logger
+
+_log = get_logger("worker.engine")
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+MOST_BYTES = 2 * 2**30
+"""Device memory that graphs may take beside the pool. Shapes that are left when it is reached have no graph."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Largest mean deviation of a row of logits from an ordinary step's, relative to the row's spread. Padding may have
+matrices multiplied by another kernel, which rounds otherwise; what reads a wrong slot gives values near 1.
+"""
+
+
+class Graph(Protocol):
+    """A captured step, such as ``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        """Compute it again, on the current stream, over what its memory now holds."""
+
+
+class Capture(Protocol):
+    """Makes graphs that are never replayed at the same time."""
+
+    def graph_of(self, run: Callable[[], None]) -> Graph:
+        """Capture ``run``, which may be called any number of times before. Raises RuntimeError when that fails."""
+
+    def used_bytes(self) -> int:
+        """Device memory in use, whoever uses it."""
+
+
+class GraphedRunner(Protocol):
+    """What is asked of ``engine.model_runner.ModelRunner``."""
+
+    pool: DevicePool
+    max_context: int
+    vocab_size: int
+
+    @property
+    def model(self) -> Any: ...
+
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep: ...
+
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class DecodeGraphs:
+    """Graphs of one runner, for steps of up to ``most_rows`` requests. Capturing them overwrites pages of the pool."""
+
+    def __init__(
+        self,
+        runner: GraphedRunner,
+        most_rows: int,
+        *,
+        capture: Capture,
+        kernels: Kernels,
+        most_bytes: int = MOST_BYTES,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A model that cannot be captured is no error: then no step has a graph, and a line in the log says why."""
+        geometry = runner.pool.geometry
+        self._runner, self._kernels = runner, kernels
+        self._longest = min(runner.max_context, runner.pool.pages * geometry.page_size)
+        self._graphs: dict[DecodeShape, Graph] = {}
+        self._modules = list(runner.model.modules())
+        self._order = torch.arange(most_rows)
+        pages = pages_for(self._longest, geometry.page_size)
+        began_s, before = clock_s(), capture.used_bytes()
+        self._batch = StaticBatch(most_rows, pages, runner.vocab_size, runner.pool.device)
+        for shape in decode_shapes(most_rows, self._longest):
+            if capture.used_bytes() - before > most_bytes:
+                _log.warning("decode_graphs_left_out", rows=shape.rows, length=shape.length, most_bytes=most_bytes)
+                break
+            try:
+                graph = capture.graph_of(self._run_of(shape))
+                self._check(shape, graph)
+            except (RuntimeError, InvariantViolated) as error:
+                _log.warning("decode_graph_unavailable", rows=shape.rows, length=shape.length, reason=str(error))
+                break
+            self._graphs[shape] = graph
+        self._hooks = self._count_hooks()
+        _log.info(
+            "decode_graphs",
+            graphs=len(self._graphs),
+            nbytes=max(0, capture.used_bytes() - before),
+            seconds=round(clock_s() - began_s, 2),
+        )
+
+    @property
+    def shapes(self) -> list[DecodeShape]:
+        """Those that have a graph."""
+        return list(self._graphs)
+
+    def replay(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The logits of a step, float32 [R, vocab], as ``ModelRunner.forward`` gives them; None where no graph serves
+        it, and then nothing was done.
+        """
+        shape = self.shape_for(meta, last_rows)
+        if shape is None:
+            return None
+        self._batch.fill(ids, positions, meta, shape.rows)
+        self._graphs[shape].replay()
+        return self._batch.logits[: meta.rows].clone()  # The memory is the next step's.
+
+    def shape_for(self, meta: ForwardMeta, last_rows: torch.Tensor) -> DecodeShape | None:
+        """Of the graph that serves a step: one row a request, all of them wanted, nothing to wait for, no hooks."""
+        is_decode = len(meta.segments) == meta.rows == len(last_rows)
+        if not is_decode or meta.gate is not None or not self._graphs:
+            return None
+        longest = max(segment.length for segment in meta.segments)
+        shape = smallest(self._graphs, meta.rows, longest)
+        if shape is None or not torch.equal(last_rows.cpu(), self._order[: meta.rows]):
+            return None
+        # A graph calls no module, so whoever listens to one would hear nothing.
+        return shape if self._count_hooks() == self._hooks else None
+
+    def _run_of(self, shape: DecodeShape) -> Callable[[], None]:
+        """A step of this shape over the static batch, into its logits."""
+        batch, rows = self._batch, shape.rows
+        step = StaticStep(batch, shape, self._runner.pool, self._kernels)
+        batch.clear()
+
+        @torch.inference_mode()
+        def run() -> None:
+            logits = self._runner.run(batch.ids[:rows], batch.positions[:rows], step, batch.last_rows[:rows])
+            batch.logits[:rows].copy_(logits)
+
+        return run
+
+    @torch.inference_mode()
+    def _check(self, shape: DecodeShape, graph: Graph) -> None:
+        """Raise InvariantViolated unless a graph gives the logits of an ordinary step, with a row of padding if it has
+        two. Its requests share one page table and stand at different places of it.
+        """
+        pool = self._runner.pool
+        longest = min(shape.length, self._longest)
+        rows = min(max(1, shape.rows - 1), longest)
+        table = np.arange(pool.pages, dtype=np.int32)
+        contexts = [longest - 1 - row * (longest // rows) for row in range(rows)]
+        meta = ForwardMeta.build(
+            [Segment(1, context, table) for context in contexts], pool.geometry.page_size, pool.device
+        )  # fmt: skip
+        ids = torch.arange(rows) * 7919 % self._runner.vocab_size
+        positions = torch.tensor(contexts)
+        expected = self._runner.run(ids, positions, self._runner.paged_step(meta), torch.arange(rows))
+        self._batch.fill(ids, positions, meta, shape.rows)
+        graph.replay()
+        spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
+        found = self._batch.logits[:rows]
+        deviation = ((found - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
+        if not deviation <= _TOLERANCE[self._runner.model.dtype]:
+            raise InvariantViolated(f"the captured step gives other logits: mean relative deviation {deviation:.2g}")
+
+    def _count_hooks(self) -> int:
+        return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in self._modules)
+
+
+class CudaCapture:
+    """Captures on a stream of its own, into one memory that all graphs share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = _cuda.graph_pool_handle()
+        self._stream = _cuda.Stream(device)
+
+    def graph_of(self, run: Callable[[], None]) -> Graph:
+        """See :class:`Capture`. The first calls compile kernels and make workspaces, which no capture may."""
+        self._stream.wait_stream(_cuda.current_stream(self._device))
+        with _cuda.stream(self._stream):
+            for _ in range(2):
+                run()
+        _cuda.current_stream(self._device).wait_stream(self._stream)
+        graph: Graph = _cuda.CUDAGraph()
+        # Other threads may go on with work of their own meanwhile.
+        with _cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+    def used_bytes(self) -> int:
+        free, total = _cuda.mem_get_info(self._device)
+        return int(total - free)
+
+
+def capture_decode(runner: GraphedRunner, most_rows: int) -> DecodeGraphs:
+    """Graphs for a runner on a GPU, before it has any request."""
+    # Imported here because it pulls in Triton, which machines without a GPU need not have.
+    kernels: Any = importlib.import_module("services.worker.kernels")
+    return DecodeGraphs(runner, most_rows, capture=CudaCapture(runner.pool.device), kernels=kernels)

@@ -1,0 +1,192 @@
+"""The fused forward: one native call from the attention of a layer to that of the next, or one for all layers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.engine.attention import AttentionCall, AttentionStep
+from services.worker.engine.cpu_attention import CpuAttention
+from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.fused.decode_steps import DecodeSteps
+from services.worker.engine.fused.hooks import Hooks, are_any
+from services.worker.engine.fused.kernels import FusedKernels, StepStruct
+from services.worker.engine.fused.model import FusedModel
+from services.worker.engine.fused.rotations import Rotations
+from services.worker.engine.paged_step import AttentionBackend
+from services.worker.kv.device_pool import DevicePool
+from shared.errors import InvariantViolated
+
+Attend = Callable[[AttentionCall], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Memory of steps of up to ``len(x)`` rows, used again by every step."""
+
+    x: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+
+
+class FusedForward:
+    """Computes what the Hugging Face model computes that its :class:`FusedModel` is made of. Not thread-safe.
+
+    Forward pre-hooks of attention modules are called as that model would call them; other hooks are not.
+    """
+
+    def __init__(self, model: FusedModel, kernels: FusedKernels, pool: DevicePool) -> None:
+        self._model, self._kernels, self._pool = model, kernels, pool
+        self._rotations = Rotations(model.rotary, kernels.dtype)
+        self._width = (model.query_heads + 2 * model.kv_heads) * model.head_dim
+        self._buffers = self._make_buffers(0)
+        self._decode_steps: list[DecodeSteps | None] = []  # Empty until the first step brings its attention.
+
+    def paged(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: ForwardMeta,
+        attention: AttentionBackend,
+        last_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``ModelRunner.forward``. K and V go straight to the pool, over which ``attention`` is."""
+        ids, positions, last_rows, slots = map(_plain, (ids, positions, last_rows, meta.slots))
+        gate = meta.gate
+        self._check(slots, self._pool.pages * self._pool.geometry.page_size, "slot of the pool")
+        if len(slots) != len(ids):
+            raise InvariantViolated(f"a step of {len(ids)} tokens has {len(slots)} slots")
+        only_decode = meta.rows == len(meta.segments)
+        if only_decode and gate is None and not are_any(self._model.attention):
+            decode = self._decode_with(attention)
+            if decode is not None:
+                step = self._begin(ids, positions, last_rows, slots)
+                decode.compute(meta, step, self._buffers.qkv)
+                return self._finish(step, last_rows)
+        attend = attention.for_step(meta)
+        if gate is None:
+            return self._by_layer(ids, positions, attend, last_rows, slots)
+
+        def attend_behind_gate(call: AttentionCall) -> torch.Tensor:
+            gate.wait(call.layer)
+            return attend(call)
+
+        return self._by_layer(ids, positions, attend_behind_gate, last_rows, slots)
+
+    def stepped(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``ModelRunner.run``. ``step`` may keep what it is called with."""
+        ids, positions, last_rows = map(_plain, (ids, positions, last_rows))
+        return self._by_layer(ids, positions, step.attend, last_rows, None, step)
+
+    def _by_layer(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        last_rows: torch.Tensor,
+        slots: torch.Tensor | None,
+        step: AttentionStep | None = None,
+    ) -> torch.Tensor:
+        model, between, rows = self._model, self._kernels.between, len(ids)
+        struct = self._begin(ids, positions, last_rows, slots)
+        hooks = Hooks(model.attention, self._buffers.normed[:rows], positions, self._rotations, step)
+        shape, this = model.shape, ctypes.addressof(struct)
+        ended: int | None = None
+        attended_at = k_pool = v_pool = 0
+        qkv, heads = self._buffers.qkv, self._heads(self._buffers.qkv[:rows])
+        for layer, begun in enumerate(model.layers):
+            if slots is None:
+                qkv = qkv.new_empty(rows, self._width)
+                heads = self._heads(qkv)
+            else:
+                k_pool, v_pool = self._pool.k(layer).data_ptr(), self._pool.v(layer).data_ptr()
+            between(shape, ended, begun, this, attended_at, qkv.data_ptr(), k_pool, v_pool)
+            hooks.call(layer)
+            attended = attend(AttentionCall(layer, *heads, model.scaling, model.windows[layer], None, {})).contiguous()
+            attended_at, ended = attended.data_ptr(), begun
+        if len(last_rows):
+            between(shape, ended, None, this, attended_at, None, None, None)
+        return self._finish(struct, last_rows)
+
+    def _begin(
+        self, ids: torch.Tensor, positions: torch.Tensor, last_rows: torch.Tensor, slots: torch.Tensor | None
+    ) -> StepStruct:
+        """Embed ``ids``. What the structure points to is valid until the next step, and while the arguments are."""
+        model, rotations, rows = self._model, self._rotations, len(ids)
+        rotations.cover(positions)
+        self._check(positions, len(rotations.cosines), "position")
+        self._check(last_rows, rows, "row of the step")
+        if len(self._buffers.x) < rows:
+            self._buffers = self._make_buffers(rows)
+        buffers = self._buffers
+        buffers.x[:rows] = model.embedding(ids)
+        return StepStruct(
+            rows,
+            torch.get_num_threads(),
+            buffers.x.data_ptr(),
+            buffers.normed.data_ptr(),
+            rotations.cosines.data_ptr(),
+            rotations.sines.data_ptr(),
+            positions.data_ptr(),
+            None if slots is None else slots.data_ptr(),
+            self._kernels.scratch(model.inputs, model.intermediate),
+        )
+
+    def _finish(self, step: StepStruct, last_rows: torch.Tensor) -> torch.Tensor:
+        """Logits of ``last_rows``, float32 [R, vocabulary]."""
+        model, rows = self._model, len(last_rows)
+        logits = torch.empty(rows, model.vocabulary)
+        if rows:
+            normed = torch.empty(rows, model.hidden, dtype=self._kernels.dtype)
+            self._kernels.logits(
+                model.shape,
+                model.head,
+                model.final_norm,
+                ctypes.addressof(step),
+                last_rows.data_ptr(),
+                rows,
+                normed.data_ptr(),
+                logits.data_ptr(),
+                model.vocabulary,
+            )
+        return logits
+
+    def _decode_with(self, attention: AttentionBackend) -> DecodeSteps | None:
+        """Whole decode steps with the kernel that ``attention`` decodes with; None where it has none."""
+        if not self._decode_steps:
+            native = attention.kernels(self._model.query_heads)[0] if isinstance(attention, CpuAttention) else None
+            self._decode_steps.append(
+                None if native is None else DecodeSteps(self._model, self._kernels, self._pool, native)
+            )
+        return self._decode_steps[0]
+
+    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes them."""
+        model = self._model
+        heads = qkv.view(len(qkv), -1, model.head_dim).transpose(0, 1)[None]
+        behind = model.query_heads + model.kv_heads
+        return heads[:, : model.query_heads], heads[:, model.query_heads : behind], heads[:, behind:]
+
+    def _check(self, numbers: torch.Tensor, limit: int, what: str) -> None:
+        """Kernels read and write where they are told to."""
+        outside = self._kernels.first_outside(numbers, limit)
+        if outside >= 0:
+            raise InvariantViolated(f"there is no {what} {int(numbers[outside])}, only {limit}")
+
+    def _make_buffers(self, rows: int) -> _Buffers:
+        hidden, dtype = self._model.hidden, self._kernels.dtype
+        return _Buffers(
+            torch.empty(rows, hidden, dtype=dtype),
+            torch.empty(rows, hidden, dtype=dtype),
+            torch.empty(rows, self._width, dtype=dtype),
+        )
+
+
+def _plain(numbers: torch.Tensor) -> torch.Tensor:
+    """As the kernels read them."""
+    return numbers.to(torch.int64).contiguous()

@@ -1,0 +1,55 @@
+"""Forward pre-hooks of attention modules, called in a forward that does not call the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from services.worker.engine.attention import AttentionStep
+from services.worker.engine.fused.rotations import Rotations
+from shared.errors import InvariantViolated
+
+
+def are_any(modules: Sequence[Any]) -> bool:
+    """Whether any of ``modules`` has one."""
+    return any(module._forward_pre_hooks for module in modules)
+
+
+class Hooks:
+    """Those of one step: they are told what the model would call its modules with."""
+
+    def __init__(
+        self,
+        modules: Sequence[Any],
+        normed: torch.Tensor,
+        positions: torch.Tensor,
+        rotations: Rotations,
+        step: AttentionStep | None,
+    ) -> None:
+        """``normed`` [T, hidden] holds the input of attention of a layer when its hooks are called."""
+        self._modules, self._normed, self._positions = modules, normed, positions
+        self._rotations, self._step = rotations, step
+        self._kwargs: dict[str, Any] | None = None
+
+    def call(self, layer: int) -> None:
+        """Raises InvariantViolated for a hook that wants to change something, which would go unheard."""
+        module = self._modules[layer]
+        if not module._forward_pre_hooks:
+            return
+        if self._kwargs is None:
+            self._kwargs = {
+                "hidden_states": self._normed[None],
+                "attention_mask": None,
+                "position_ids": self._positions[None],
+                "past_key_values": None,
+                "use_cache": False,
+                "position_embeddings": self._rotations.embeddings(self._positions),
+                "fwd": self._step,
+            }
+        for number, hook in list(module._forward_pre_hooks.items()):
+            if number not in module._forward_pre_hooks_with_kwargs:
+                raise InvariantViolated("hooks of attention modules must take keywords")
+            if hook(module, (), self._kwargs) is not None:
+                raise InvariantViolated("hooks of attention modules may look at what is computed, not change it")

@@ -1,0 +1,176 @@
+"""The compiled kernels of the fused forward, called from Python. See the two source modules for what they compute."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.engine.fused.layer_source import LAYER_SOURCE
+from services.worker.engine.fused.linear_source import LINEAR_SOURCE
+from services.worker.native_build import build
+
+LANES = 16
+"""Outputs of one strip of weights."""
+
+_FLAGS = [
+    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp", "-fno-strict-aliasing"),
+    # Products of the rotation are rounded before they are added, as torch does it; sums of weights ask for fused steps.
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
+]
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class KernelsUnavailable(Exception):
+    """They cannot be compiled, loaded or used here; says why."""
+
+
+class MatrixStruct(ctypes.Structure):
+    """``matrix_t``."""
+
+    _fields_ = (("weights", ctypes.c_void_p), ("depth", ctypes.c_int64), ("strips", ctypes.c_int32))
+
+
+class LayerStruct(ctypes.Structure):
+    """``layer_t``; None is NULL."""
+
+    _fields_ = (
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
+    )
+
+
+class ShapeStruct(ctypes.Structure):
+    """``shape_t``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("hidden", "query_heads", "kv_heads", "head_dim", "intermediate")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """``step_t``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("rows", "threads")),
+        *((name, ctypes.c_void_p) for name in ("x", "normed", "cosines", "sines", "positions", "slots", "scratch")),
+    )
+
+
+class DecodeStruct(ctypes.Structure):
+    """``decode_t``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attend", "tables", "segments", "items", "partials")),
+        *((name, ctypes.c_int32) for name in ("segment_count", "item_count")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights [outputs, inputs] as strips. ``memory`` is what they lie in."""
+
+    struct: MatrixStruct
+    inputs: int
+    memory: torch.Tensor
+
+    @property
+    def outputs(self) -> int:
+        """Those of whole strips: a vocabulary may be a little smaller."""
+        return int(self.struct.strips) * LANES
+
+    def part(self, first: int, outputs: int) -> Matrix:
+        """Outputs ``[first, first + outputs)``, both multiples of LANES, in the same memory."""
+        depth = int(self.struct.depth)
+        start = int(self.struct.weights) + first // LANES * depth * LANES * 4
+        return Matrix(MatrixStruct(start, depth, outputs // LANES), self.inputs, self.memory)
+
+
+class FusedKernels:
+    """The library for one type of weights. Pointers are numbers, as ``Tensor.data_ptr`` gives them. Not thread-safe:
+    its calls share scratch memory.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelsUnavailable."""
+        if dtype not in _DTYPES:
+            raise KernelsUnavailable(f"there are no fused kernels for {dtype}")
+        self.dtype = dtype
+        flags = [*_FLAGS, f"-DBFLOAT16={int(dtype == torch.bfloat16)}"]
+        try:
+            library = ctypes.CDLL(str(build("fused", LINEAR_SOURCE + LAYER_SOURCE, flags)))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            raise KernelsUnavailable(f"fused kernels cannot be compiled: {error}") from error
+        pointer, int32, int64, real = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+        library.scratch_bytes.restype = int64
+        library.scratch_bytes.argtypes = [int64, int64]
+        library.first_outside.restype = int64
+        library.first_outside.argtypes = [pointer, int64, int64]
+        for name, arguments in {
+            "between": [pointer] * 8,
+            "decode_step": [pointer, pointer, int32, *[pointer] * 5],
+            "logits": [pointer, pointer, pointer, pointer, pointer, int32, pointer, pointer, int64],
+            "apply_linear": [pointer, pointer, pointer, int32, int64, pointer, int32, pointer],
+            "apply_norm": [pointer, int64, int32, pointer, real, pointer, int32],
+            "embed": [pointer, pointer, int32, pointer, int32],
+        }.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = None, arguments
+        self._library = library
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self.between, self.decode_step, self.logits = library.between, library.decode_step, library.logits
+
+    @property
+    def are_tuned(self) -> bool:
+        """Whether they were measured to be faster than oneDNN on processors with this one's instructions."""
+        return bool(self._library.is_tuned())
+
+    def scratch(self, inputs: int, intermediate: int = 0) -> int:
+        """A pointer to scratch memory for all threads; valid until the next call with larger numbers."""
+        needed = int(self._library.scratch_bytes(inputs, intermediate)) * torch.get_num_threads()
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        return self._scratch.data_ptr()
+
+    def first_outside(self, numbers: torch.Tensor, limit: int) -> int:
+        """Where int64 [n] ``numbers``, contiguous, first leaves ``[0, limit)``; -1 if nowhere."""
+        return int(self._library.first_outside(numbers.data_ptr(), len(numbers), limit))
+
+    def linear(self, matrix: Matrix, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """[rows, inputs] to [rows, outputs]."""
+        x = x.contiguous()
+        result = x.new_empty(len(x), matrix.outputs)
+        self._library.apply_linear(
+            ctypes.addressof(matrix.struct),
+            None if bias is None else bias.data_ptr(),
+            x.data_ptr(),
+            len(x),
+            matrix.inputs,
+            result.data_ptr(),
+            torch.get_num_threads(),
+            self.scratch(matrix.inputs),
+        )
+        return result
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm over the last dimension."""
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        width = x.shape[-1]
+        self._library.apply_norm(
+            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, result.data_ptr(), torch.get_num_threads()
+        )
+        return result
+
+    def embed(self, matrix: Matrix, ids: torch.Tensor, result: torch.Tensor) -> None:
+        """Write the weights of outputs ``ids`` (int64 [n], contiguous, in range) into ``result`` [n, inputs]."""
+        self._library.embed(
+            ctypes.addressof(matrix.struct), ids.data_ptr(), len(ids), result.data_ptr(), torch.get_num_threads()
+        )

@@ -1,0 +1,229 @@
+"""The first half of the C source of the fused forward: numbers, strips of weights, and linear layers over them.
+
+Compile-time constant: BFLOAT16 (0 or 1). All shapes are arguments, so one library serves every model of a type.
+
+A weight matrix [outputs, inputs] is stored as strips of 16 outputs. A strip holds, for each step along the inputs (two
+inputs in bfloat16, one in float32), the 64 bytes that belong to its 16 outputs: exactly one vector register. So one
+output is one lane, and its sum runs along the inputs in one order in one accumulator, whatever else is computed beside
+it: an output of a row has the same bits alone and in any batch, in whatever tile and by whatever thread it is computed.
+"""
+
+from __future__ import annotations
+
+LINEAR_SOURCE = r"""
+#include <stdint.h>
+#include <string.h>
+#include <omp.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define ALWAYS static inline __attribute__((always_inline))
+#define LANES 16
+#define BLOCK 96  /* Rows that are taken through all stages before the next ones. */
+#if defined(__AVX512F__)
+#define TALL 6  /* Rows and strips of the largest tiles: 24 sums, 4 weights and a factor fit 32 registers. */
+#define WIDE 4
+#else
+#define TALL 4
+#define WIDE 2
+#endif
+#define STAGES 8
+
+typedef float lanes __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef int32_t integers __attribute__((vector_size(64)));
+
+#if BFLOAT16
+typedef uint16_t element;
+typedef uint32_t factor;  /* Neighbouring inputs of a row that one step takes together. */
+typedef uint16_t halves __attribute__((vector_size(32)));
+typedef uint16_t halves_anywhere __attribute__((vector_size(32), aligned(2)));
+ALWAYS float widen(element x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+ALWAYS element narrow(float x) {  /* Round to nearest even; NaN stays NaN. */
+    union { float value; uint32_t bits; } u = {x};
+    uint32_t even = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
+    return (element)(x != x ? (u.bits >> 16) | 64 : even);
+}
+ALWAYS lanes load(const element *from) {
+    return (lanes)(__builtin_convertvector(*(const halves_anywhere *)from, words) << 16);
+}
+ALWAYS words rounded_bits(lanes x) {
+    words bits = (words)x, even = bits + 0x7fff + ((bits >> 16) & 1), nan = (words)(x != x);
+    return (even & ~nan) | ((bits | 0x400000) & nan);
+}
+ALWAYS lanes rounded(lanes x) { return (lanes)(rounded_bits(x) & 0xffff0000); }
+ALWAYS void store(element *to, lanes x) {
+    *(halves_anywhere *)to = __builtin_convertvector(rounded_bits(x) >> 16, halves);
+}
+#else
+typedef float element;
+typedef float factor;
+typedef float lanes_anywhere __attribute__((vector_size(64), aligned(4)));
+ALWAYS float widen(element x) { return x; }
+ALWAYS element narrow(float x) { return x; }
+ALWAYS lanes load(const element *from) { return *(const lanes_anywhere *)from; }
+ALWAYS lanes rounded(lanes x) { return x; }
+ALWAYS void store(element *to, lanes x) { *(lanes_anywhere *)to = x; }
+#endif
+#define STEP (sizeof(factor) / sizeof(element))
+
+ALWAYS lanes add_product(lanes sum, lanes weights, float x) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)weights, _mm512_set1_ps(x), (__m512)sum);
+#else
+    return sum + weights * x;
+#endif
+}
+
+/* One step along the inputs for 16 outputs of one row. */
+ALWAYS lanes add_step(lanes sum, lanes weights, factor x) {
+#if !BFLOAT16
+    return add_product(sum, weights, x);
+#elif defined(__AVX512BF16__)
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)x));
+#else
+    sum = add_product(sum, (lanes)((words)weights & 0xffff0000), widen((element)(x >> 16)));
+    return add_product(sum, (lanes)((words)weights << 16), widen((element)x));
+#endif
+}
+
+typedef struct { const lanes *weights; int64_t depth; int32_t strips; } matrix_t;  /* depth: steps of a strip. */
+
+/* Threads that work on the same rows, each with its own copy of this and scratch memory of its own. next has a counter
+   for every stage, from which they draw work: a thread that lost its core holds the others up by one piece only. */
+typedef struct { int32_t members; int32_t *next; factor *packed; element *gated; } team_t;
+
+ALWAYS int claim(const team_t *team) { return __atomic_fetch_add(team->next, 1, __ATOMIC_RELAXED); }
+
+static void end_stage(team_t *team) {
+    team->next++;
+    if (team->members > 1) {
+        #pragma omp barrier
+    }
+}
+
+/* x holds height factors for each step. sums [height, width]. */
+ALWAYS void multiply(const int height, const int width, const factor *restrict x, const lanes *const *strips,
+                     int64_t depth, lanes *restrict sums) {
+    lanes sum[TALL][WIDE];
+    const lanes *strip[WIDE];
+    #pragma GCC unroll 4
+    for (int s = 0; s < width; s++) strip[s] = strips[s];
+    #pragma GCC unroll 6
+    for (int r = 0; r < height; r++) {
+        #pragma GCC unroll 4
+        for (int s = 0; s < width; s++) sum[r][s] = (lanes){0};
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        lanes weights[WIDE];
+        #pragma GCC unroll 4
+        for (int s = 0; s < width; s++) weights[s] = strip[s][k];
+        #pragma GCC unroll 6
+        for (int r = 0; r < height; r++) {
+            factor each = x[k * height + r];
+            #pragma GCC unroll 4
+            for (int s = 0; s < width; s++) sum[r][s] = add_step(sum[r][s], weights[s], each);
+        }
+    }
+    #pragma GCC unroll 6
+    for (int r = 0; r < height; r++) {
+        #pragma GCC unroll 4
+        for (int s = 0; s < width; s++) sums[r * width + s] = sum[r][s];
+    }
+}
+
+#define TILE(h, w) case (h) * 8 + (w): multiply(h, w, x, strips, depth, sums); return;
+static void multiply_tile(int height, int width, const factor *x, const lanes *const *strips, int64_t depth,
+                          lanes *sums) {
+    switch (height * 8 + width) {
+        TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1)
+        TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2)
+#if WIDE == 4
+        TILE(5, 1) TILE(6, 1) TILE(5, 2) TILE(6, 2)
+        TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
+#endif
+    }
+}
+
+/* e**x: 2**n times a polynomial on [-ln2/2, ln2/2] (Cephes), relative error below 2e-7; NaN stays NaN. */
+ALWAYS lanes exp_of(lanes x) {
+    words low = (words)(x < -87.0f), high = (words)(x > 88.0f);
+    lanes least = (lanes){0} - 87.0f, most = (lanes){0} + 88.0f;
+    x = (lanes)(((words)x & ~low & ~high) | ((words)least & low) | ((words)most & high));
+    lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  /* To the nearest integer. */
+    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    lanes p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return (p * r * r + r + 1.0f) * (lanes)((__builtin_convertvector(n, integers) + 127) << 23);
+}
+
+/* What becomes of outputs. STORE: they are the result. ADD: they are added to what is there. GATED: the first half of
+   them through SiLU times the second half. LOGITS: as STORE, to float32, columns of them. */
+typedef enum { STORE, ADD, GATED, LOGITS } kind_t;
+typedef struct { kind_t kind; element *to; float *logits; int64_t stride, columns; const element *bias; } target_t;
+
+ALWAYS lanes with_bias(lanes sum, const target_t *target, int64_t column) {
+    return target->bias ? sum + load(target->bias + column) : sum;
+}
+
+/* sums [height, width] belong to rows from row on and to output strips from strip on; GATED: gates, then the rest. */
+static void emit(const target_t *target, const lanes *sums, int64_t row, int height, int64_t strip, int width) {
+    int outputs = target->kind == GATED ? width / 2 : width;
+    for (int r = 0; r < height; r++, sums += width) {
+        for (int s = 0; s < outputs; s++) {
+            int64_t column = (strip + s) * LANES, at = (row + r) * target->stride + column;
+            lanes y = with_bias(sums[s], target, column);
+            if (target->kind == LOGITS) {
+                y = rounded(y);
+                for (int i = 0; i < LANES && column + i < target->columns; i++) target->logits[at + i] = y[i];
+                continue;
+            }
+            if (target->kind == ADD) y += load(target->to + at);
+            if (target->kind == GATED)
+                y = y / (exp_of(-y) + 1.0f) * with_bias(sums[outputs + s], target, target->columns + column);
+            store(target->to + at, y);
+        }
+    }
+}
+
+/* One linear layer over rows of x, stride elements apart. Ends a stage. */
+static void linear(team_t *team, const matrix_t *matrix, const element *x, int64_t stride, int rows,
+                   const target_t *target) {
+    int64_t depth = matrix->depth;
+    int tiles = (rows + TALL - 1) / TALL;
+    for (int t = 0; t < tiles; t++) {  /* From rows one behind the other to tiles, step by step. */
+        int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
+        factor *packed = team->packed + first * depth;
+        for (int r = 0; r < height; r++) {
+            const factor *from = (const factor *)(x + (first + r) * stride);
+            for (int64_t k = 0; k < depth; k++) packed[k * height + r] = from[k];
+        }
+    }
+    int paired = target->kind == GATED ? 2 : 1;
+    int outputs = matrix->strips / paired, most = WIDE / paired;
+    for (int begin; (begin = claim(team) * most) < outputs;) {
+        int end = begin + most < outputs ? begin + most : outputs;
+        for (int strip = begin, count; strip < end; strip += count) {
+            count = end - strip >= 4 ? 4 : end - strip >= 2 ? 2 : 1;
+            const lanes *strips[WIDE];
+            for (int s = 0; s < count; s++) strips[s] = matrix->weights + (strip + s) * depth;
+            if (paired == 2)
+                for (int s = 0; s < count; s++) strips[count + s] = matrix->weights + (outputs + strip + s) * depth;
+            for (int t = 0; t < tiles; t++) {
+                int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
+                lanes sums[TALL * WIDE];
+                multiply_tile(height, count * paired, team->packed + first * depth, strips, depth, sums);
+                emit(target, sums, first, height, strip, count * paired);
+            }
+        }
+    }
+    end_stage(team);
+}
+"""

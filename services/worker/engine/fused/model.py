@@ -1,0 +1,115 @@
+"""A model as the kernels see it: merged matrices, norms and biases of every layer. Making it takes the weights over."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from services.worker.engine.fused.family import Family, LayerModules, linears
+from services.worker.engine.fused.kernels import FusedKernels, LayerStruct, ShapeStruct
+from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
+
+
+class FusedModel:
+    """What a step needs of one model. ``layers`` and ``head`` are pointers to structures; so is ``shape``."""
+
+    def __init__(self, model: Any, family: Family, kernels: FusedKernels) -> None:
+        """Puts modules that compute with strips in place of ``model``'s own, whose weights are let go layer by layer.
+
+        Nothing of ``family`` but its layers may be used afterwards.
+        """
+        self.query_heads, self.kv_heads, self.head_dim = family.query_heads, family.kv_heads, family.head_dim
+        self.hidden, self.vocabulary, self.scaling = family.hidden, family.vocabulary, family.scaling
+        self.inputs, self.intermediate = _most_inputs(family), family.intermediate
+        self.rotary = family.rotary
+        self.windows = [layer.window for layer in family.layers]
+        self.attention = [layer.attention for layer in family.layers]
+        self._kernels = kernels
+        self._kept: list[object] = []  # What the structures point to.
+        self._shape = ShapeStruct(
+            family.hidden, family.query_heads, family.kv_heads, family.head_dim, family.intermediate, family.eps
+        )
+        memory = StripMemory(_weight_shapes(family), family.dtype)
+        self._structs = (LayerStruct * len(family.layers))()
+        for struct, layer in zip(self._structs, family.layers, strict=True):
+            self._take_attention(struct, layer, memory)
+            self._take_mlp(struct, layer, memory)
+            self._take_norms(struct, layer, family.eps)
+        self.layers = [ctypes.addressof(struct) for struct in self._structs]  # One behind the other.
+        self._head = memory.pack([family.head.weight.detach()])
+        self.weight_numbers = memory.numbers
+        self._final_norm = family.final_norm.weight.detach()
+        if family.is_tied:
+            model.set_input_embeddings(StripEmbedding(kernels, self._head, self.vocabulary))
+        model.set_output_embeddings(StripLinear(kernels, self._head, outputs=self.vocabulary))
+        self.embedding = model.get_input_embeddings()
+
+    @property
+    def shape(self) -> int:
+        return ctypes.addressof(self._shape)
+
+    @property
+    def head(self) -> int:
+        return ctypes.addressof(self._head.struct)
+
+    @property
+    def final_norm(self) -> int:
+        return self._final_norm.data_ptr()
+
+    def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
+        attention = layer.attention
+        struct.qkv, struct.qkv_bias = self._merge(attention, ("q_proj", "k_proj", "v_proj"), memory)
+        struct.out, struct.out_bias = self._merge(attention, ("o_proj",), memory)
+
+    def _take_mlp(self, struct: LayerStruct, layer: LayerModules, memory: StripMemory) -> None:
+        struct.gate_up, struct.gate_up_bias = self._merge(layer.mlp, ("gate_proj", "up_proj"), memory)
+        struct.down, struct.down_bias = self._merge(layer.mlp, ("down_proj",), memory)
+
+    def _take_norms(self, struct: LayerStruct, layer: LayerModules, eps: float) -> None:
+        struct.input_norm = self._keep(layer.input_norm.weight)
+        struct.post_norm = self._keep(layer.post_norm.weight)
+        for kind in ("q_norm", "k_norm"):
+            norm = getattr(layer.attention, kind, None)
+            if norm is not None:
+                setattr(struct, kind, self._keep(norm.weight))
+                setattr(layer.attention, kind, StripNorm(self._kernels, norm.weight.detach(), eps))
+
+    def _merge(self, parent: Any, names: tuple[str, ...], memory: StripMemory) -> tuple[Any, int | None]:
+        """Make one matrix and one bias of linear layers of ``parent``, and put parts of it in their place."""
+        modules = [getattr(parent, name) for name in names]
+        matrix = memory.pack([module.weight.detach() for module in modules])
+        self._kept.append(matrix)
+        bias: torch.Tensor | None = None
+        if any(module.bias is not None for module in modules):
+            bias = torch.cat([_bias_of(module) for module in modules])
+        first = 0
+        for name, module in zip(names, modules, strict=True):
+            outputs = module.out_features
+            part = None if bias is None else bias[first : first + outputs]
+            setattr(parent, name, StripLinear(self._kernels, matrix.part(first, outputs), part))
+            first += outputs
+        return matrix.struct, None if bias is None else self._keep(bias)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        tensor = tensor.detach().contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _bias_of(module: Any) -> torch.Tensor:
+    """Of a linear module; zeros where it has none."""
+    bias: torch.Tensor = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
+    return bias
+
+
+def _weight_shapes(family: Family) -> list[tuple[int, int]]:
+    """[outputs, inputs] of every linear layer."""
+    modules = [*(module for layer in family.layers for module in linears(layer)), family.head]
+    return [(module.out_features, module.in_features) for module in modules]
+
+
+def _most_inputs(family: Family) -> int:
+    """Of any of its linear layers."""
+    return max(family.hidden, family.intermediate, family.query_heads * family.head_dim)

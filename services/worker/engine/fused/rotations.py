@@ -1,0 +1,33 @@
+"""Cosines and sines of every position, as the model's own rotary embedding gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_FIRST_POSITIONS = 4096
+
+
+class Rotations:
+    """Tables [positions, head_dim / 2], which double when a step goes beyond them."""
+
+    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+        """``rotary`` gives the same angle to a position in any batch, see ``model_loading.STATIC_ROPE_TYPES``."""
+        self._rotary, self._dtype = rotary, dtype
+        self.cosines = self.sines = torch.empty(0, 0, dtype=dtype)
+
+    def cover(self, positions: torch.Tensor) -> None:
+        """Have entries for ``positions``, int64 [T]."""
+        longest = int(positions.max())
+        if longest < len(self.cosines):
+            return
+        size = max(_FIRST_POSITIONS, 1 << longest.bit_length())
+        self.cosines, self.sines = (
+            each[0, :, : each.shape[-1] // 2].contiguous() for each in self.embeddings(torch.arange(size))
+        )
+
+    def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the model's attention modules are told about ``positions``: both halves of a head are alike."""
+        cosines, sines = self._rotary(torch.empty(0, dtype=self._dtype), positions[None])
+        return cosines, sines

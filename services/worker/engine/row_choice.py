@@ -1,0 +1,94 @@
+"""Choosing a token row by row, for CPUs: the tokens of :mod:`services.worker.engine.token_choice`, sooner.
+
+The weights are the same integers, so every sum is exact and the same token results. A row's weights fit in the L2 cache
+where those of a batch do not, and a filter looks for what it keeps among the few heaviest tokens instead of ordering
+all. Measured with one thread, 8 rows of 131,072 tokens and a top-p of 0.95: 3 ms in place of 23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.engine.token_choice import LEAST_TEMPERATURE, WEIGHT_ONE
+from shared.messages.requests import SamplingParams
+
+_BLOCK = 256
+_FIRST_LEVEL = WEIGHT_ONE >> 8
+"""Tokens of at least this weight are looked at first: those at most 256 times less likely than the likeliest."""
+
+
+def choose_by_row(
+    logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> list[int]:
+    """One token for each row; arguments and result as :func:`services.worker.engine.token_choice.choose` has them."""
+    temperature = torch.tensor([max(p.temperature, LEAST_TEMPERATURE) for p in params], dtype=torch.float32)
+    tokens = []
+    for number, (row, p, uniform) in enumerate(zip(logits, params, uniforms, strict=True)):
+        scaled = (row - best[number]).div_(temperature[number : number + 1]).exp_().mul_(WEIGHT_ONE)
+        tokens.append(_choose(scaled.to(torch.int32).numpy(), p, uniform))
+    return tokens
+
+
+def _choose(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: float) -> int:
+    least = math.ceil(params.min_p * WEIGHT_ONE)
+    top_k = params.top_k if 0 < params.top_k < len(weights) else len(weights)
+    if least <= 1 and top_k == len(weights) and params.top_p >= 1:
+        return _find_among_all(weights, uniform)
+    if least > 1:
+        ids = np.flatnonzero(weights >= least)
+        total = int(weights[ids].sum(dtype=np.int64))
+    else:
+        total = int(weights.sum(dtype=np.int64))
+        ids = _find_candidates(weights, total, top_k, params.top_p)
+    ids, heavy = _keep_heaviest(ids, weights[ids].astype(np.int64), total, top_k, params.top_p)
+    edges = heavy.cumsum()
+    return int(ids[edges.searchsorted(_target(int(edges[-1]), uniform), side="right")])
+
+
+def _target(total: int, uniform: float) -> int:
+    """The first token whose cumulative weight exceeds this is chosen."""
+    # The product may round up to the total itself.
+    return min(math.floor(total * uniform), total - 1)
+
+
+def _find_among_all(weights: npt.NDArray[np.int32], uniform: float) -> int:
+    """First the block, then the token in it, which is several times cheaper than one cumulative sum over all."""
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.int64)
+    edges = sums.cumsum()
+    target = _target(int(edges[-1]), uniform)
+    block = int(edges.searchsorted(target, side="right"))
+    before = int(edges[block - 1]) if block else 0
+    inside = weights[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.int64)
+    return block * _BLOCK + int(inside.searchsorted(target - before, side="right"))
+
+
+def _find_candidates(weights: npt.NDArray[np.int32], total: int, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
+    """Ascending ids of all tokens from some weight on, with everything that the filters keep among them."""
+    level = _FIRST_LEVEL
+    while True:
+        ids = np.flatnonzero(weights >= level)
+        # Too low a guess costs another round, never another result.
+        if level == 1 or len(ids) >= top_k:
+            return ids
+        if top_k == len(weights) and int(weights[ids].sum(dtype=np.int64)) >= total * top_p:
+            return ids
+        level = max(1, level >> 6)
+
+
+def _keep_heaviest(
+    ids: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], total: int, top_k: int, top_p: float
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What of the candidates top-k keeps, and of that top-p; smaller ids stay among equal weights. Ids ascending."""
+    order = np.argsort(-weights, kind="stable")[:top_k]
+    heaviest = weights[order]
+    kept_by_k = total if len(order) < top_k else int(heaviest.sum())
+    before = heaviest.cumsum() - heaviest
+    # Top-p keeps a token while the tokens before it have less than p; so the first always stays.
+    count = max(1, int(np.count_nonzero(before < kept_by_k * top_p)))
+    kept = np.sort(order[:count])
+    return ids[kept], weights[kept]
