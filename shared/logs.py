@@ -12,6 +12,16 @@ from typing import Any
 import structlog
 
 
+def _to_stderr(*_: Any) -> structlog.PrintLogger:
+    # Looked up for each logger: tests exchange the stream.
+    return structlog.PrintLogger(sys.stderr)
+
+
+# Commands that set up nothing, and print results to stdout, have their logs on stderr all the same.
+if not structlog.is_configured():
+    structlog.configure(logger_factory=_to_stderr)
+
+
 def configure(service: str, process_id: str, *, level: str = "info", as_json: bool | None = None) -> None:
     """Set up logging for this process. Every event carries ``service`` and ``id``."""
     if as_json is None:

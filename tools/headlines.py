@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools import peer_results
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
@@ -22,7 +24,7 @@ def readme(text: str) -> str:
 
 def block() -> str:
     """A table: what, how much, and where more is said."""
-    rows = [*_tiers(), *_policy(), *_failures(), *_watching()]
+    rows = [*_tiers(), *_peers(), *_policy(), *_failures(), *_watching()]
     return "\n".join(["| what | measured | more |", "|---|---|---|", *rows, ""])
 
 
@@ -41,6 +43,20 @@ def _tiers() -> list[str]:
     return [
         f"| time to first token of {found['tokens']:,} tokens, by where they are | {cached}; computed again "
         f"{tiers['recomputed']['ttft_ms']:,.0f} ms | [data plane](docs/results/data-plane.md) |"
+    ]
+
+
+def _peers() -> list[str]:
+    """What was compared with vLLM and LMCache, met or not."""
+    found = peer_results.read(RESULTS)
+    titles = {"documents": "documents twice the device's size, ", "burst": ""}
+    more = "[beside other servers](docs/results/peers.md)"
+    return [
+        f"| {title}{target['says']}, against vLLM + LMCache | {target['ratio']:.2f} times better | {more} |"
+        for workload, title in titles.items()
+        for run in found[workload]["runs"].values()
+        for target in run["results"]["targets"]
+        if target["peer"] == "lmcache-disk"
     ]
 
 

@@ -28,7 +28,12 @@ _WORKLOADS: tuple[tuple[str, str], ...] = (
         "most of which have been pushed out of device memory into host memory. Disk: the same after device and host\n"
         "memory were emptied, and the kernel's cache of the files too.\n",
     ),
-    ("burst", "## A burst on a new document\n\n8 at once ask about a document of 2,048 tokens that nobody has seen.\n"),
+    (
+        "burst",
+        "## A burst on a new document\n\n8 at once ask about a document of 2,048 tokens that nobody has seen.\n"
+        "All of these compute it once: a batch of vLLM's has 2,048 tokens, so the first request fills it, and the\n"
+        "others find its blocks. What is left to win is how fast one document is computed.\n",
+    ),
     (
         "chat",
         "## Conversations\n\n16 conversations of 5 turns on average, 256 tokens of question and 32 of answer a turn,\n"

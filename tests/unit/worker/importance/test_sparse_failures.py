@@ -47,14 +47,17 @@ def losing(layer: int | None, error: type[Exception] = SparsePrefixLost) -> Call
 
 def poisoned(cell: SparseCell) -> None:
     """Forward passes with a certain token raise, as soon as attention would have begun."""
-    run = cell.runner.run
 
-    def raising(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        if POISON in ids.tolist():
-            raise RuntimeError("out of memory")
-        return run(ids, *rest)
+    def raising(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def step(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+            if POISON in ids.tolist():
+                raise RuntimeError("out of memory")
+            return compute(ids, *rest)
 
-    cell.runner.run = raising  # type: ignore[method-assign]
+        return step
+
+    cell.runner.run = raising(cell.runner.run)  # type: ignore[method-assign]
+    cell.runner.forward = raising(cell.runner.forward)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("error", [SparsePrefixLost, IntegrityError, ZeroDivisionError])

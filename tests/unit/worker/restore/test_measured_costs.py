@@ -84,7 +84,7 @@ def test_what_was_measured_is_what_a_worker_joins_with(family: str, tmp_path: Pa
 
 def test_a_model_without_hidden_states_joins_with_costs_of_the_rest(tmp_path: Path, load_runner: LoadRunner) -> None:
     """Its log says why, and it is measured alike."""
-    runner = load_runner("llama")
+    runner = load_runner("llama", forward="portable")
     module = runner.model.model.layers[1].self_attn
     plain, calls = module.k_proj.forward, iter(range(1, 10_000))
     module.k_proj.forward = lambda x: plain(x) * next(calls)  # Knows how often it was called.
