@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-
 CLEAR = 1e-3
 """Logits further apart than this are in the same order however they are rounded: models here err by about 1e-5."""
 
