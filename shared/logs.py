@@ -5,21 +5,24 @@ Prompts and answers never go into a log.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
 
 
-def _to_stderr(*_: Any) -> structlog.PrintLogger:
-    # Looked up for each logger: tests exchange the stream.
-    return structlog.PrintLogger(sys.stderr)
-
-
-# Commands that set up nothing, and print results to stdout, have their logs on stderr all the same.
-if not structlog.is_configured():
-    structlog.configure(logger_factory=_to_stderr)
+@contextlib.contextmanager
+def kept_off_stdout() -> Iterator[None]:
+    """For commands that set up no logging and print results: what is logged meanwhile goes to stderr."""
+    earlier = structlog.get_config()["logger_factory"]
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    try:
+        yield
+    finally:
+        structlog.configure(logger_factory=earlier)
 
 
 def configure(service: str, process_id: str, *, level: str = "info", as_json: bool | None = None) -> None:

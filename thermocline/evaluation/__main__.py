@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from shared.errors import OperatorError, ThermoclineError
+from shared.logs import kept_off_stdout
 from shared.quality_gate import write_gate
 from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.generated_tasks import GENERATED, generate
@@ -60,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code 1: a ratio exceeds ``--max-drop``. Exit code 2: a line, task or model that makes no sense."""
     options = parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        return _evaluate(options)
+        with kept_off_stdout():
+            return _evaluate(options)
     except ThermoclineError as error:
         print(f"thermocline eval: {error.message}", file=sys.stderr)
         return EXIT_USAGE
