@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
 
 from bench import results_file
-from bench.engine_vs_hf import Engine, StepClock
 from bench.make_model import save_llama
+from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.kernels import FusedKernels
 from services.worker.engine.fused.strips import StripLinear, StripMemory
 from services.worker.engine.model_runner import ModelRunner
@@ -46,6 +46,33 @@ LINEAR_ROWS = 512
 BANDWIDTH_BYTES = 512 * 2**20
 
 Measure = Callable[[], float]
+
+
+class StepClock(StoppingCriteria):
+    """Notes the time at which ``generate`` ends each step; never stops it."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Engine:
+    """Requests of equal length decoded greedily by the engine; request r has its own page table."""
+
+    def __init__(self, runner: ModelRunner, tables: list[np.ndarray]) -> None:
+        self.runner, self.tables = runner, tables
+
+    def step(self, ids: torch.Tensor, rows: int, context: int) -> torch.Tensor:
+        """Compute ``rows`` tokens of each request, whose ids are [requests, rows]; the next token of each."""
+        requests = len(ids)
+        segments = [Segment(rows, context, table) for table in self.tables[:requests]]
+        meta = ForwardMeta.build(segments, self.runner.geometry.page_size, "cpu")
+        positions = torch.arange(context, context + rows).repeat(requests)
+        last = torch.arange(1, requests + 1) * rows - 1
+        return self.runner.forward(ids.reshape(-1), positions, meta, last).argmax(-1)
 
 
 class Systems:

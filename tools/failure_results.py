@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Result = tuple[dict[str, Any], str]
-"""Results, and a line that says what they were measured on and how."""
+from tools.result_sections import Result, Section, sections
 
 _INTRODUCTION = """\
 # Failures and changes of size
@@ -66,17 +65,14 @@ def page(found: dict[str, Result]) -> str:
     """The page, with a section for each of the results that are there; those of ``chaos`` must be."""
     chaos, origin = found["chaos"]
     parts = [_INTRODUCTION, *_overview(chaos), "", origin, "", _RECOVERY, *_recoveries(chaos), ""]
-    for name, introduction, rows in (
+    known: tuple[Section, ...] = (
         ("take_over", _TAKE_OVER, _take_overs),
         ("worker_loss", _WORKER_LOSS, _worker_losses),
         ("scaling", _SCALING, _stretches),
         ("simulated_faults", _SIMULATED, _seeds),
         ("chaos_soak", _SOAK, _soak),
-    ):
-        if name in found:
-            figures, line = found[name]
-            parts += [introduction, *rows(figures), "", line, ""]
-    return "\n".join(parts)
+    )
+    return "\n".join([*parts, *sections(found, known)])
 
 
 def _spreads(figures: dict[str, Any], names: dict[str, str]) -> list[str]:

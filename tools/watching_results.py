@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Result = tuple[dict[str, Any], str]
-"""Results, and a line that says what they were measured on and how."""
+from tools.result_sections import Result, Section, sections
 
 _INTRODUCTION = """\
 # Watching, explaining, keeping apart
@@ -58,18 +57,14 @@ _FUZZED = """\
 
 def page(found: dict[str, Result]) -> str:
     """The page, with a section for each of the results that are there."""
-    parts = [_INTRODUCTION]
-    for name, introduction, rows in (
+    known: tuple[Section, ...] = (
         ("observability_cost", _COST, _costs),
         ("metric_calls", _CALLS, _calls),
         ("explain_sums", _EXPLAINED, _sums),
         ("tenant_timing", _TIMED, _timing),
         ("fuzz", _FUZZED, _fuzzed),
-    ):
-        if name in found:
-            figures, line = found[name]
-            parts += [introduction, *rows(figures), "", line, ""]
-    return "\n".join(parts)
+    )
+    return "\n".join([_INTRODUCTION, *sections(found, known)])
 
 
 def _costs(figures: dict[str, Any]) -> list[str]:
