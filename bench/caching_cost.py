@@ -261,7 +261,8 @@ def main() -> None:
             print(" " * 20, {process: round(ms, 3) for process, ms in way["cpu_ms_a_token_by_process"].items()})
     print("moved", results["moved"])
     if options.save:
-        print("->", results_file.write("caching_cost", results, seed=options.seed))
+        own = "" if options.model == bundled_model() else f"_{options.model.name}"
+        print("->", results_file.write(f"caching_cost{own}", results, seed=options.seed))
 
 
 if __name__ == "__main__":

@@ -42,17 +42,20 @@ class Pass:
 class DocumentQuestions:
     """Every document is asked about equally often, in an order drawn anew for each pass.
 
-    Another ``number`` asks other questions about the same documents.
+    Another ``number`` asks other questions about the same documents. ``tokens`` is the length of a document.
     """
 
-    def __init__(self, documents: int, questions: int, *, number: int, seed: int) -> None:
+    def __init__(
+        self, documents: int, questions: int, *, number: int, seed: int, tokens: int = DOCUMENT_TOKENS
+    ) -> None:
+        self._tokens = tokens
         self._order = [document for document in range(documents) for _ in range(questions)]
         self._first_name = number * len(self._order)
         Random(f"peers-{seed}-{number}").shuffle(self._order)
 
     def requests(self) -> Iterator[Asked]:
         for number, document in enumerate(self._order, self._first_name):
-            spans = (Span(name(SHARED, document), DOCUMENT_TOKENS), Span(name(QUESTION, number), QUESTION_TOKENS))
+            spans = (Span(name(SHARED, document), self._tokens), Span(name(QUESTION, number), QUESTION_TOKENS))
             yield Asked(spans, Span(name(OUTPUT, number), ANSWER_TOKENS))
 
     def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
@@ -81,16 +84,22 @@ def documents_passes(seed: int, share: float) -> list[Pass]:
 
 
 def burst_passes(seed: int, share: float) -> list[Pass]:
-    """Eight at once on a new document, several times."""
+    """Eight at once on a new document, several times, for documents of three lengths.
+
+    How often a server computes a document that is asked for by all of a batch's requests depends on how many of its
+    copies fit a batch: so the length matters more than for other workloads.
+    """
+    repeats = _part(4, share, 1)
     return [
         Pass(
-            name="burst",
-            workload=DocumentQuestions(1, 8, number=0, seed=seed),
+            name=title,
+            workload=DocumentQuestions(1, 8, number=0, seed=seed, tokens=tokens),
             requests=8,
             places=8,
-            content=content,
+            content=size * repeats + number,
         )
-        for content in range(_part(4, share, 1))
+        for size, (title, tokens) in enumerate((("burst", DOCUMENT_TOKENS), ("burst_1024", 1024), ("burst_512", 512)))
+        for number in range(repeats)
     ]
 
 

@@ -57,6 +57,19 @@ def test_prompts_of_a_round_are_shared_only_where_they_are_meant_to_be() -> None
     assert prompt_seed(8, PASSES["burst"](8, 1.0)[0]) > prompt_seed(7, PASSES["burst"](7, 1.0)[-1])
 
 
+def test_a_burst_asks_about_one_document_of_the_length_that_its_pass_is_named_after() -> None:
+    """Eight at once, each with a question of its own."""
+    lengths = {}
+    for made in PASSES["burst"](7, 1.0):
+        asked = asked_of(made)
+        assert len(asked) == made.places == 8
+        assert len({each.spans[0].name for each in asked}) == 1
+        assert len({each.spans[1].name for each in asked}) == 8
+        lengths[made.name] = {each.spans[0].tokens for each in asked}
+
+    assert lengths == {"burst": {2048}, "burst_1024": {1024}, "burst_512": {512}}
+
+
 def test_no_workload_or_round_asks_for_what_another_left_on_a_disk() -> None:
     """Every pass of every round has prompts of its own, but for those on the same documents."""
     seeds = []
