@@ -72,9 +72,17 @@ class Cell:
         """Wait until the scheduler knows of so many chunks on disks, in either form: a storage lists its disk after
         it has joined.
         """
-        async with asyncio.timeout(READY_S):
-            while (await self.status()).chunks_in_all < count:
-                await asyncio.sleep(0.01)
+        status = await self.status()
+        try:
+            async with asyncio.timeout(READY_S):
+                while status.chunks_in_all < count:
+                    await asyncio.sleep(0.01)
+                    status = await self.status()
+        except TimeoutError:
+            raise AssertionError(
+                f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not of {count}; "
+                f"storages {status.storage_incarnations}, pools {status.pools}, counters {status.counters}"
+            ) from None
 
     async def flush(self, *tiers: str) -> CellStatus:
         """Drop what nothing uses from these tiers; returns when nothing moves any more.

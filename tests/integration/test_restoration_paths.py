@@ -100,9 +100,10 @@ def settings(profile: Path, folder: Path, page_size: int, form: str, **scheduler
 @asynccontextmanager
 async def state_cell(nats_url: str, model: Path, config: dict[str, Any]) -> AsyncIterator[Cell]:
     """A cell that has a state pool; what is asked before there is one is kept as KV."""
-    async with running_cell(nats_url, model, **config) as cell, asyncio.timeout(60):
-        while not any(pool.tier == "state" for pool in (await cell.status()).pools):
-            await asyncio.sleep(0.02)
+    async with running_cell(nats_url, model, **config) as cell:
+        async with asyncio.timeout(60):
+            while not any(pool.tier == "state" for pool in (await cell.status()).pools):
+                await asyncio.sleep(0.02)
         yield cell
 
 
