@@ -80,7 +80,7 @@ class Cell:
                     status = await self.status()
         except TimeoutError:
             raise AssertionError(
-                f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not of {count}; "
+                f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not {count}; "
                 f"storages {status.storage_incarnations}, pools {status.pools}, counters {status.counters}"
             ) from None
 
