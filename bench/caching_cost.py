@@ -1,7 +1,7 @@
 """What the caching machinery costs where it is of no use: cells that keep KV on every tier, beside one that keeps none,
 asked for prompts of which no two share anything.
 
-    python -m bench.caching_cost [--rounds 20] [--model DIR] [--save]
+    python -m bench.caching_cost [--rounds 20] [--model DIR] [--ways off,memory] [--share 0.5] [--save]
 
 Cells are started side by side, one for each way, and idle but for the one whose turn it is. In every round each of them
 answers the same requests, the order of the cells drawn anew, and the next begins when the last has written what it had
@@ -33,6 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,13 @@ class Load:
     answer_tokens: int
     counts_prompts: bool = False
 
-    def prompts(self, rng: random.Random, vocabulary: int) -> list[list[int]]:
-        """Prompts of random tokens: even their first pages differ from all others."""
-        lengths = [rng.randint(*self.prompt_tokens) for _ in range(self.requests)]
+    def prompts(self, rng: random.Random, vocabulary: int, share: float = 1.0) -> list[list[int]]:
+        """Prompts of random tokens, for a share of the requests: even their first pages differ from all others."""
+        lengths = [rng.randint(*self.prompt_tokens) for _ in range(max(self.at_once, round(self.requests * share)))]
         return [[rng.randrange(FIRST_TOKEN_ID, vocabulary) for _ in range(length)] for length in lengths]
 
+
+WAYS = ("off", "opted_out", "memory", "selective", "everything")
 
 LOADS = (
     Load("serving", requests=48, at_once=8, prompt_tokens=(128, 256), answer_tokens=24),
@@ -90,8 +93,10 @@ LOADS = (
 )
 
 
-def start_ways(stack: ExitStack, folder: Path, model: Path, device_kv_bytes: int) -> list[Way]:
-    """All cells, ready."""
+def start_ways(
+    stack: ExitStack, folder: Path, model: Path, device_kv_bytes: int, named: Sequence[str] = WAYS
+) -> list[Way]:
+    """The cells of the ways that are named, ready."""
     settings = folder / "settings.toml"
     settings.write_text(f'[gateway]\nadmin_key = "{ADMIN_KEY}"\n', encoding="utf-8")
     without = folder / "off.toml"
@@ -117,7 +122,8 @@ def start_ways(stack: ExitStack, folder: Path, model: Path, device_kv_bytes: int
         "everything": (SupervisorConfig(**small, disk_dir=(str(folder / "disk"),), **disk), settings),
     }
     ways = []
-    for name, (config, file) in cells.items():
+    for name in named:
+        config, file = cells[name]
         cell = stack.enter_context(running(config, config_file=file))
         ways.append(Way(name, cell, {"read": False, "write": False} if name == "opted_out" else None))
     return ways
@@ -197,13 +203,13 @@ async def moved(way: Way) -> dict[str, int]:
     return {name: counters.get(name, 0) for name in MOVED}
 
 
-async def measure(ways: list[Way], *, vocabulary: int, rounds: int, seed: int) -> dict[str, Any]:
+async def measure(ways: list[Way], *, vocabulary: int, rounds: int, seed: int, share: float = 1.0) -> dict[str, Any]:
     """Figures by load and way, and their ratios to ``off`` in the same round."""
     rng = random.Random(seed)
     found: dict[str, dict[str, list[Turn]]] = {load.name: {way.name: [] for way in ways} for load in LOADS}
     for number in range(rounds + 1):
         for load in LOADS:
-            prompts = load.prompts(rng, vocabulary)
+            prompts = load.prompts(rng, vocabulary, share)
             for way in rng.sample(ways, len(ways)):
                 turn = await one_turn(way, load, prompts)
                 if number:  # The first round warms up, and fills the pools.
@@ -211,6 +217,7 @@ async def measure(ways: list[Way], *, vocabulary: int, rounds: int, seed: int) -
         print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return {
         "rounds": rounds,
+        "share": share,
         "loads": {load.name: {"requests": load.requests, "at_once": load.at_once} for load in LOADS},
         "figures": {name: figures(turns) for name, turns in found.items()},
         "moved": {way.name: await moved(way) for way in ways},
@@ -233,6 +240,14 @@ def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
     }
 
 
+def named_ways(text: str) -> tuple[str, ...]:
+    """Ways from the command line. Raises ArgumentTypeError for one that is not there, and without ``off``."""
+    named = tuple(dict.fromkeys(text.split(",")))
+    if not set(named) <= set(WAYS) or "off" not in named:
+        raise argparse.ArgumentTypeError(f"off and others of {', '.join(WAYS)}, not {text}")
+    return named
+
+
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -241,13 +256,17 @@ def main() -> None:
     parser.add_argument(
         "--device-kv-bytes", type=parse_bytes, default=32 * 2**20, help="device pool; host memory has twice as much"
     )
+    parser.add_argument("--ways", type=named_ways, default=WAYS, help="which cells, off among them")
+    parser.add_argument("--share", type=float, default=1.0, help="of the requests of each load, for a larger model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        ways = start_ways(stack, Path(folder), options.model, options.device_kv_bytes)
+        ways = start_ways(stack, Path(folder), options.model, options.device_kv_bytes, options.ways)
         vocabulary = load_config(options.model)["vocab_size"]
-        results = asyncio.run(measure(ways, vocabulary=vocabulary, rounds=options.rounds, seed=options.seed))
+        results = asyncio.run(
+            measure(ways, vocabulary=vocabulary, rounds=options.rounds, seed=options.seed, share=options.share)
+        )
     results |= {"model": options.model.name, "device_kv_bytes": options.device_kv_bytes}
     for load, ways_of in results["figures"].items():
         for name, way in ways_of.items():

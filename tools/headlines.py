@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.peers.command_line import GENERATED
 from tools import peer_results
 
 ROOT = Path(__file__).parents[1]
@@ -47,16 +48,17 @@ def _tiers() -> list[str]:
 
 
 def _peers() -> list[str]:
-    """What was compared with vLLM and LMCache, met or not."""
+    """What was compared with vLLM, alone and with LMCache's disk tier; met or not."""
     found = peer_results.read(RESULTS)
-    titles = {"documents": "documents twice the device's size, ", "burst": ""}
+    titles = {"documents": "documents twice the device's size, ", "burst": "", "unshared": "nothing shared, "}
+    peers = {"vllm": "vLLM", "lmcache-disk": "vLLM + LMCache"}
     more = "[beside other servers](docs/results/peers.md)"
     return [
-        f"| {title}{target['says']}, against vLLM + LMCache | {target['ratio']:.2f} times better | {more} |"
+        f"| {title}{target['says']}, against {peers[target['peer']]} | {target['ratio']:.2f} times better | {more} |"
         for workload, title in titles.items()
         for run in found[workload]["runs"].values()
         for target in run["results"]["targets"]
-        if target["peer"] == "lmcache-disk"
+        if target["peer"] in peers and run["results"]["model"] == GENERATED
     ]
 
 
