@@ -32,9 +32,9 @@ _WORKLOADS: tuple[tuple[str, str], ...] = (
         "burst",
         "## A burst on a new document\n\n8 at once ask about a document of 2,048, 1,024 or 512 tokens that nobody has\n"
         "seen. Thermocline computes it once: what a request in the same queue is about to compute is waited for. vLLM\n"
-        "finds blocks only once they are computed: as many requests as fit its batch of 2,048 tokens compute the same,\n"
-        "one on 2,048 tokens, two on 1,024, four on 512. With 2,048 tokens there is nothing to save, and what is left to\n"
-        "win is how fast one document is computed.\n",
+        "finds blocks only once they are computed: as many requests as fit its batch of 2,048 tokens compute the\n"
+        "same, one on 2,048 tokens, two on 1,024, four on 512. With 2,048 tokens there is nothing to save, and what\n"
+        "is left to win is how fast one document is computed.\n",
     ),
     (
         "chat",

@@ -37,6 +37,7 @@ from tools import (
     peer_results,
     policy_results,
     restoration_results,
+    speed_results,
     watching_results,
 )
 
@@ -152,58 +153,10 @@ def _result(name: str) -> tuple[dict[str, Any], str]:
     return results, origin
 
 
-def _against_generate(results: dict[str, Any]) -> list[str]:
-    """The rows of one comparison with ``generate``."""
-    rows = ["| case | ours, tok/s | generate, tok/s | ratio | min to max | target |", "|---|---|---|---|---|---|"]
-    for name, case in results["cases"].items():
-        ours, theirs = case["ours_tokens_per_s"], case["generate_tokens_per_s"]
-        least, most = case["ratio_min_max"]
-        row = (
-            name.replace("_", " "),
-            f"{ours:.0f}",
-            f"{theirs:.0f}",
-            f"{case['ratio']:.2f}",
-            f"{least:.2f} to {most:.2f}",
-        )
-        rows.append("| " + " | ".join((*row, f"≥ {case['target']}")) + " |")
-    return rows
-
-
 def speed() -> str:
-    """Tables of the first speed readings."""
-    parts = [
-        "# Speed: first readings\n",
-        "Made by `python -m tools.reference_docs` from `bench/results/`. Medians; ratios are medians of neighbouring",
-        "runs. A CPU machine with two cores is client, broker and server at once. No GPU was measured yet.\n",
-        "## The server against Hugging Face `generate`\n",
-        "An 88M-parameter Llama with the same weights and threads. Ours includes HTTP, broker and scheduler.\n",
-    ]
-    for dtype in ("float32", "bfloat16"):
-        results, origin = _result(f"serving_vs_generate_{dtype}")
-        parts += [f"### {dtype}\n", *_against_generate(results), "", origin + "\n"]
-    parts += ["## TTFT by where the prefix is\n"]
-    results, origin = _result("hits_vs_recompute")
-    parts += [
-        "| prompt tokens | recomputed, ms | device, ms | host, ms | device is faster by | host is faster by |",
-        "|---|---|---|---|---|---|",
-    ]
-    for length, row in results["by_prompt_tokens"].items():
-        ttft = row["ttft_ms"]
-        cells = [length, *(f"{ttft[source]:.0f}" for source in ("recomputed", "device", "host"))]
-        parts.append("| " + " | ".join([*cells, f"{row['device_speedup']:.0f}×", f"{row['host_speedup']:.0f}×"]) + " |")
-    results, origin_of_share = _result("broker_share")
-    share, target = results["broker_and_scheduler_ms"], results["target_p99_ms"]
-    parts += [
-        "",
-        origin + "\n",
-        "## Broker and scheduler in a request's TTFT\n",
-        "From the complete HTTP request to its first step at the worker, one request at a time: "
-        f"p50 {share['p50']:.2f} ms, p90 {share['p90']:.2f} ms, p99 {share['p99']:.2f} ms.",
-        f"Target: p99 at most {target:g} ms. A request passes four sockets on this way, and on an otherwise idle",
-        "machine each receiver must be woken first.\n",
-        origin_of_share + "\n",
-    ]
-    return "\n".join(parts)
+    """The engine and the server by themselves."""
+    found = speed_results.NAMES
+    return speed_results.page({name: _result(name) for name in found if (RESULTS / f"{name}.json").exists()})
 
 
 def policies() -> str:

@@ -14,6 +14,7 @@ from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.fused.decode_steps import DecodeSteps
 from services.worker.engine.fused.hooks import Hooks, are_any
 from services.worker.engine.fused.kernels import FusedKernels, StepStruct
+from services.worker.engine.fused.last_layer import LastLayer, last_layer
 from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.fused.rotations import Rotations
 from services.worker.engine.paged_step import AttentionBackend
@@ -66,15 +67,19 @@ class FusedForward:
                 step = self._begin(ids, positions, last_rows, slots)
                 decode.compute(meta, step, self._buffers.qkv)
                 return self._finish(step, last_rows)
-        attend = attention.for_step(meta)
-        if gate is None:
-            return self._by_layer(ids, positions, attend, last_rows, slots)
 
-        def attend_behind_gate(call: AttentionCall) -> torch.Tensor:
-            gate.wait(call.layer)
-            return attend(call)
+        def behind_gate(attend: Attend) -> Attend:
+            def attend_behind_gate(call: AttentionCall) -> torch.Tensor:
+                if gate is not None:
+                    gate.wait(call.layer)
+                return attend(call)
 
-        return self._by_layer(ids, positions, attend_behind_gate, last_rows, slots)
+            return attend_behind_gate
+
+        left, last = last_layer(meta, last_rows), None
+        if left is not None:
+            last = left, behind_gate(attention.for_step(left.meta) if left.meta is not None else _attend_to_nothing)
+        return self._by_layer(ids, positions, behind_gate(attention.for_step(meta)), last_rows, slots, last=last)
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -91,7 +96,9 @@ class FusedForward:
         last_rows: torch.Tensor,
         slots: torch.Tensor | None,
         step: AttentionStep | None = None,
+        last: tuple[LastLayer, Attend] | None = None,
     ) -> torch.Tensor:
+        """``last`` is what of the last layer has to be computed, if that is not all of it, and the attention there."""
         model, between, rows = self._model, self._kernels.between, len(ids)
         struct = self._begin(ids, positions, last_rows, slots)
         hooks = Hooks(model.attention, self._buffers.normed[:rows], positions, self._rotations, step)
@@ -107,6 +114,12 @@ class FusedForward:
                 k_pool, v_pool = self._pool.k(layer).data_ptr(), self._pool.v(layer).data_ptr()
             between(shape, ended, begun, this, attended_at, qkv.data_ptr(), k_pool, v_pool)
             hooks.call(layer)
+            if last is not None and layer == len(model.layers) - 1:
+                # K and V of all rows are where they belong; of most of them nobody wants more.
+                left, attend = last
+                kept_x, kept_qkv = self._buffers.x[left.rows], qkv[left.rows]
+                struct.rows, struct.x = len(kept_x), kept_x.data_ptr()
+                last_rows, heads = left.last_rows, self._heads(kept_qkv)
             attended = attend(AttentionCall(layer, *heads, model.scaling, model.windows[layer], None, {})).contiguous()
             attended_at, ended = attended.data_ptr(), begun
         if len(last_rows):
@@ -168,7 +181,7 @@ class FusedForward:
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes them."""
         model = self._model
-        heads = qkv.view(len(qkv), -1, model.head_dim).transpose(0, 1)[None]
+        heads = qkv.view(len(qkv), self._width // model.head_dim, model.head_dim).transpose(0, 1)[None]
         behind = model.query_heads + model.kv_heads
         return heads[:, : model.query_heads], heads[:, model.query_heads : behind], heads[:, behind:]
 
@@ -185,6 +198,11 @@ class FusedForward:
             torch.empty(rows, hidden, dtype=dtype),
             torch.empty(rows, self._width, dtype=dtype),
         )
+
+
+def _attend_to_nothing(call: AttentionCall) -> torch.Tensor:
+    """The attention of no rows."""
+    return call.query[0].transpose(0, 1)
 
 
 def _plain(numbers: torch.Tensor) -> torch.Tensor:
