@@ -8,7 +8,8 @@ medians over rounds, ratios medians of the rounds' ratios, above 1 where the fus
 time to the first token, decode the median step with the context there already.
 
 ``limits`` says what cannot be beaten: how fast this machine reads memory, how long reading the weights takes then, and
-what the linear layers of a prefill of 512 tokens reach, by oneDNN and by the fused kernels.
+what the linear layers of a prefill of 512 tokens reach, by oneDNN and by the fused kernels. They are measured before
+and after everything else, because shared cores are slower for minutes at a time, and the better figure counts.
 """
 
 from __future__ import annotations
@@ -187,6 +188,16 @@ def limits(model: Any, weight_bytes: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def better(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Of two readings of ``limits``."""
+    products = {}
+    for name, first in before["gflop_per_s"].items():
+        second = after["gflop_per_s"][name]
+        products[name] = first | {path: max(first[path], second[path]) for path in ("onednn", "fused")}
+    faster = max(before, after, key=lambda reading: reading["read_gb_per_s"])
+    return {**faster, "gflop_per_s": products}
+
+
 def _gflops(weights: list[torch.Tensor], rounds: int) -> dict[str, Any]:
     merged = torch.cat(weights)
     outputs, inputs = merged.shape
@@ -231,7 +242,8 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
     try:
         parameters = sum(weight.numel() for weight in model.parameters())
         read = sum(weight.numel() for weight in model.model.layers.parameters()) + model.lm_head.weight.numel()
-        bounds = limits(model, read * getattr(torch, dtype).itemsize, rounds)
+        weight_bytes = read * getattr(torch, dtype).itemsize
+        bounds = limits(model, weight_bytes, rounds)
         for tokens in PREFILL_TOKENS:
             figures[f"prefill_{tokens}"] = alternate(systems.prefill(tokens), rounds, tokens)
         for context in DECODE_CONTEXTS:
@@ -240,6 +252,7 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
                 with torch.inference_mode():
                     measures = systems.decode(batch, context)
                 figures[name] = alternate(measures, rounds, batch)
+        bounds = better(bounds, limits(model, weight_bytes, rounds))
     finally:
         systems.close()
     return {
