@@ -14,19 +14,22 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def _commit() -> str:
-    """The commit of the code that was measured, with ``-dirty`` where files differ from it."""
+def commit_of(repository: Path) -> str:
+    """The commit of the code that was measured, with ``-dirty`` where files differ from it; "unknown" without git.
+
+    Results do not count: what a benchmark before this one has written is no other code.
+    """
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=repository)
+        return done.stdout.strip()
+
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=RESULTS.parent,
-        )
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)bench/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return described.stdout.strip()
+    return f"{commit}-dirty" if changed else commit
 
 
 def _processor() -> str:
@@ -55,7 +58,7 @@ def write(name: str, results: dict[str, Any], *, seed: int, out: Path | None = N
     """Write ``bench/results/<name>.json`` (or ``out``) and return its path."""
     document = {
         "benchmark": name,
-        "commit": _commit(),
+        "commit": commit_of(RESULTS.parents[1]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "hardware": hardware(),
         "seed": seed,
@@ -71,5 +74,5 @@ def write(name: str, results: dict[str, Any], *, seed: int, out: Path | None = N
 def _relative_command() -> list[str]:
     """The command line without this machine's paths."""
     module = sys.modules["__main__"].__spec__
-    script = ["-m", module.name] if module else [Path(sys.argv[0]).name]
+    script = ["-m", module.name.removesuffix(".__main__")] if module else [Path(sys.argv[0]).name]
     return script + [Path(a).name if a.startswith("/") else a for a in sys.argv[1:]]
