@@ -241,6 +241,7 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
     figures: dict[str, Any] = {}
     try:
         parameters = sum(weight.numel() for weight in model.parameters())
+        linear = sum(weight.numel() for weight in model.model.layers.parameters() if weight.dim() == 2)
         read = sum(weight.numel() for weight in model.model.layers.parameters()) + model.lm_head.weight.numel()
         weight_bytes = read * getattr(torch, dtype).itemsize
         bounds = limits(model, weight_bytes, rounds)
@@ -257,6 +258,7 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
         systems.close()
     return {
         "parameters": parameters,
+        "linear_flops_per_token": 2 * linear,
         "dtype": dtype,
         "threads": threads,
         "page_size": PAGE_SIZE,

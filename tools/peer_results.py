@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.peers.command_line import GENERATED
+from bench.peers.passes import BURST_TOKENS
+from bench.peers.targets import TARGETS
+
 _INTRODUCTION = """\
 # Beside other servers
 
@@ -79,15 +83,47 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     return {workload: json.loads(file.read_text(encoding="utf-8")) for workload, file in files.items() if file.exists()}
 
 
-def page(found: dict[str, dict[str, Any]]) -> str:
-    """The page, with a section for each workload that is there."""
+def page(found: dict[str, dict[str, Any]], engine: dict[str, Any] | None = None) -> str:
+    """The page, with a section for each workload that is there. ``engine`` is what ``bench.engine_speed`` found of the
+    generated model in the same type.
+    """
     parts = [_INTRODUCTION, *_verdicts(found)]
     for workload, introduction in _WORKLOADS:
         if workload in found:
             parts.append(introduction)
             for key, run in sorted(found[workload]["runs"].items()):
                 parts += [f"### {key}\n", *_run(workload, run["results"]), _origin(run), ""]
+                if workload == "burst" and engine is not None:
+                    parts += _burst_limit(run["results"], engine)
     return "\n".join(parts if found else [_INTRODUCTION, _NOTHING])
+
+
+def _burst_limit(results: dict[str, Any], engine: dict[str, Any]) -> list[str]:
+    """What computing a document once takes at the least, beside what a target asks for."""
+    if results["model"] != GENERATED or "linear_flops_per_token" not in engine:
+        return []
+    rate = max(rate for product in engine["limits"]["gflop_per_s"].values() for rate in list(product.values())[1:])
+    rows = []
+    for target in results["targets"]:
+        passed = next(each.passed for each in TARGETS["burst"] if each.says == target["says"])
+        length = BURST_TOKENS[passed]
+        theirs, ours = (
+            results["systems"][target[who]]["passes"][passed]["median"]["ttft_mean_ms"] for who in ("peer", "ours")
+        )
+        least = length * engine["linear_flops_per_token"] / rate / 1e6
+        rows.append(f"| {length:,} | {theirs:,.0f} | {theirs / target['target']:,.0f} | {ours:,.0f} | {least:,.0f} |")
+    return [
+        f"What a target asks for, beside the linear layers of the document alone at {rate:,.0f} GFLOP/s, the most that "
+        "either oneDNN",
+        "or the fused kernels reach on this machine ([speed](speed.md)): no attention, no question, no other process. "
+        "Where the",
+        "last column is above the third, a server that computes these layers misses the target however it is built.",
+        "",
+        "| document, tokens | TTFT of the peer, mean, ms | a third of it | ours | linear layers at the limit |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
 
 
 def _origin(run: dict[str, Any]) -> str:

@@ -194,7 +194,8 @@ def watching() -> str:
 
 def peers() -> str:
     """Ours beside other servers."""
-    return peer_results.page(peer_results.read(RESULTS))
+    engine = _result("engine_speed_bfloat16")[0] if (RESULTS / "engine_speed_bfloat16.json").exists() else None
+    return peer_results.page(peer_results.read(RESULTS), engine)
 
 
 def importance_serving() -> str:

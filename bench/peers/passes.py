@@ -18,6 +18,9 @@ DOCUMENT_TOKENS = 2048
 QUESTION_TOKENS = 32
 ANSWER_TOKENS = 16
 
+BURST_TOKENS = {"burst": DOCUMENT_TOKENS, "burst_1024": 1024, "burst_512": 512}
+"""Lengths of new documents by the name of their pass."""
+
 _MOST_TURNS = 64  # Conversations end by their length long before.
 
 
@@ -98,7 +101,7 @@ def burst_passes(seed: int, share: float) -> list[Pass]:
             places=8,
             content=size * repeats + number,
         )
-        for size, (title, tokens) in enumerate((("burst", DOCUMENT_TOKENS), ("burst_1024", 1024), ("burst_512", 512)))
+        for size, (title, tokens) in enumerate(BURST_TOKENS.items())
         for number in range(repeats)
     ]
 

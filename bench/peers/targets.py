@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.peers.figures import Figures, ratio
+from bench.peers.passes import BURST_TOKENS
 
 Measured = Mapping[str, Mapping[str, Sequence[Figures]]]
 """System, pass, rounds."""
@@ -39,8 +40,8 @@ _COLD = (
     ("cold, mean TTFT of repeated questions", "cold", "repeat_ttft_mean_ms", 2.0),
 )
 _BURSTS = tuple(
-    (f"burst on a new document of {tokens} tokens, mean TTFT", passed, "ttft_mean_ms", 3.0)
-    for tokens, passed in (("2,048", "burst"), ("1,024", "burst_1024"), ("512", "burst_512"))
+    (f"burst on a new document of {tokens:,} tokens, mean TTFT", passed, "ttft_mean_ms", 3.0)
+    for passed, tokens in BURST_TOKENS.items()
 )
 _EQUAL = (
     ("prefill of 512 tokens", "single_512", "prefill_tokens_per_s", 1.0),
