@@ -35,10 +35,9 @@ _WORKLOADS: tuple[tuple[str, str], ...] = (
     (
         "burst",
         "## A burst on a new document\n\n8 at once ask about a document of 2,048, 1,024 or 512 tokens that nobody has\n"
-        "seen. Thermocline computes it once: what a request in the same queue is about to compute is waited for. vLLM\n"
-        "finds blocks only once they are computed: as many requests as fit its batch of 2,048 tokens compute the\n"
-        "same, one on 2,048 tokens, two on 1,024, four on 512. With 2,048 tokens there is nothing to save, and what\n"
-        "is left to win is how fast one document is computed.\n",
+        "seen. All of these compute it once, as the part that was cached shows: in Thermocline the others wait for\n"
+        "the first, in vLLM they share its blocks from the same step on. So there is no repeated work to save, and\n"
+        "what is left to win is how fast one document and eight questions are computed.\n",
     ),
     (
         "chat",

@@ -87,10 +87,8 @@ def documents_passes(seed: int, share: float) -> list[Pass]:
 
 
 def burst_passes(seed: int, share: float) -> list[Pass]:
-    """Eight at once on a new document, several times, for documents of three lengths.
-
-    How often a server computes a document that is asked for by all of a batch's requests depends on how many of its
-    copies fit a batch: so the length matters more than for other workloads.
+    """Eight at once on a new document, several times, for documents of three lengths: a batch of 2,048 tokens
+    has room for four copies of the shortest, and for one of the longest.
     """
     repeats = _part(4, share, 1)
     return [
