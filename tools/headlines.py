@@ -25,13 +25,22 @@ def readme(text: str) -> str:
 
 def block() -> str:
     """A table: what, how much, and where more is said."""
-    rows = [*_tiers(), *_peers(), *_policy(), *_failures(), *_watching()]
+    rows = [*_newcomer(), *_tiers(), *_peers(), *_policy(), *_failures(), *_watching()]
     return "\n".join(["| what | measured | more |", "|---|---|---|", *rows, ""])
 
 
 def _result(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["results"]
     return found
+
+
+def _newcomer() -> list[str]:
+    """From a fresh clone to the end of the first command."""
+    first = _result("newcomer")["commands"][0]
+    return [
+        f"| `{first['command']}` of a fresh user in a fresh clone, downloads included | {first['seconds']:.0f} s "
+        "| [quickstart](docs/quickstart.md) |"
+    ]
 
 
 def _tiers() -> list[str]:
