@@ -20,3 +20,9 @@ def sections(found: Mapping[str, Result], known: Iterable[Section]) -> list[str]
             figures, line = found[name]
             parts += [introduction, *rows(figures), "", line, ""]
     return parts
+
+
+def cost_ratios(way: Mapping[str, Any], *, is_base: bool) -> list[str]:
+    """Cells of a way's throughput and CPU time as ratios to another's: medians and the intervals that hold them."""
+    ratios = (way["throughput_ratio"], way["cpu_ratio"])
+    return ["1" if is_base else f"{one['median']:.3f} ({one['from']:.3f} to {one['to']:.3f})" for one in ratios]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.result_sections import Result, Section, sections
+from tools.result_sections import Result, Section, cost_ratios, sections
 
 _INTRODUCTION = """\
 # Speed
@@ -173,10 +173,7 @@ def _caching(figures: dict[str, Any]) -> list[str]:
     rows = []
     for load, ways in figures["figures"].items():
         for name, way in ways.items():
-            ratios = [
-                "1" if name == "off" else f"{one['median']:.3f} ({one['from']:.3f} to {one['to']:.3f})"
-                for one in (way["throughput_ratio"], way["cpu_ratio"])
-            ]
+            ratios = cost_ratios(way, is_base=name == "off")
             rows.append(f"| {load} | `{name}` | {way['tokens_per_s']:,.0f} | {' | '.join(ratios)} |")
     return [
         f"{figures['rounds']} rounds.",

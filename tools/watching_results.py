@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.result_sections import Result, Section, sections
+from tools.result_sections import Result, Section, cost_ratios, sections
 
 _INTRODUCTION = """\
 # Watching, explaining, keeping apart
@@ -70,10 +70,7 @@ def page(found: dict[str, Result]) -> str:
 def _costs(figures: dict[str, Any]) -> list[str]:
     rows = []
     for name, way in figures["ways"].items():
-        ratios = [
-            "1" if name == "none" else f"{one['median']:.3f} ({one['from']:.3f} to {one['to']:.3f})"
-            for one in (way["throughput_ratio"], way["cpu_ratio"])
-        ]
+        ratios = cost_ratios(way, is_base=name == "none")
         rows.append(f"| `{name}`: {_WAYS[name]} | {way['tokens_per_s']:,.0f} | {' | '.join(ratios)} |")
     return [
         f"{figures['rounds']} rounds of {figures['requests_a_round']} requests, {figures['at_once']} at once.",
