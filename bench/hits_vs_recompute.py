@@ -1,8 +1,8 @@
 """TTFT of a prefix hit on the device and in host memory against recomputing it, at 512 to 8,192 tokens.
 
 A whole cell on this machine with the ~100M-parameter Llama. For each length and repetition: a new prompt
-(recomputed), the same again (device hit), then other prompts push it to host memory and it is asked again (host
-hit). The three are measured in alternation, so drift of the machine hits them alike.
+(recomputed), the same again (device hit), then the device is emptied by an order and it is asked again (host hit).
+The three are measured in alternation, so drift of the machine hits them alike.
 
 ``python -m bench.hits_vs_recompute [--repeats 5] [--lengths 512,1024,2048,4096,8192]``
 """
@@ -21,17 +21,18 @@ import httpx
 
 from bench import results_file
 from bench.asking import ask_one
+from bench.emptying import empty, rest
 from bench.make_model import make_model
+from shared.bus.nats_bus import connect
 from thermocline.client import served_model
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
 VOCABULARY = 16_000
 DEVICE_TOKENS = 10_240
-FILLER_TOKENS = 2048
 
 
-async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int) -> dict[str, Any]:
+async def measure(base_url: str, nats_url: str, *, lengths: list[int], repeats: int, seed: int) -> dict[str, Any]:
     """Median TTFT in ms per length and source, and how many times faster than recomputing."""
     rng = random.Random(seed)
 
@@ -39,8 +40,10 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
         return [rng.randrange(8, VOCABULARY) for _ in range(length)]
 
     table: dict[str, Any] = {}
+    bus = await connect(tuple(nats_url.split(",")), "bench")
     async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
         model = (await served_model(client))["id"]
+        await rest(bus)  # The cell serves before its host pool is made.
         await ask_one(client, model, fresh(512))
         for length in lengths:
             times: dict[str, list[float]] = {"recomputed": [], "device": [], "host": []}
@@ -48,9 +51,8 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
                 prompt = fresh(length)
                 first = await ask_one(client, model, prompt)
                 again = await ask_one(client, model, prompt)
-                # More than the pool holds, in other prompts, leaves nothing of this one on the device.
-                for _ in range(DEVICE_TOKENS // FILLER_TOKENS + 1):
-                    await ask_one(client, model, fresh(FILLER_TOKENS))
+                await rest(bus)  # It is copied to host memory when it has been computed.
+                await empty(bus, ("device",))
                 back = await ask_one(client, model, prompt)
                 for name, answer in (("recomputed", first), ("device", again), ("host", back)):
                     if answer.source != name or answer.token_ids != first.token_ids:
@@ -63,6 +65,7 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
                 "host_speedup": medians["recomputed"] / medians["host"],
             }
             print(length, table[str(length)], flush=True)
+    await bus.close()
     return {"repeats": repeats, "by_prompt_tokens": table}
 
 
@@ -80,7 +83,9 @@ def main() -> None:
         )
         with running(config) as cell:
             lengths = [int(part) for part in options.lengths.split(",")]
-            results = asyncio.run(measure(cell.base_url, lengths=lengths, repeats=options.repeats, seed=options.seed))
+            results = asyncio.run(
+                measure(cell.base_url, cell.nats_url, lengths=lengths, repeats=options.repeats, seed=options.seed)
+            )
     print(results_file.write("hits_vs_recompute", results | {"dtype": "float32"}, seed=options.seed))
 
 
