@@ -30,6 +30,7 @@ class Spoken:
 
     base_url: str
     model: str
+    keeps_connections: bool = True
 
 
 def prompt_seed(seed: int, made: Pass) -> int:
@@ -58,6 +59,8 @@ async def _ask(spoken: Spoken, bounds: Bounds, made: Pass, seed: int) -> Outcome
     )
     prompts = PromptMaker(prompt_seed(seed, made), vocabulary=vocabulary, words_per_token=1.0, length_scale=1.0)
     headers = {"User-Agent": "thermocline-bench", "Accept-Encoding": "identity"}
+    if not spoken.keeps_connections:
+        headers["Connection"] = "close"
     http = HttpClient(spoken.base_url, headers, clock, connect_timeout_s=REQUEST_S)
     talker = Talker(http, dialect, prompts, clock, timeout_s=REQUEST_S, retries=0, seed=0)
     driver = Driver(made.workload, talker, clock, Pace(made.requests, made.places), lambda reply: None)

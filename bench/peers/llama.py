@@ -25,6 +25,8 @@ def llama_command(server: Path, weights: Path, bounds: Bounds, port: int) -> lis
     command += ["--threads", str(bounds.threads), "--threads-batch", str(bounds.threads)]
     command += ["--ctx-size", str(bounds.device_tokens), "--parallel", str(slots), "--kv-unified"]
     command += ["--cache-ram", str(bounds.host_bytes // _MIB)]
+    # By default there are two threads more than slots, and a connection that is kept open keeps one to itself.
+    command += ["--threads-http", str(4 * bounds.max_running)]
     return command
 
 
@@ -32,6 +34,8 @@ class LlamaServer:
     """See Server."""
 
     disk_folder: Path | None = None
+    keeps_connections = False
+    """It closes a few of those that it said it would keep, just as the next request arrives."""
 
     def __init__(self, base_url: str, served: str, running: Process) -> None:
         self.base_url = base_url

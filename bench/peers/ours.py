@@ -34,6 +34,8 @@ def cell_config(name: str, bounds: Bounds, folder: Path) -> SupervisorConfig:
 class OurServer:
     """See Server."""
 
+    keeps_connections = True
+
     def __init__(self, cell: RunningCell, disk_folder: Path | None) -> None:
         self.base_url = cell.base_url
         self.disk_folder = disk_folder

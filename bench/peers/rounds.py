@@ -107,7 +107,7 @@ class Contest:
 
     def _ask(self, name: str, made: Pass, seed: int) -> tuple[Figures, Answers]:
         server = self._servers[name]
-        spoken = Spoken(server.base_url, server.model_name())
+        spoken = Spoken(server.base_url, server.model_name(), server.keeps_connections)
         others = [pid for other, each in self._servers.items() if other != name for pid in each.pids()]
         own_s, others_s, client_s = used_s(server.pids()), used_s(others), time.process_time()
         outcome = ask(spoken, self._bounds, made, seed)

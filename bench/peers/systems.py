@@ -73,6 +73,9 @@ class Server(Protocol):
     disk_folder: Path | None
     """Where its disk tier lies."""
 
+    keeps_connections: bool
+    """Whether it can be sent one request after another over a connection, as all others are."""
+
     def pids(self) -> Sequence[int]:
         """Its processes that have no parent among its own."""
 

@@ -88,6 +88,8 @@ class _Reset(msgspec.Struct):
 class VllmServer:
     """See Server."""
 
+    keeps_connections = True
+
     def __init__(self, base_url: str, served: str, running: Sequence[Process], cache: Cache | None) -> None:
         self.base_url = base_url
         self.disk_folder = cache.disk_folder if cache is not None else None

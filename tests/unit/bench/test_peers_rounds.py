@@ -19,6 +19,8 @@ BOUNDS = Bounds(model=Path("m"), shape=SHAPE, threads=1, device_tokens=16_384, h
 class NullPeer:
     """See Server. ``emptied`` is what it was told to empty, in order."""
 
+    keeps_connections = True
+
     def __init__(self, base_url: str, disk_folder: Path | None) -> None:
         self.base_url = base_url
         self.disk_folder = disk_folder
