@@ -142,6 +142,21 @@ def test_attention_that_differs_from_the_models_own_is_refused(tmp_path: Path, m
         load(path)
 
 
+def test_what_is_asked_for_in_service_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that errs only where a chunk's last row alone is wanted is noticed at load."""
+    path = make_checkpoint("llama", tmp_path)
+    forward = ModelRunner.forward
+
+    def err(self: ModelRunner, ids: torch.Tensor, positions: torch.Tensor, meta: Any, rows: torch.Tensor) -> Any:
+        logits = forward(self, ids, positions, meta, rows)
+        return logits if len(rows) == len(ids) else logits.flip(-1)
+
+    monkeypatch.setattr(ModelRunner, "forward", err)
+
+    with pytest.raises(UnsupportedModel, match="other logits"):
+        load(path)
+
+
 def test_a_window_that_does_not_reach_attention_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a model's attention does not pass on the configured window, a probe shorter than it could not tell."""
     path = make_checkpoint("mistral", tmp_path)
