@@ -66,7 +66,8 @@ async def _configure_new_cell(bus: Bus, config: SchedulerConfig) -> None:
     """Say the settings before anything else is said. Members join as soon as there are streams, before a scheduler is
     active, and some decisions about them stay: whether they have a host pool, and the form of state.
 
-    Of several schedulers that start together one is heard; the active one says its own settings where they differ.
+    Of several schedulers that start together one is heard; the active one says its own settings where they differ. A
+    storage that waited for the streams may come before it; nothing is decided before a worker has loaded its model.
     """
-    if not (await bus.stream_info(subjects.INPUTS_STREAM)).last_seq:
+    if (await bus.stream_info(subjects.INPUTS_STREAM)).last_seq <= 1:
         await append_until_stored(bus, CellConfigured(config=config.cell_config()), "first-configuration")
