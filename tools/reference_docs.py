@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -153,10 +153,14 @@ def _result(name: str) -> tuple[dict[str, Any], str]:
     return results, origin
 
 
+def _results(names: Iterable[str]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Those of them that have been measured."""
+    return {name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()}
+
+
 def speed() -> str:
     """The engine and the server by themselves."""
-    found = speed_results.NAMES
-    return speed_results.page({name: _result(name) for name in found if (RESULTS / f"{name}.json").exists()})
+    return speed_results.page(_results(speed_results.NAMES))
 
 
 def policies() -> str:
@@ -183,19 +187,19 @@ def restoration() -> str:
 def failures() -> str:
     """What failures and changes of size do to a cell."""
     names = ("chaos", "take_over", "worker_loss", "scaling", "simulated_faults", "chaos_soak")
-    return failure_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
+    return failure_results.page(_results(names))
 
 
 def watching() -> str:
     """What watching costs, how true explanations are, and what tenants can find out."""
     names = ("observability_cost", "metric_calls", "explain_sums", "tenant_timing", "fuzz")
-    return watching_results.page({name: _result(name) for name in names if (RESULTS / f"{name}.json").exists()})
+    return watching_results.page(_results(names))
 
 
 def peers() -> str:
     """Ours beside other servers."""
-    engine = _result("engine_speed_bfloat16")[0] if (RESULTS / "engine_speed_bfloat16.json").exists() else None
-    return peer_results.page(peer_results.read(RESULTS), engine)
+    engine = [figures for figures, _ in _results(("engine_speed_bfloat16",)).values()]
+    return peer_results.page(peer_results.read(RESULTS), *engine)
 
 
 def importance_serving() -> str:

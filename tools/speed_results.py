@@ -61,34 +61,7 @@ A cell of its own for every setting, in turns: decode of one and of eight reques
 
 def page(found: dict[str, Result]) -> str:
     """The page, with a section for each of the results that are there."""
-    known: tuple[Section, ...] = (
-        *((f"engine_speed_{dtype}", _ENGINE.format(dtype=dtype), _engine) for dtype in ("bfloat16", "float32")),
-        ("prefill_attention", _ATTENTION, _attention),
-        *(
-            (f"serving_vs_generate_{dtype}", _GENERATE.format(dtype=dtype), _generate)
-            for dtype in ("bfloat16", "float32")
-        ),
-        ("hits_vs_recompute", _HITS, _hits),
-        ("caching_cost_generated", _CACHING.format(model="the 88M-parameter Llama"), _caching),
-        ("caching_cost", _CACHING.format(model="the bundled model"), _caching),
-        ("broker_share", _BROKER, _broker),
-        ("thread_waits", _WAITS, _waits),
-    )
-    return "\n".join([_INTRODUCTION, *sections(found, known)])
-
-
-NAMES = (
-    "engine_speed_bfloat16",
-    "engine_speed_float32",
-    "prefill_attention",
-    "serving_vs_generate_bfloat16",
-    "serving_vs_generate_float32",
-    "hits_vs_recompute",
-    "caching_cost_generated",
-    "caching_cost",
-    "broker_share",
-    "thread_waits",
-)
+    return "\n".join([_INTRODUCTION, *sections(found, _SECTIONS)])
 
 
 def _engine(figures: dict[str, Any]) -> list[str]:
@@ -207,3 +180,18 @@ def _waits(figures: dict[str, Any]) -> list[str]:
         "|---|---|---|---|",
         *rows,
     ]
+
+
+_SECTIONS: tuple[Section, ...] = (
+    *((f"engine_speed_{dtype}", _ENGINE.format(dtype=dtype), _engine) for dtype in ("bfloat16", "float32")),
+    ("prefill_attention", _ATTENTION, _attention),
+    *((f"serving_vs_generate_{dtype}", _GENERATE.format(dtype=dtype), _generate) for dtype in ("bfloat16", "float32")),
+    ("hits_vs_recompute", _HITS, _hits),
+    ("caching_cost_generated", _CACHING.format(model="the 88M-parameter Llama"), _caching),
+    ("caching_cost", _CACHING.format(model="the bundled model"), _caching),
+    ("broker_share", _BROKER, _broker),
+    ("thread_waits", _WAITS, _waits),
+)
+
+NAMES = tuple(name for name, _, _ in _SECTIONS)
+"""Results that the page is made of."""

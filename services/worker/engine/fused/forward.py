@@ -10,7 +10,7 @@ import torch
 
 from services.worker.engine.attention import AttentionCall, AttentionStep
 from services.worker.engine.cpu_attention import CpuAttention
-from services.worker.engine.forward_meta import ForwardMeta
+from services.worker.engine.forward_meta import ForwardMeta, LayerGate
 from services.worker.engine.fused.decode_steps import DecodeSteps
 from services.worker.engine.fused.hooks import Hooks, are_any
 from services.worker.engine.fused.kernels import FusedKernels, StepStruct
@@ -67,19 +67,11 @@ class FusedForward:
                 step = self._begin(ids, positions, last_rows, slots)
                 decode.compute(meta, step, self._buffers.qkv)
                 return self._finish(step, last_rows)
-
-        def behind_gate(attend: Attend) -> Attend:
-            def attend_behind_gate(call: AttentionCall) -> torch.Tensor:
-                if gate is not None:
-                    gate.wait(call.layer)
-                return attend(call)
-
-            return attend_behind_gate
-
         left, last = last_layer(meta, last_rows), None
         if left is not None:
-            last = left, behind_gate(attention.for_step(left.meta) if left.meta is not None else _attend_to_nothing)
-        return self._by_layer(ids, positions, behind_gate(attention.for_step(meta)), last_rows, slots, last=last)
+            attend = attention.for_step(left.meta) if left.meta is not None else _attend_to_nothing
+            last = left, _behind(gate, attend)
+        return self._by_layer(ids, positions, _behind(gate, attention.for_step(meta)), last_rows, slots, last=last)
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -198,6 +190,18 @@ class FusedForward:
             torch.empty(rows, hidden, dtype=dtype),
             torch.empty(rows, self._width, dtype=dtype),
         )
+
+
+def _behind(gate: LayerGate | None, attend: Attend) -> Attend:
+    """Attention that waits for the loads of its layer first."""
+    if gate is None:
+        return attend
+
+    def attend_behind_gate(call: AttentionCall) -> torch.Tensor:
+        gate.wait(call.layer)
+        return attend(call)
+
+    return attend_behind_gate
 
 
 def _attend_to_nothing(call: AttentionCall) -> torch.Tensor:
