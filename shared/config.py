@@ -14,7 +14,7 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,10 +36,21 @@ SECTIONS = ("up", "gateway", "scheduler", "worker", "storage")
 _NEAR, _VERY_NEAR = 0.7, 0.85
 """From this likeness on a name is taken for another one misspelt: where only ours belong, and among others' names."""
 
+_NEAR_CHOICE = 0.5
+"""Choices are few and short, and all are named anyway."""
+
 _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
+
+
+class FaultySettings(ConfigError):
+    """Values that cannot be read, or names that are none. ``rest`` has defaults in their place, so that what else is
+    wrong can be told at once; None where there is no such thing.
+    """
+
+    rest: msgspec.Struct | None = None
 
 
 def parse_bytes(text: str) -> int:
@@ -59,10 +70,34 @@ def _nearest(name: str, known: Sequence[str], before: str = "", cutoff: float = 
     return f"; did you mean {before}{close[0]}?" if close else ""
 
 
+def fault_of_choice(value: object, choices: Sequence[str]) -> str:
+    """What to say of a ``value`` that is none of ``choices``: which there are, and which may have been meant."""
+    near = _nearest(str(value).lower(), choices, cutoff=_NEAR_CHOICE)
+    return f"{value!r} is none of {', '.join(choices)}{near}"
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """What a setting of type ``kind`` may be, where that is one of a few words; () for any other type."""
+    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    if typing.get_origin(bare) is not typing.Literal:
+        return ()
+    return tuple(choice for choice in typing.get_args(bare) if isinstance(choice, str))
+
+
+def description_of(kind: Any) -> str:
+    """What a setting of type ``kind`` says of itself, or ""."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return ""
+    return next((meta.description or "" for meta in kind.__metadata__ if isinstance(meta, msgspec.Meta)), "")
+
+
 def _convert(name: str, kind: Any, value: Any) -> Any:
     """One raw value (text from flags and environment, TOML values from files) as ``kind``."""
     # A description rides on the type as ``Annotated[tuple[str, ...], Meta(...)]``.
     bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    choices = choices_of(kind)
+    if choices and value not in choices:
+        raise ValueError(fault_of_choice(value, choices))
     if isinstance(value, str):
         if name.endswith(("_bytes", "_bytes_per_s")):
             value = parse_bytes(value)
@@ -133,11 +168,20 @@ def load(
         if field.required and name not in raw
     ]
     if faults:
-        raise ConfigError("; ".join(faults))
+        faulty = FaultySettings.of(faults)
+        faulty.rest = _without_faults(kind, values)
+        raise faulty
     try:
         return kind(**values)  # __post_init__ may check combinations
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _without_faults(kind: type[C], values: Mapping[str, Any]) -> C | None:
+    try:
+        return kind(**values)
+    except (TypeError, ValueError):
+        return None
 
 
 def _stray_faults(strays: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -187,7 +231,12 @@ def misspelt(
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in everything:
             continue
-        near = _nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
+        section, _, rest = name.partition("_")
+        # Orchestrators name the ports of services so, too.
+        if rest in fields.get(section, ()) and not environ[variable].startswith("tcp://"):
+            near = f"; did you mean {ENVIRONMENT_PREFIX}{rest.upper()}?"
+        else:
+            near = _nearest(name.upper(), [known.upper() for known in everything], ENVIRONMENT_PREFIX, _VERY_NEAR)
         if near:  # Others are somebody else's: secrets' names, for example, are an operator's to choose.
             faults.append(f"{variable} is not a setting{near}")
     return faults
@@ -199,14 +248,14 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> No
     add_fields(parser, kind)
 
 
-def add_fields(parser: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> None:
-    """Add one optional flag per field of ``kind``. Values stay text."""
+def add_fields(
+    parser: argparse._ActionsContainer, kind: type[msgspec.Struct], names: Collection[str] | None = None
+) -> None:
+    """Add one optional flag per field of ``kind``, or per field in ``names``. Values stay text."""
     for field in msgspec.structs.fields(kind):
-        description = ""
-        if typing.get_origin(field.type) is typing.Annotated:
-            description = next(
-                (m.description or "" for m in field.type.__metadata__ if isinstance(m, msgspec.Meta)), ""
-            )
+        if names is not None and field.name not in names:
+            continue
+        description = description_of(field.type)
         default = "" if field.required else f" (default {field.default!r})"
         parser.add_argument(
             "--" + field.name.replace("_", "-"),

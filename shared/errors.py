@@ -18,7 +18,7 @@
     ├── DeadlineExceeded     504  the request's own deadline passed
     ├── RequestCancelled     499  the client went away
     ├── OperatorError        the operator's fault: a process refuses to start
-    │   ├── ConfigError          every fault reported at once
+    │   ├── ConfigError          every fault reported at once (shared/config.py: FaultySettings)
     │   │   └── KeyMissing           no encryption key for this tenant (any more)
     │   └── UnsupportedModel     this model cannot be served exactly; says why
     └── InternalError        500  our fault
@@ -33,6 +33,9 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
 
 
 class ThermoclineError(Exception):
@@ -114,7 +117,22 @@ class OperatorError(ThermoclineError):
 
 
 class ConfigError(OperatorError):
+    """``faults`` are the single sentences that the message is made of."""
+
     code = "config_error"
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, faults: Iterable[str]) -> Self:
+        """One error for all of ``faults``, each told once."""
+        each = tuple(dict.fromkeys(faults))
+        error = cls("; ".join(each))
+        error.faults = each
+        return error
+
+    def each(self) -> tuple[str, ...]:
+        """The faults, one at least."""
+        return self.faults or (self.message,)
 
 
 class KeyMissing(ConfigError):

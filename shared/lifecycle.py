@@ -10,30 +10,48 @@ import asyncio
 import ctypes
 import gc
 import os
+import queue
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ParamSpec, TypeVar
 
 import uvloop
 
 from shared import logs, subjects
 from shared.bus.protocol import Bus
 from shared.codec import encode
+from shared.degradations import bounded
 from shared.errors import OperatorError, Unavailable
-from shared.messages.status import Heartbeat, Kind
+from shared.messages.status import Degradation, Heartbeat, Kind
 
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 
 HEARTBEAT_S = 1.0
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Stopping(Exception):
+    """The process is to end, and what it was busy with is given up."""
+
 
 class Lifecycle:
-    """``stopping`` is set once, by a signal or by the service itself; ``hurrying`` by a second signal."""
+    """``stopping`` is set once, by a signal or by the service itself; ``hurrying`` by a second signal.
+
+    ``has_given_up`` is that a thread still works on something that :meth:`in_thread` has not waited for.
+    """
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
         self.hurrying = asyncio.Event()
         self.exit_code = EXIT_OK
+        self.has_given_up = False
+        self._parts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._starter: threading.Thread | None = None
 
     def stop(self, exit_code: int = EXIT_OK) -> None:
         """Ask the process to end; the first exit code that is not 0 wins."""
@@ -45,6 +63,52 @@ class Lifecycle:
         if self.stopping.is_set():
             self.hurrying.set()
         self.stop()
+
+    async def in_thread(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Do a part of the start, such as loading a model, in the one thread of its parts, and return what it returns.
+
+        Raises Stopping as soon as the process is to end, whatever the thread is in the middle of: it ends with the
+        process, whose memory the kernel takes back. So the part must not leave anything that the next start would
+        not clear away. The thread lives as long as the process, because the kernel takes the end of the thread that
+        started a child for the end of the child's parent (``die_with_parent``).
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def settle(done: Callable[[], None]) -> None:
+            # A loop that has ended meanwhile waits for nothing.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: None if result.done() else done())
+
+        def body() -> None:
+            try:
+                value = work(*arguments, **named)
+            except BaseException as error:
+                failure = error
+                settle(lambda: result.set_exception(failure))
+            else:
+                settle(lambda: result.set_result(value))
+
+        if self._starter is None:
+            self._starter = threading.Thread(target=self._do_parts, name="start", daemon=True)
+            self._starter.start()
+        self._parts.put(body)
+        stopper = asyncio.create_task(self.stopping.wait())
+        ends: set[asyncio.Future[Any]] = {result, stopper}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
+                raise Stopping
+            return result.result()
+        finally:
+            stopper.cancel()
+            if not result.done():
+                self.has_given_up = True
+                result.cancel()
+
+    def _do_parts(self) -> None:
+        while True:
+            self._parts.get()()
 
     async def watch(self, *tasks: asyncio.Task[None]) -> None:
         """Wait until stopping, or until one of ``tasks`` ends; its exception is raised here."""
@@ -64,11 +128,17 @@ async def beat(
     incarnation: str,
     last_plan: Callable[[], int] = lambda: 0,
     owned_bytes: Callable[[], dict[str, int]] = dict,
+    degraded: Callable[[], Iterable[Degradation]] = tuple,
 ) -> None:
     """Publish a heartbeat every second until cancelled; a lost connection is no reason to stop."""
     while True:
         heartbeat = Heartbeat(
-            kind=kind, id=process_id, incarnation=incarnation, last_plan=last_plan(), owned_bytes=owned_bytes()
+            kind=kind,
+            id=process_id,
+            incarnation=incarnation,
+            last_plan=last_plan(),
+            owned_bytes=owned_bytes(),
+            degraded=bounded(degraded()),
         )
         try:
             await bus.publish(subjects.heartbeat(kind, process_id), encode(heartbeat))
@@ -84,6 +154,33 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """For imports of torch and what stands on it: the collector would look again and again through what they make, all
+    of which lives for ever. A sixth of the time that it takes a worker to import.
+    """
+    gc.disable()
+    try:
+        yield
+        quiet_collector()
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C ends the process by the signal itself: there is nothing to clean up yet, and KeyboardInterrupt in the
+    middle of an import can leave as any other error.
+    """
+    earlier = signal.getsignal(signal.SIGINT)
+    if earlier is not signal.SIG_IGN:  # As a shell has it for what it starts in the background.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
 def quiet_collector() -> None:
     """Keep Python's cyclic collector out of requests: what was imported lives for ever and is not looked at again,
     and young objects, nearly all of which die by reference count, are looked at less often.
@@ -93,9 +190,12 @@ def quiet_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def run_process(service: str, main: Callable[[Lifecycle], Awaitable[None]]) -> int:
-    """Run ``main`` under uvloop until it returns. Returns the exit code.
+def run_process(
+    service: str, main: Callable[[Lifecycle], Awaitable[None]], prepare: Callable[[], None] = lambda: None
+) -> int:
+    """Run ``prepare``, then ``main`` under uvloop until it returns. Returns the exit code.
 
+    ``prepare`` checks settings and imports what takes long; a signal ends the process at once meanwhile.
     Exit codes: 0 stopped as asked, 1 failed (a supervisor restarts it), 2 refused to start (it does not).
     """
     log = logs.get_logger(service)
@@ -108,10 +208,20 @@ def run_process(service: str, main: Callable[[Lifecycle], Awaitable[None]]) -> i
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, life.signalled)
-        await main(life)
+        try:
+            await main(life)
+        except Stopping:
+            log.info("start_given_up")
+        if life.has_given_up:
+            # Its threads would keep the interpreter from ending, or be ended in the middle of native code.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(life.exit_code)
         return life.exit_code
 
     try:
+        with _ended_by_signals():
+            prepare()
         exit_code: int = uvloop.run(body())
         return exit_code
     except OperatorError as error:

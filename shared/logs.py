@@ -25,8 +25,18 @@ def kept_off_stdout() -> Iterator[None]:
         structlog.configure(logger_factory=earlier)
 
 
+_is_of_service = False
+
+
+def is_of_service() -> bool:
+    """Whether this process is one of a cell's, and not a command that calls their code and prints its own results."""
+    return _is_of_service
+
+
 def configure(service: str, process_id: str, *, level: str = "info", as_json: bool | None = None) -> None:
     """Set up logging for this process. Every event carries ``service`` and ``id``."""
+    global _is_of_service
+    _is_of_service = True
     if as_json is None:
         as_json = not sys.stderr.isatty()
     number = logging.getLevelNamesMapping()[level.upper()]

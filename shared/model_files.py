@@ -13,13 +13,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
 
+from shared import progress
 from shared.errors import OperatorError
 from shared.undecodable import UNDECODABLE
 
@@ -74,8 +75,12 @@ class _Cache(msgspec.Struct):
 
 
 def model_name(model_dir: Path) -> str:
-    """The name under which this model is served: its directory's own name."""
-    return Path(os.path.abspath(model_dir)).name or "model"
+    """The name under which this model is served: its directory's own name, or in the hub's cache that of the model."""
+    path = Path(os.path.abspath(model_dir))
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return path.name or "model"
 
 
 def load_config(model_dir: Path) -> dict[str, Any]:
@@ -111,14 +116,15 @@ def weight_files(model_dir: Path) -> list[Path]:
     return found
 
 
-def fingerprint(model_dir: Path, cache_dir: Path | None = None) -> str:
+def fingerprint(model_dir: Path, cache_dir: Path | None = None, *, context_tokens: int = 0) -> str:
     """The hex digest (32 characters) over configuration, tokenizer and all weight bytes.
 
-    ``cache_dir`` keeps digests of weight files between starts. Raises OperatorError when the directory is
+    ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
+    it is part of the digest where it changes KV. Raises OperatorError when the directory is
     missing or incomplete, or when a file cannot be read or changes while it is read.
     """
     directory = _directory(model_dir)
-    load_config(directory)
+    config = load_config(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise OperatorError(f"{directory} holds no tokenizer ({', '.join(TOKENIZER_FILES)})")
     weights = weight_files(directory)
@@ -127,11 +133,39 @@ def fingerprint(model_dir: Path, cache_dir: Path | None = None) -> str:
     digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)
     for path in _small_files(directory):
         _feed(digest, path.name, _file_digest(path))
-    for path in weights:
-        _feed(digest, path.name, _weight_digest(path, cache))
+    with progress.phase("reading the weights' digests", total=_size(weights), unit="bytes") as advance:
+        for path in weights:
+            _feed(digest, path.name, _weight_digest(path, cache, advance))
+    if has_short_rope(config, context_tokens):
+        _feed(digest, "longrope", "short")
     if cache_dir is not None and cache.files != before:
         _save_cache(cache_dir, cache)
     return digest.hexdigest()
+
+
+def _size(files: Sequence[Path]) -> int:
+    try:
+        return sum(path.stat().st_size for path in files)
+    except OSError:
+        return 0  # Reading it will tell why.
+
+
+def has_short_rope(config: Mapping[str, Any], context_tokens: int) -> bool:
+    """Whether a bound on contexts has a "longrope" model of this raw configuration computed with its short factors.
+
+    Without a bound its context is longer than the one of pretraining, and it is computed with its long ones.
+    """
+    text = config.get("text_config")
+    merged = {**config, **(text if isinstance(text, dict) else {})}
+    own = merged.get("max_position_embeddings")
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = merged.get(field)
+        if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+            continue
+        original = rope.get("original_max_position_embeddings", merged.get("original_max_position_embeddings"))
+        if isinstance(own, int) and isinstance(original, int):
+            return 0 < context_tokens <= original < own
+    return False
 
 
 def _directory(model_dir: Path) -> Path:
@@ -167,7 +201,7 @@ def _feed(digest: hashlib.blake2b, name: str, part: str) -> None:
         digest.update(piece)
 
 
-def _file_digest(path: Path) -> str:
+def _file_digest(path: Path, advance: Callable[[int], None] = lambda nbytes: None) -> str:
     """xxh3_128 over the file's bytes. Raises OperatorError when it cannot be read or changes meanwhile."""
     hasher = xxhash.xxh3_128()
     try:
@@ -175,6 +209,7 @@ def _file_digest(path: Path) -> str:
             before = os.fstat(file.fileno())
             while block := file.read(_READ_BYTES):
                 hasher.update(block)
+                advance(len(block))
             after = os.fstat(file.fileno())
     except OSError as error:
         raise OperatorError(f"cannot read {path}: {error}") from error
@@ -183,7 +218,7 @@ def _file_digest(path: Path) -> str:
     return str(hasher.hexdigest())
 
 
-def _weight_digest(path: Path, cache: _Cache) -> str:
+def _weight_digest(path: Path, cache: _Cache, advance: Callable[[int], None]) -> str:
     """The digest of a weight file, from ``cache`` where size and time still agree; ``cache`` is updated."""
     key = os.path.realpath(path)
     try:
@@ -193,7 +228,7 @@ def _weight_digest(path: Path, cache: _Cache) -> str:
     known = cache.files.get(key)
     if known is not None and (known.size, known.mtime_ns) == (status.st_size, status.st_mtime_ns):
         return known.digest
-    fresh = _file_digest(path)
+    fresh = _file_digest(path, advance)
     if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
         cache.files[key] = _Entry(size=status.st_size, mtime_ns=status.st_mtime_ns, digest=fresh)
     return fresh

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -26,6 +27,7 @@ from opentelemetry.trace import (
 )
 
 from shared.errors import ConfigError
+from shared.loopback import is_loopback
 from shared.tracing import Attributes, ids_of
 
 QUEUED_SPANS = 4096
@@ -124,7 +126,10 @@ def make_tracer(target: str, service: str, process_id: str) -> OtelTracer:
     if target.startswith("/"):
         return OtelTracer(FileExporter(Path(target)), service, process_id)
     url = target if urlsplit(target).path.strip("/") else target.rstrip("/") + COLLECTOR_PATH
-    return OtelTracer(OTLPSpanExporter(endpoint=url, timeout=SEND_S), service, process_id)
+    session = requests.Session()
+    # A proxy that the environment names would look for this address on its own machine.
+    session.trust_env = not is_loopback(urlsplit(url).hostname or "")
+    return OtelTracer(OTLPSpanExporter(endpoint=url, timeout=SEND_S, session=session), service, process_id)
 
 
 def _context(parent: str) -> Context:

@@ -50,20 +50,24 @@ def raise_api_error(error: dict[str, Any], what: str) -> None:
     raise TransportError(f"{what}: {described} ({number})")
 
 
-async def request(client: Any, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def request(
+    client: Any, verb: str, body: dict[str, Any] | None = None, *, timeout_s: float = API_TIMEOUT_S
+) -> dict[str, Any]:
     """Call ``$JS.API.<verb>``; the answer may hold an ``error`` object. Raises Unavailable."""
     data = b"" if body is None else msgspec.json.encode(body)
     try:
-        reply = await requests.request(client, f"$JS.API.{verb}", data, API_TIMEOUT_S)
+        reply = await requests.request(client, f"$JS.API.{verb}", data, timeout_s)
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"JetStream does not answer {verb}: {error!r}") from error
     answer: dict[str, Any] = _JSON.decode(reply.data)
     return answer
 
 
-async def checked_request(client: Any, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def checked_request(
+    client: Any, verb: str, body: dict[str, Any] | None = None, *, timeout_s: float = API_TIMEOUT_S
+) -> dict[str, Any]:
     """As :func:`request`; an ``error`` object is raised."""
-    answer = await request(client, verb, body)
+    answer = await request(client, verb, body, timeout_s=timeout_s)
     if "error" in answer:
         raise_api_error(answer["error"], verb)
     return answer

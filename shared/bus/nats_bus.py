@@ -309,6 +309,8 @@ class NatsBus:
         outputs = jetstream.stream_config(subjects.OUTPUTS_STREAM, [subjects.OUTPUTS], limits)
         for config in (inputs, outputs, jetstream.bucket_config(limits), lease_bucket.bucket_config(limits)):
             await jetstream.ensure_stream(self._client, config)
+        if limits.replicas == 1 and len(self._client.servers) > 1:
+            _log.warning("streams_have_one_copy", advice="with --stream-replicas 3 they outlive the loss of a server")
 
     async def append(self, subject: str, data: bytes, *, message_id: str = "", timeout_s: float = 5.0) -> int:
         self._require(data, {"Nats-Msg-Id": message_id} if message_id else None)

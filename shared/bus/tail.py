@@ -29,8 +29,18 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 3.5 * HEARTBEAT_S
 INACTIVE_NS = 10 * 10**9
 RETRY_S = 0.1
-GIVE_UP_S = 10.0
-"""How long a bounded read (``live=False``) may fail to make progress before it raises Unavailable."""
+FIRST_CREATE_S = 1.0
+CREATE_GROWTH = 1.25
+"""How long the first try to create a consumer waits, and how much longer each that comes after one without an answer.
+
+Servers that elect a leader drop what they are asked meanwhile, so whoever waits long for an answer goes on late; one
+that has much to do answers late. An API call's time is the most.
+"""
+GIVE_UP_S = 30.0
+"""How long a bounded read (``live=False``) may fail to make progress before it raises Unavailable.
+
+A cluster that lost its leader elects another within 4 to 9 s, and tries once more where votes were split.
+"""
 
 _CAPTURED = {subjects.INPUTS_STREAM: subjects.INPUTS, subjects.OUTPUTS_STREAM: subjects.OUTPUTS}
 
@@ -66,8 +76,8 @@ class Tail:
         self._subscription: Any = None
         self._watchdog: asyncio.TimerHandle | None = None
 
-    async def start(self) -> int:
-        """Create the consumer; returns how many stored messages it is going to deliver first."""
+    async def start(self, timeout_s: float) -> int:
+        """Create the consumer; returns how many stored messages it is going to deliver first. Raises Unavailable."""
         inbox = self._client.new_inbox()
         self._subscription = await self._client.subscribe(inbox, cb=self._received)
         config: dict[str, Any] = {
@@ -91,7 +101,8 @@ class Tail:
         verb = f"CONSUMER.CREATE.{self._stream}.{name}"
         if "*" not in self._subject and ">" not in self._subject:
             verb += f".{self._subject}"
-        answer = await jetstream.checked_request(self._client, verb, {"stream_name": self._stream, "config": config})
+        body = {"stream_name": self._stream, "config": config}
+        answer = await jetstream.checked_request(self._client, verb, body, timeout_s=timeout_s)
         self._name = answer["name"]
         self._watch(asyncio.get_running_loop().time())
         return int(answer["num_pending"])
@@ -206,6 +217,7 @@ class Tails:
         next_seq = max(1, from_seq)
         remaining: int | None = None
         progressed_s = loop.time()
+        create_s = FIRST_CREATE_S
         while True:
             client = connection()
             if client is None:
@@ -214,7 +226,9 @@ class Tails:
             self._tails[id(tail)] = tail
             try:
                 if client.is_connected:
-                    pending = await tail.start()
+                    timeout_s, create_s = create_s, min(CREATE_GROWTH * create_s, jetstream.API_TIMEOUT_S)
+                    pending = await tail.start(timeout_s)
+                    create_s = FIRST_CREATE_S
                     if not live and pending == 0:
                         return
                     remaining = pending if remaining is None else remaining

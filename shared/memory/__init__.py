@@ -14,6 +14,15 @@ Nothing here imports torch. ``torch.from_numpy(view.pages)`` keeps a mapping ali
 from shared.memory.device_parts import DevicePartsView
 from shared.memory.device_pool_view import DevicePoolView
 from shared.memory.host_pool import HostPoolView, pages_for
-from shared.memory.segment import SharedSegment, reap, unlink_all
+from shared.memory.segment import SharedSegment, reap, unlink_all, unlink_own
 
-__all__ = ["DevicePartsView", "DevicePoolView", "HostPoolView", "SharedSegment", "pages_for", "reap", "unlink_all"]
+__all__ = [
+    "DevicePartsView",
+    "DevicePoolView",
+    "HostPoolView",
+    "SharedSegment",
+    "pages_for",
+    "reap",
+    "unlink_all",
+    "unlink_own",
+]

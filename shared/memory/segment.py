@@ -9,15 +9,17 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from shared import progress
 from shared.errors import ConfigError, TransportError
+from shared.memory import machine_memory
+from shared.memory.machine_memory import memory_available_bytes
 from shared.memory.segment_name import new_segment_name, parse_segment_name
 
-SHM_DIRECTORY = Path("/dev/shm")
+SHM_DIRECTORY = machine_memory.SHM_DIRECTORY
 
 _RESERVE_STEP_BYTES = 256 * 2**20
 
@@ -51,7 +53,7 @@ class SharedSegment:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, nbytes)
             if prefault:
-                _reserve(fd, nbytes)
+                _reserve(fd, nbytes, kind)
             return cls(name, _map(fd, nbytes, writable=True, prefault=prefault))
         except BaseException as error:
             path.unlink(missing_ok=True)
@@ -124,6 +126,17 @@ def unlink_all(prefix: str) -> list[str]:
     return [name for name in _names(prefix) if _remove(name)]
 
 
+def unlink_own(prefix: str) -> list[str]:
+    """Remove every segment of ``prefix`` that this process made; returns their names, sorted."""
+    own = os.getpid()
+    return [name for name in _names(prefix) if _is_owned_by(name, own) and _remove(name)]
+
+
+def _is_owned_by(name: str, pid: int) -> bool:
+    parsed = parse_segment_name(name)
+    return parsed is not None and parsed.owner_pid == pid and parsed.owner_is_alive()
+
+
 def _names(prefix: str) -> list[str]:
     parsed = (parse_segment_name(entry) for entry in sorted(os.listdir(SHM_DIRECTORY)))
     return [str(name) for name in parsed if name is not None and name.prefix == prefix]
@@ -170,18 +183,13 @@ def _check_room(kind: str, nbytes: int) -> None:
         )
 
 
-def memory_available_bytes() -> int:
-    """``MemAvailable``: what can be taken without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo has no MemAvailable")
-
-
-def _reserve(fd: int, nbytes: int) -> None:
+def _reserve(fd: int, nbytes: int, kind: str) -> None:
     """Take the memory now, in steps so that a signal interrupts (and repeats) only one of them."""
-    for start in range(0, nbytes, _RESERVE_STEP_BYTES):
-        os.posix_fallocate(fd, start, min(_RESERVE_STEP_BYTES, nbytes - start))
+    with progress.phase(f"making the {kind} pool", total=nbytes, unit="bytes") as advance:
+        for start in range(0, nbytes, _RESERVE_STEP_BYTES):
+            step = min(_RESERVE_STEP_BYTES, nbytes - start)
+            os.posix_fallocate(fd, start, step)
+            advance(step)
 
 
 def _map(fd: int, nbytes: int, *, writable: bool, prefault: bool) -> mmap.mmap:

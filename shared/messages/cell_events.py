@@ -68,7 +68,7 @@ class CellConfig(Message, frozen=True):
 
 
 class CellConfigured(Message, frozen=True):
-    """The first input of a stream, and each later change."""
+    """The cell's settings: before anything is decided by them, and after each change."""
 
     config: CellConfig
 

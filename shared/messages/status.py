@@ -6,12 +6,22 @@ from typing import Literal
 
 from shared.messages.base import Message
 from shared.messages.tokens import TokenItem
+from shared.messages.worker_events import DeviceFacts
 
 Kind = Literal["gateway", "scheduler", "worker", "storage"]
 
 
 OWNERS_TOLD = 1024
 """Owners, and tenants, that a message tells apart at the most: those with most."""
+
+
+class Degradation(Message, frozen=True):
+    """Something that a process was asked for and does not have now (see ``shared.degradations``)."""
+
+    component: str  # Id of the process that lacks it.
+    what: str  # One word or two: disk, quota, remote, host pool, ...
+    reason: str  # For people.
+    setting: str = ""  # The flag that asked for it, such as "--disk-dir".
 
 
 class Heartbeat(Message, frozen=True):
@@ -26,6 +36,7 @@ class Heartbeat(Message, frozen=True):
     last_plan: int = 0  # Highest plan number executed.
     is_gone: bool = False
     owned_bytes: dict[str, int] = {}  # Of a storage with a disk: bytes there by owner, see ``OwnerBytes``.
+    degraded: tuple[Degradation, ...] = ()  # What this process was asked for and does not have now.
 
 
 class PoolStatus(Message, frozen=True):
@@ -46,6 +57,7 @@ class WorkerStatus(Message, frozen=True):
     running: int
     waiting: int
     draining: bool = False  # It is given nothing new and is about to leave.
+    device: DeviceFacts | None = None  # As it said when it joined.
 
 
 class RestorationStatus(Message, frozen=True):
@@ -74,6 +86,16 @@ class OwnerBytes(Message, frozen=True):
     device: int = 0
     host: int = 0
     disk: int = 0
+
+
+class StorageBudget(Message, frozen=True):
+    """What a storage may hold, in bytes; 0 is none. ``awaits_pool``: its host pool is being made."""
+
+    storage_id: str
+    host: int = 0
+    awaits_pool: bool = False
+    disk: int = 0
+    has_remote: bool = False
 
 
 class CellStatus(Message, frozen=True):
@@ -109,6 +131,10 @@ class CellStatus(Message, frozen=True):
     unplaced: int = 0  # Of ``queued``: there is no worker for them to wait at.
     tenant_loads: tuple[TenantLoad, ...] = ()  # Of tenants that have any request.
     owner_bytes: tuple[OwnerBytes, ...] = ()
+    degraded: tuple[Degradation, ...] = ()  # Of all processes, as they say with their heartbeats.
+    dtype: str = ""  # Of KV, which is that of the model.
+    page_bytes: int = 0  # Of a page of KV; 0 while no worker has joined.
+    budgets: tuple[StorageBudget, ...] = ()
 
     @property
     def chunks_in_all(self) -> int:

@@ -22,6 +22,15 @@ class RestorationCosts(Message, frozen=True):
     link_bytes_per_us: float  # Host memory to the device, verified.
 
 
+class DeviceFacts(Message, frozen=True):
+    """What a worker computes on."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str = ""  # As its maker or its driver has it.
+    ranks: int = 1  # Processes that share the model, with a GPU each on cuda.
+    note: str = ""  # Why a GPU that is there is not used.
+
+
 class WorkerJoined(Message, frozen=True):
     """A worker is ready. Sent once per incarnation; all its device pages are free."""
 
@@ -32,6 +41,7 @@ class WorkerJoined(Message, frozen=True):
     pool: PoolHandle
     max_context: int  # tokens
     restoration: RestorationCosts | None = None  # None where nothing was measured: only KV is kept then.
+    device: DeviceFacts | None = None  # None where an earlier release does not say.
 
 
 class WorkerLeft(Message, frozen=True):

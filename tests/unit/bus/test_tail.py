@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from shared.bus.tail import Tail
+from shared import subjects
+from shared.bus.jetstream import API_TIMEOUT_S
+from shared.bus.tail import GIVE_UP_S, Tail, Tails
+from shared.errors import Unavailable
+from tests.virtual_loop import run_virtually
 
 
 @dataclass
@@ -90,3 +96,68 @@ async def test_idle_bounded_read_counts_again() -> None:
     await made._received(heartbeat(0))
 
     assert await sequences(made) == []
+
+
+class Electing:
+    """A client of servers that drop what they are asked before ``elected_s``, and then answer within ``answer_s``."""
+
+    is_connected = True
+
+    def __init__(self, elected_s: float, answer_s: float) -> None:
+        self.asked_s: list[float] = []
+        self._elected_s = elected_s
+        self._answer_s = answer_s
+
+    def new_inbox(self) -> str:
+        return "_INBOX.one"
+
+    async def subscribe(self, subject: str, **_: Any) -> Any:
+        return self
+
+    async def unsubscribe(self) -> None:
+        return None
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        assert subject.startswith("$JS.API.CONSUMER.DELETE.")
+
+    async def request(self, subject: str, data: bytes, **_: Any) -> Any:
+        now_s = asyncio.get_running_loop().time()
+        self.asked_s.append(now_s)
+        await asyncio.sleep(self._answer_s if now_s >= self._elected_s else 3600.0)
+        return Incoming(data=json.dumps({"name": "consumer", "num_pending": 0}).encode())
+
+
+def read_while_electing(client: Electing) -> float:
+    """When a bounded read of the stream, which is empty, has ended."""
+
+    async def read() -> float:
+        async for message in Tails().follow(lambda: client, subjects.INPUTS_STREAM, 1, ">", live=False):
+            raise AssertionError(message)
+        return asyncio.get_running_loop().time()
+
+    return run_virtually(read())
+
+
+@pytest.mark.parametrize("elected_s", [0.0, 4.0, 9.0, 18.0])
+def test_a_read_outlives_an_election_and_goes_on_soon(elected_s: float) -> None:
+    """Two elections after one another take 18 s at most; what is asked of servers without a leader is lost."""
+    client = Electing(elected_s, answer_s=0.01)
+
+    ended_s = read_while_electing(client)
+
+    assert elected_s < ended_s <= elected_s + 1.2 + 0.3 * elected_s
+
+
+def test_servers_that_answer_late_are_given_more_time() -> None:
+    """An answer that takes four seconds comes in one of the later tries."""
+    assert read_while_electing(Electing(0.0, answer_s=4.0)) < GIVE_UP_S
+
+
+def test_a_read_that_nobody_answers_ends() -> None:
+    """No later than one call's time behind the bound."""
+    client = Electing(3600.0, answer_s=0.01)
+
+    with pytest.raises(Unavailable, match="no progress"):
+        read_while_electing(client)
+
+    assert GIVE_UP_S - API_TIMEOUT_S <= client.asked_s[-1] <= GIVE_UP_S + 1.0

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from shared.memory import unlink_all
+from tests.run_name import RUN
 
 
 @pytest.fixture
 def shm_prefix() -> Iterator[str]:
-    prefix = f"test-{secrets.token_hex(6)}"
+    prefix = f"{RUN}-{secrets.token_hex(4)}"
     yield prefix
     unlink_all(prefix)

@@ -132,6 +132,9 @@ def test_names_that_no_service_knows_are_found_where_all_are_known(tmp_path: Pat
         "THERMOCLINE_SOCKETS": "allowed",
         "THERMOCLINE_MY_SECRET": "x",
         "POOL_BYTE": "somebody else's",
+        "THERMOCLINE_STORAGE_SOCKET": "named as in the file, where sections have names",
+        "THERMOCLINE_STORAGE_LIMIT": "another service's setting",
+        "THERMOCLINE_UP_LIMIT": "tcp://10.0.0.1:80",
     }
 
     faults = misspelt({"up": Settings, "storage": Other}, file=file, environ=environ, allowed=["THERMOCLINE_SOCKETS"])
@@ -140,4 +143,5 @@ def test_names_that_no_service_knows_are_found_where_all_are_known(tmp_path: Pat
         f"{file}: limt is not a setting; did you mean limit?",
         f"{file}: storage.socked is not a setting; did you mean socket?",
         "THERMOCLINE_POOL_BYTE is not a setting; did you mean THERMOCLINE_POOL_BYTES?",
+        "THERMOCLINE_STORAGE_SOCKET is not a setting; did you mean THERMOCLINE_SOCKET?",
     ]

@@ -1,0 +1,102 @@
+"""How a command ends when its operator presses Ctrl-C, or when what reads its output goes away: without a traceback.
+
+Every entry point of a process is ``sys.exit(guarded(main))``. The standard library alone is imported here, so that the
+guard stands before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports of a program that Ctrl-C ended."""
+
+EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""What a shell reports of a program that wrote to a closed pipe."""
+
+_STDOUT, _STDERR = 1, 2
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Run ``main``, the whole work of this process, and return its exit code.
+
+    Ctrl-C ends it with 130, a closed pipe at its standard output or error with 141. Other errors are not touched.
+    """
+    _replace_missing_streams()
+    try:
+        try:
+            return _flushed(main)
+        except BaseException as error:
+            if not (_is_broken_pipe(error) and (_is_closed(_STDOUT) or _is_closed(_STDERR))):
+                raise
+            _discard_output()
+            return EXIT_PIPE_CLOSED
+    except KeyboardInterrupt:
+        if _is_closed(_STDOUT) or _is_closed(_STDERR):
+            _discard_output()
+        return EXIT_INTERRUPTED
+    finally:
+        # From here on the interpreter waits for threads and closes files: Ctrl-C ends it at once, by the signal.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _flushed(main: Callable[[], int]) -> int:
+    """What is still in a buffer counts as written by ``main``, also where argparse ends it after ``--help``."""
+    try:
+        code = main()
+    except SystemExit as ending:
+        _flush()
+        if not ending.code and _is_closed(_STDOUT):
+            # argparse says nothing of a help text that could not be written.
+            raise BrokenPipeError from ending
+        raise
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _is_broken_pipe(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(BrokenPipeError) is not None
+    return isinstance(error, BrokenPipeError)
+
+
+def _is_closed(descriptor: int) -> bool:
+    """Whether nothing reads any more what is written there. Other pipes and sockets of the process do not count."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Have what is still buffered, or written by threads that end now, go nowhere."""
+    with open(os.devnull, "wb") as nowhere:
+        for descriptor in (_STDOUT, _STDERR):
+            if _is_closed(descriptor):
+                with contextlib.suppress(OSError):
+                    os.dup2(nowhere.fileno(), descriptor)
+
+
+def _replace_missing_streams() -> None:
+    """Started with ``>&-`` a process has no standard output, and the next file that it opens would get its number."""
+    for descriptor in (0, _STDOUT, _STDERR):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is taken, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+    # Open for as long as the process lives.
+    if sys.stdout is None:
+        sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115

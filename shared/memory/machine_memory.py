@@ -1,0 +1,91 @@
+"""How much memory this machine, or the container that this process runs in, has left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+SHM_DIRECTORY = Path("/dev/shm")
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """Bytes that can be taken: of memory without swapping or exceeding a cgroup's limit, and of ``/dev/shm``.
+
+    A page in ``/dev/shm`` is a page of memory, so what lies there takes from both.
+    """
+
+    memory_bytes: int
+    shm_bytes: int
+
+
+def machine_memory() -> MachineMemory:
+    """What is left now. Raises ConfigError on a system without ``/dev/shm`` or ``/proc/meminfo``."""
+    return MachineMemory(memory_available_bytes(), free_shared_memory())
+
+
+def free_shared_memory() -> int:
+    """Free bytes of ``/dev/shm``. Raises ConfigError where there is none."""
+    try:
+        filesystem = os.statvfs(SHM_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"there is no {SHM_DIRECTORY} on this system: {error}") from error
+    return filesystem.f_bavail * filesystem.f_frsize
+
+
+def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """``MemAvailable``, or what the limit of a cgroup leaves where that is less. Raises ConfigError."""
+    return min([_mem_available(proc), *_left_in_cgroups(proc, cgroups)])
+
+
+def _mem_available(proc: Path) -> int:
+    for line in _read(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError(f"{proc / 'meminfo'} has no MemAvailable")
+
+
+def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
+    """What each limited cgroup above this process leaves: its limit, less what is used and cannot be reclaimed."""
+    for line in _read(proc / "self/cgroup").splitlines():
+        controllers, _, name = line.partition(":")[2].partition(":")
+        if not controllers:  # Version 2.
+            limit, usage, cache, root = "memory.max", "memory.current", "inactive_file", cgroups
+        elif "memory" in controllers.split(","):
+            limit, usage, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            root = cgroups / "memory"
+        else:
+            continue
+        # Within a container the name may be that of the host; what is mounted there is then the container's own.
+        place = root / name.lstrip("/")
+        for folder in (place, *place.parents):
+            if not folder.is_relative_to(root):
+                break
+            most, used = _number(folder / limit), _number(folder / usage)
+            if most is not None and used is not None:
+                yield max(0, most - used + _cached(folder / "memory.stat", cache))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none, such as ``max`` for no limit."""
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _cached(path: Path, name: str) -> int:
+    """Bytes of files in memory that the kernel gives up first."""
+    found = (line.split() for line in _read(path).splitlines())
+    return next((int(fields[1]) for fields in found if len(fields) == 2 and fields[0] == name), 0)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,158 @@
+"""How large the KV pools of a node become where no setting says. Pure.
+
+Device pools on CPUs, the host pool and the state pool lie in ``/dev/shm``, which is memory too. What is left of both,
+less what the processes and the weights will take, is divided: a quarter to the device pools of all workers, at most
+half to the host pool, an eighth to the state pool. Device pools on GPUs take nothing of it
+(``services.worker.engine.gpu_room``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+from shared.memory.machine_memory import MachineMemory
+
+MIB, GIB = 2**20, 2**30
+
+DEVICE_SHARE, HOST_SHARE, STATE_SHARE = 4, 2, 8
+"""Parts of what is left: one in so many goes to all device pools, to the host pool, to the state pool."""
+
+LEAST_WANTED_BYTES, MOST_WANTED_BYTES, CONTEXTS = 64 * MIB, GIB, 8
+"""A device pool on a CPU is made for so many contexts of the model, but not below or above these sizes, unless a single
+context takes more.
+"""
+
+HOST_FACTOR, LEAST_HOST_BYTES, MOST_HOST_BYTES_BESIDE_GPUS = 4, GIB, 64 * GIB
+"""The host pool is so many times the device pools, or the least where that is more. Beside a GPU, whose pool is not
+known when the host pool is sized, it is its share of memory up to the bound.
+"""
+
+STATE_BYTES = 256 * MIB
+
+SMALLEST_BYTES = MIB
+"""Below this a size is no pool, and the start is refused."""
+
+RANK_BYTES, SERVICES_BYTES, LOWER_TIERS_BYTES = 512 * MIB, 512 * MIB, 512 * MIB
+"""Memory besides pools and weights: of each process with the model, of all others, and of staging for lower tiers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """What one worker's model takes, as far as its files say. 0 is unknown.
+
+    ``kv_heads`` is of one layer: where a group has more ranks, several of them hold the same head.
+    """
+
+    weight_bytes: int = 0
+    token_bytes: int = 0
+    context_tokens: int = 0
+    kv_heads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Bytes of the pools of one node; ``device`` is that of each worker. As a wish, None is a size to be chosen."""
+
+    device: int | None = None
+    host: int | None = None
+    state: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSizes:
+    """Bytes of each worker's device pool where it runs on a CPU, of the host pool, and of the state pool."""
+
+    device_on_cpu: int
+    host: int
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Who shares the memory of a machine. ``is_on_cpu`` is None where the workers will find out."""
+
+    workers: int = 1
+    ranks: int = 1  # Of each worker.
+    is_on_cpu: bool | None = None
+    sees_gpus: bool = False  # The driver shows some.
+    has_lower_tiers: bool = False  # A disk or an object store.
+
+    @property
+    def may_be_on_gpus(self) -> bool:
+        return self.is_on_cpu is False or (self.is_on_cpu is None and self.sees_gpus)
+
+
+def wanted_on_cpu(token_bytes: int, context_tokens: int) -> int:
+    """Bytes of a device pool on a CPU that does not lack memory."""
+    context = token_bytes * context_tokens
+    if not context:
+        return MOST_WANTED_BYTES
+    return max(LEAST_WANTED_BYTES, min(CONTEXTS * context, MOST_WANTED_BYTES), context)
+
+
+def room(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
+    """Bytes that pools may take together once all processes run with their weights."""
+    processes = SERVICES_BYTES + node.workers * node.ranks * RANK_BYTES + node.has_lower_tiers * LOWER_TIERS_BYTES
+    # On a GPU they are in memory only while they are read, before there is a host pool.
+    weights = 0 if node.is_on_cpu is False else node.workers * model.weight_bytes
+    free = machine.memory_bytes - processes - weights
+    return max(0, min(free, machine.shm_bytes))
+
+
+def on_cpu(machine: MachineMemory, model: ModelDemand, node: Node) -> int:
+    """Bytes of each worker's device pool on a CPU where nothing says how many."""
+    most = room(machine, model, node) // DEVICE_SHARE // node.workers // _copies(model, node)
+    return min(wanted_on_cpu(model.token_bytes, model.context_tokens), most)
+
+
+def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, node: Node) -> ChosenSizes:
+    """Every size that ``asked`` leaves open. All pools together fit in ``machine``.
+
+    Raises ConfigError with the figures where what was asked for does not fit, or leaves nothing for the rest.
+    """
+    left = room(machine, model, node)
+    device = on_cpu(machine, model, node) if asked.device is None else asked.device
+    in_shm = device * node.workers * _copies(model, node)
+    if node.is_on_cpu is False or (asked.device is not None and node.may_be_on_gpus):
+        in_shm = 0  # Its memory is the GPU's.
+    state = asked.state
+    if not node.has_lower_tiers:
+        state = 0
+    elif state is None:
+        state = max(0, min(STATE_BYTES, left // STATE_SHARE, left - in_shm - (asked.host or 0)))
+    host = asked.host
+    if host is None:
+        wanted = max(LEAST_HOST_BYTES, HOST_FACTOR * device * node.workers)
+        if node.may_be_on_gpus:
+            wanted = MOST_HOST_BYTES_BESIDE_GPUS
+        host = max(0, min(wanted, left // HOST_SHARE, left - in_shm - state))
+    sizes = ChosenSizes(device, host, state)
+    _check(asked, sizes, in_shm, machine, node, left)
+    return sizes
+
+
+def _copies(model: ModelDemand, node: Node) -> int:
+    """How often a group of ranks holds a page: more than once where it has more ranks than the model has KV heads."""
+    return max(1, -(-node.ranks // model.kv_heads)) if model.kv_heads else 1
+
+
+def _check(asked: PoolSizes, sizes: ChosenSizes, in_shm: int, machine: MachineMemory, node: Node, left: int) -> None:
+    needed = in_shm + sizes.host + sizes.state
+    most = min(machine.memory_bytes, machine.shm_bytes)
+    if needed > most:
+        raise ConfigError(
+            f"the pools need {needed // MIB} MiB of shared memory and /dev/shm has {machine.shm_bytes // MIB} MiB "
+            f"free, the machine {machine.memory_bytes // MIB} MiB of memory; lower --device-kv-bytes, --host-kv-bytes "
+            "or --state-bytes, or enlarge /dev/shm (docker run --shm-size)"
+        )
+    missing = {
+        "--device-kv-bytes": asked.device is None and not node.may_be_on_gpus and sizes.device_on_cpu < SMALLEST_BYTES,
+        "--host-kv-bytes": asked.host is None and sizes.host < SMALLEST_BYTES,
+    }
+    if any(missing.values()):
+        raise ConfigError(
+            f"no memory is left for pools: {machine.memory_bytes // MIB} MiB of memory and {machine.shm_bytes // MIB} "
+            f"MiB of /dev/shm are free, of which weights and processes leave {left // MIB} MiB; free some, or choose "
+            f"{' and '.join(flag for flag, is_missing in missing.items() if is_missing)}"
+        )

@@ -1,0 +1,136 @@
+"""What a model's name and the files of its folder show before anything is loaded, and without torch.
+
+``--model`` names a folder, or a model of the Hugging Face hub that the hub's cache on this machine holds. Nothing is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError, OperatorError, UnsupportedModel
+from shared.model_files import CONFIG_FILE, TOKENIZER_FILES, load_config, weight_files
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+QUANTISATIONS = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (fbgemm)",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+    "mxfp4": "MXFP4",
+    "gguf": "GGUF",
+}
+"""Methods of the library under the names that they are known by; others keep the library's."""
+
+IS_ENCODER_DECODER = "it is an encoder-decoder model, and prompts go to a decoder here"
+
+_NO_DECODER = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForImageClassification",
+    "ForObjectDetection",
+    "ForSemanticSegmentation",
+    "ForDepthEstimation",
+    "ForCTC",
+    "ForAudioClassification",
+)
+
+
+def find_model(name: str) -> Path:
+    """The folder that ``--model`` names: a path, or the snapshot of a hub id in the hub's cache.
+
+    Raises ConfigError where there is neither; its message says how to get the model.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"--model {name}: there is no such folder")
+    snapshot = _cached_snapshot(name)
+    if snapshot is None:
+        raise ConfigError(
+            f"--model {name}: there is no such folder, and the Hugging Face cache of this machine has no model of that "
+            f"name. Fetch it with: hf download {name} --local-dir DIR, then name the folder: --model DIR"
+        )
+    return snapshot
+
+
+def check_model(directory: Path) -> dict[str, Any]:
+    """The raw configuration of the model in ``directory``.
+
+    Raises OperatorError for a folder without a readable ``config.json``, UnsupportedModel with every reason why what
+    lies there cannot be served.
+    """
+    if not (directory / CONFIG_FILE).is_file():
+        raise _without_config(directory)
+    config = load_config(directory)
+    reasons = [*config_reasons(config), *_file_reasons(directory)]
+    if reasons:
+        raise UnsupportedModel(f"{directory} cannot be served: {'; '.join(reasons)}")
+    return config
+
+
+def quantisation(config: Mapping[str, Any]) -> str | None:
+    """The method by which the weights of a raw configuration are quantised, None if they are not."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        found = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(found, dict):
+            method = str(found.get("quant_method") or found.get("quant_type") or "an unnamed method")
+            return QUANTISATIONS.get(method.lower(), method)
+    return None
+
+
+def config_reasons(config: Mapping[str, Any]) -> Iterator[str]:
+    """Why a model of the raw configuration ``config`` cannot be served, as far as that alone says it."""
+    method = quantisation(config)
+    if method is not None:
+        yield f"its weights are quantised with {method}, which is not served yet: take the unquantised checkpoint"
+    if config.get("is_encoder_decoder") is True:
+        yield IS_ENCODER_DECODER
+    architectures = config.get("architectures")
+    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    heads = sorted({head for name in named for head in _NO_DECODER if name.endswith(head)})
+    if heads and len(heads) == len(set(named)):
+        yield f"it is {', '.join(named)}, which answers with no text"
+
+
+def _file_reasons(directory: Path) -> Iterator[str]:
+    try:
+        weight_files(directory)
+    except OperatorError as error:
+        yield error.message if not any(directory.glob("*.gguf")) else _GGUF
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        yield f"it has no tokenizer ({', '.join(TOKENIZER_FILES)})"
+
+
+_GGUF = "its weights are quantised with GGUF, which is not served yet: take the checkpoint in safetensors"
+
+
+def _without_config(directory: Path) -> OperatorError:
+    if directory.suffix == ".gguf" or any(directory.glob("*.gguf")):
+        return UnsupportedModel(f"{directory} cannot be served: {_GGUF}")
+    if not directory.is_dir():
+        return ConfigError(f"{directory} is not the folder of a model: it is no folder")
+    return ConfigError(f"{directory} is not the folder of a model: it has no {CONFIG_FILE}")
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """What the hub's cache on this machine (HF_HOME, HF_HUB_CACHE) holds of ``name``."""
+    # Imported here because it takes a third of a second, and folders are the common case.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None

@@ -1,0 +1,129 @@
+"""What a process is busy with until it is ready, told to the supervisor that started it and to its own log.
+
+A supervisor hands each process one end of a pipe, whose number is in ``THERMOCLINE_PROGRESS_FD``. Phases are lines of
+JSON there. Nothing waits for the pipe: what it has no room for is dropped, and without a pipe only the log is told.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from shared import logs
+
+VARIABLE = "THERMOCLINE_PROGRESS_FD"
+
+TOLD_EVERY_S = 0.25
+"""How often progress within a phase is told at the most."""
+
+MOST_LINE_BYTES = 1024
+
+_log = logs.get_logger("progress")
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``name`` says what goes on, such as ``loading weights``; "" is that the process is ready.
+
+    ``done`` of ``total`` are counted in ``unit``; a total of 0 is not known.
+    """
+
+    name: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+
+READY = Phase(name="")
+
+
+class Reporter:
+    """Tells phases as they come; any thread may."""
+
+    def __init__(self, write: Callable[[bytes], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._is_ready = False
+
+    @contextmanager
+    def phase(self, name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
+        """A phase for the duration of the block, which calls what it gets with what was done since the last call."""
+        done, told_s = 0, self._clock()
+
+        def advance(amount: int = 1) -> None:
+            nonlocal done, told_s
+            done += amount
+            now = self._clock()
+            if now - told_s >= TOLD_EVERY_S:
+                told_s = now
+                self.tell(Phase(name=name, done=done, total=total, unit=unit))
+
+        self.tell(Phase(name=name, total=total, unit=unit))
+        started_s = told_s
+        yield advance
+        if logs.is_of_service():
+            _log.info("phase_ended", phase=name, seconds=round(self._clock() - started_s, 3))
+        if self._is_ready:
+            self.tell(READY)
+
+    def tell(self, phase: Phase) -> None:
+        """A process that was ready once is so again after each later phase."""
+        self._is_ready = self._is_ready or phase == READY
+        self._write(msgspec.json.encode(phase) + b"\n")
+
+
+def parse(line: bytes) -> Phase | None:
+    """What a process told in one line; None for what is none of its phases."""
+    try:
+        return msgspec.json.decode(line, type=Phase)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+@contextmanager
+def phase(name: str, *, total: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """A phase of this process; see :meth:`Reporter.phase`."""
+    with _reporter().phase(name, total=total, unit=unit) as advance:
+        yield advance
+
+
+def ready() -> None:
+    """This process has come to the end of its start."""
+    _reporter().tell(READY)
+
+
+_made: Reporter | None = None
+_making = threading.Lock()
+
+
+def _reporter() -> Reporter:
+    global _made
+    with _making:
+        if _made is None:
+            _made = Reporter(_pipe())
+        return _made
+
+
+def _pipe() -> Callable[[bytes], object]:
+    """Writes to the supervisor's pipe without ever waiting. Processes that this one starts do not get it."""
+    number = os.environ.pop(VARIABLE, "")
+    if not number.isdigit():
+        return lambda line: None
+    descriptor = int(number)
+    try:
+        os.set_inheritable(descriptor, False)
+        os.set_blocking(descriptor, False)
+    except OSError:
+        return lambda line: None
+
+    def write(line: bytes) -> None:
+        try:
+            os.write(descriptor, line)
+        except OSError:
+            pass  # The pipe is full, or the supervisor gone.
+
+    return write

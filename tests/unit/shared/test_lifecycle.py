@@ -1,0 +1,63 @@
+"""What a process does in threads while it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from shared.lifecycle import Lifecycle, Stopping
+
+
+async def test_work_returns_what_it_returns() -> None:
+    """Or raises what it raises."""
+
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    life = Lifecycle()
+
+    assert await life.in_thread(lambda a, b: a + b, 1, b=2) == 3
+    with pytest.raises(ValueError, match="wrong"):
+        await life.in_thread(fail)
+    assert not life.has_given_up
+
+
+async def test_the_thread_of_the_start_lives_on() -> None:
+    """Children that it has started would be told that their parent has ended."""
+    life = Lifecycle()
+
+    first, second = [await life.in_thread(threading.current_thread) for _ in range(2)]
+
+    assert first is second is not threading.main_thread()
+    assert first.is_alive()
+
+
+async def test_a_stop_does_not_wait_for_work() -> None:
+    """However long it would take: a model of hundreds of gigabytes is given up at once."""
+    life, begun, end = Lifecycle(), threading.Event(), threading.Event()
+
+    def load() -> None:
+        begun.set()
+        end.wait()
+
+    loading = asyncio.create_task(life.in_thread(load))
+    await asyncio.to_thread(begun.wait)
+    life.stop()
+
+    with pytest.raises(Stopping):
+        await loading
+    assert life.has_given_up
+    end.set()
+
+
+async def test_a_process_that_stops_already_waits_for_nothing() -> None:
+    """A signal may come between two parts of the start."""
+    life, end = Lifecycle(), threading.Event()
+    life.stop()
+
+    with pytest.raises(Stopping):
+        await life.in_thread(end.wait)
+    assert life.has_given_up
+    end.set()

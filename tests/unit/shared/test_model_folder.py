@@ -1,0 +1,180 @@
+"""What a model's name and folder show before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import ConfigError, OperatorError, UnsupportedModel
+from shared.model_files import fingerprint, has_short_rope, model_name
+from shared.model_folder import check_model, find_model, quantisation
+
+HUB_ID = "Some-Org/Some.Model-7B"
+
+
+def make_folder(path: Path, config: dict[str, Any] | None = None) -> Path:
+    """A folder with the files that a model needs; its weights are not looked into."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"} if config is None else config))
+    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, which alone is looked into."""
+    cache = tmp_path / "hub"
+    cache.mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(cache))
+    return cache
+
+
+def cache_snapshot(hub: Path) -> Path:
+    """What downloading ``HUB_ID`` leaves in the cache."""
+    commit = "a" * 40
+    repository = hub / f"models--{HUB_ID.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    return make_folder(repository / "snapshots" / commit)
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    """A path that exists is taken as it is, whatever it looks like."""
+    folder = make_folder(tmp_path / "org" / "model")
+
+    assert find_model(str(folder)) == folder
+
+
+def test_a_hub_id_that_is_no_folder_says_how_to_fetch_it(hub: Path) -> None:
+    """The message has the two commands, complete."""
+    with pytest.raises(ConfigError, match=rf"hf download {HUB_ID} --local-dir DIR.*--model DIR"):
+        find_model(HUB_ID)
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "./a/b/c", "/no/where", "a b/c", "../up/there"])
+def test_a_path_that_is_nowhere_is_no_hub_id(name: str, hub: Path) -> None:
+    """Only names of two plain parts may be models of the hub."""
+    with pytest.raises(ConfigError, match=r"there is no such folder$"):
+        find_model(name)
+
+
+def test_the_hubs_cache_is_used_where_it_has_the_model(hub: Path) -> None:
+    """The snapshot is the folder, and the model keeps its name."""
+    snapshot = cache_snapshot(hub)
+
+    found = find_model(HUB_ID)
+
+    assert found == snapshot
+    assert model_name(found) == "Some.Model-7B"
+    assert check_model(found) == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("found", "method"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "FP8"),
+        ({"quantization_config": {"quant_method": "a-new-one"}}, "a-new-one"),
+        ({"quantization_config": {"bits": 4}}, "an unnamed method"),
+        ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "MXFP4"),
+        ({"quantization_config": None}, None),
+        ({}, None),
+    ],
+)
+def test_quantised_checkpoints_are_refused_by_name(found: dict[str, Any], method: str | None, tmp_path: Path) -> None:
+    """The method is named, wherever the configuration has it."""
+    folder = make_folder(tmp_path / "model", {"model_type": "llama", **found})
+
+    assert quantisation({"model_type": "llama", **found}) == method
+    if method is None:
+        check_model(folder)
+    else:
+        with pytest.raises(UnsupportedModel, match=f"quantised with {method}, which is not served yet"):
+            check_model(folder)
+
+
+def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+    """Whether the file itself is named, or its folder, with a configuration beside it or without."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file = folder / "model-q4.gguf"
+    file.write_bytes(b"GGUF")
+
+    for path in (file, folder):
+        with pytest.raises(UnsupportedModel, match="quantised with GGUF, which is not served yet"):
+            check_model(path)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedModel, match="quantised with GGUF"):
+        check_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM, which answers with no text"),
+        ({"architectures": ["ViTForImageClassification"]}, "ViTForImageClassification, which answers with no text"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_models_that_answer_with_no_text_are_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """config.json alone tells encoders and models of images."""
+    with pytest.raises(UnsupportedModel, match=reason):
+        check_model(make_folder(tmp_path / "model", config))
+
+
+def test_missing_files_are_named_all_at_once(tmp_path: Path) -> None:
+    """Weights and tokenizer that are not there are one message."""
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").unlink()
+
+    with pytest.raises(UnsupportedModel, match=r"holds no weights.*has no tokenizer"):
+        check_model(folder)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_without_a_readable_configuration_is_refused(content: str | None, tmp_path: Path) -> None:
+    """No config.json, a torn one, and one that is no object."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(OperatorError, match=r"config\.json"):
+        check_model(tmp_path)
+
+
+def test_a_bound_that_changes_kv_changes_the_fingerprint(tmp_path: Path) -> None:
+    """longrope with its short factors has another namespace than with its long ones; other bounds change nothing."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    longrope = make_folder(tmp_path / "longrope", {"max_position_embeddings": 256, "rope_parameters": rope})
+    plain = make_folder(tmp_path / "plain", {"max_position_embeddings": 256})
+
+    assert fingerprint(longrope, context_tokens=65) == fingerprint(longrope) != fingerprint(longrope, context_tokens=64)
+    assert fingerprint(plain, context_tokens=64) == fingerprint(plain)
+
+
+def test_older_spellings_of_longrope_are_known() -> None:
+    """``rope_scaling``, its type "su", and the original context beside it."""
+    config = {
+        "max_position_embeddings": 131_072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "su"},
+    }
+
+    assert [has_short_rope(config, bound) for bound in (0, 4096, 4097)] == [False, True, False]
+
+
+def test_looking_at_a_folder_needs_no_torch() -> None:
+    """What the command line checks before it starts anything imports neither torch nor the library."""
+    code = "import sys, shared.model_folder; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
