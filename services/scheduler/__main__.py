@@ -7,6 +7,7 @@ import sys
 from services.scheduler import bootstrap
 from services.scheduler.config import SchedulerConfig
 from shared import config, logs, metrics
+from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, run_process
 
 
@@ -21,4 +22,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

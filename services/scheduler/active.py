@@ -23,6 +23,7 @@ from services.scheduler.lease import Lease
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
 from services.scheduler.request_spans import record_admissions
+from services.scheduler.shortfalls import Shortfalls
 from services.scheduler.snapshot_keeper import SnapshotKeeper
 from services.scheduler.snapshots import SnapshotStore
 from services.scheduler.stream_clock import StreamClock
@@ -73,6 +74,7 @@ class Active:
         self.liveness = Liveness(config.heartbeat_lost_ms * 1_000_000)
         self._somebody_is_gone = asyncio.Event()
         self._disk_usage = DiskUsage()
+        self._shortfalls = Shortfalls(config.heartbeat_lost_ms * 1_000_000)
         self._collector = collector
         self._tracer = tracer
         self._monotonic_ns = monotonic_ns
@@ -131,6 +133,7 @@ class Active:
         """A heartbeat came; one that tells of an end is looked into at once."""
         self.liveness.beat(heartbeat, self._monotonic_ns())
         self._disk_usage.note(heartbeat)
+        self._shortfalls.note(heartbeat, self._monotonic_ns())
         if heartbeat.is_gone:
             self._somebody_is_gone.set()
 
@@ -152,7 +155,7 @@ class Active:
         term = f"{self._incarnation}-{self.epoch}"
         self._started_seq = await append_until_stored(self._bus, started, f"started-{term}")
         config = self._config.cell_config()
-        if not self._follower.is_configured or config != state.config:
+        if not state.is_configured or config != state.config:
             await append_until_stored(self._bus, CellConfigured(config=config), f"configured-{term}")
         _log.info("started", epoch=self.epoch, seq=self._started_seq)
         await self._follower.reached(self._started_seq)
@@ -248,8 +251,10 @@ class Active:
         async with self._follower.folding:
             # The position, not the last input: skipped messages count as seen.
             position = self._follower.position
-            status = msgspec.structs.replace(core.status(self._held_state(), self._config.id), seq=position)
+            state = self._held_state()
+            status = msgspec.structs.replace(core.status(state, self._config.id), seq=position)
         status = self._disk_usage.told(status)
+        status = self._shortfalls.told(status, self._monotonic_ns(), is_storage_wanted=state.config.host_tier)
         self._collector.latest = status
         return status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -88,6 +89,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("tree_nodes", "Nodes of the prefix tree", (), _one(lambda status: status.nodes)),
     ("workers", "Joined workers", (), _one(lambda status: len(status.workers))),
     ("storages", "Joined storages", (), _one(lambda status: len(status.storages))),
+    (
+        "degraded",
+        "What processes were asked for and do not have now; /health/ready says why",
+        ("component", "what"),
+        lambda status: list(Counter((each.component, each.what) for each in status.degraded).items()),
+    ),
     ("scheduler_epoch", "Fencing epoch", (), _one(lambda status: status.epoch)),
     ("scheduler_seq", "Last input folded", (), _one(lambda status: status.seq)),
     ("pins", "Pins that hold something", (), _one(lambda status: status.pins)),

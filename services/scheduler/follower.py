@@ -18,7 +18,6 @@ from services.scheduler.restore import YIELD_EVERY, Restored, restore
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.errors import TransportError, Unavailable
-from shared.messages.cell_events import CellConfigured
 
 RETRY_S = 0.25
 
@@ -54,7 +53,6 @@ class Follower:
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_ns = monotonic_ns
         self._restored: Restored | None = None
-        self._is_configured = False
         self._waits_because = ""
         self._again = asyncio.Event()
         self._moved = asyncio.Event()
@@ -74,11 +72,6 @@ class Follower:
     def position(self) -> int:
         """The last input folded; 0 without a state."""
         return self._restored.fold.position if self._restored is not None else 0
-
-    @property
-    def is_configured(self) -> bool:
-        """Whether the stream has said the cell's settings up to here."""
-        return self._is_configured
 
     def suits(self, claim: Claim) -> bool:
         """Whether our state is that of a scheduler with this claim at the same input."""
@@ -124,15 +117,13 @@ class Follower:
         self._outbox.clear()
 
     async def _restore_and_follow(self) -> None:
-        restored = await self._restore()
-        self._restored, self._is_configured = restored, restored.is_configured
+        self._restored = restored = await self._restore()
         self._moved.set()
         fold = restored.fold
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
             async with self.folding:
                 folded = self._step(fold, message)
                 await self._outbox.send(folded.published, message.seq, message.time_ns)
-            self._is_configured = self._is_configured or isinstance(folded.input, CellConfigured)
             self._observe(message, folded)
             self._moved.set()
             if message.seq % YIELD_EVERY == 0:

@@ -26,6 +26,7 @@ from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.codec import Published, decode, decode_published, encode
 from shared.errors import CodecError, OperatorError, RecordingError, ThermoclineError, Unavailable
+from shared.guard import guarded
 from shared.messages.status import CellStatus, GetStatus
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
@@ -209,4 +210,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -24,6 +24,7 @@ from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
 from shared.codec import Input, Published, decode_published, encode
 from shared.errors import CodecError, RecordingError, ThermoclineError
+from shared.guard import guarded
 from shared.messages.base import unpack_int32
 
 EXIT_EQUAL, EXIT_DIFFERS, EXIT_BAD_FILE = 0, 1, 2
@@ -286,4 +287,4 @@ def print_failure(error: ThermoclineError, *, as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

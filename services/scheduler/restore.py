@@ -14,10 +14,9 @@ from services.scheduler import core
 from services.scheduler.fold import Fold, load_state
 from services.scheduler.outbox import Outbox
 from services.scheduler.snapshots import SnapshotStore, belongs_to_stream
-from shared import logs, subjects
+from shared import logs, progress, subjects
 from shared.bus.protocol import Bus
 from shared.errors import InternalError
-from shared.messages.cell_events import CellConfigured
 
 YIELD_EVERY = 32
 """Inputs of a long tail that are folded before anybody else, such as the lease, gets a turn."""
@@ -32,7 +31,6 @@ class Restored:
     fold: Fold
     start: int  # The state before the first input that was folded is that behind this one.
     highest_epoch: int
-    is_configured: bool  # A CellConfigured was folded, now or before the snapshot.
     is_lost: bool
 
 
@@ -55,17 +53,18 @@ async def restore(
         return None
     fold, highest_epoch, is_lost = found
     start = fold.position
-    is_configured = start > 0 and not is_lost
-    async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=start + 1, live=False):
-        folded = fold.apply(message)
-        is_configured = is_configured or isinstance(folded.input, CellConfigured)
-        if folded.input is None:
-            _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
-        await outbox.send(folded.published, message.seq, message.time_ns)
-        if message.seq % YIELD_EVERY == 0:
-            await asyncio.sleep(0)
+    with progress.phase("reading the cell's history", unit="inputs") as advance:
+        async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=start + 1, live=False):
+            folded = fold.apply(message)
+            if folded.input is None:
+                _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
+            await outbox.send(folded.published, message.seq, message.time_ns)
+            advance(1)
+            if message.seq % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+    progress.ready()
     _log.info("restored", snapshot_seq=start, seq=fold.position, epoch=fold.state.epoch, state_lost=is_lost)
-    return Restored(fold, start, max(highest_epoch, fold.state.epoch), is_configured, is_lost)
+    return Restored(fold, start, max(highest_epoch, fold.state.epoch), is_lost)
 
 
 async def _starting_point(

@@ -114,12 +114,18 @@ class Shell:
 
     async def _stand_by(self) -> None:
         """Return when the lease is ours."""
+        was_seen = True
         while True:
             try:
                 await self._lease.look()
+                if not was_seen:
+                    # The bus may tell of its reconnect only after this look: the holder was as cut off as we were.
+                    self._lease.excuse()
+                was_seen = True
                 if await self._look_around():
                     return
             except (Unavailable, TransportError) as error:
+                was_seen = False
                 _log.debug("lease_not_seen", reason=error.message)
             await asyncio.sleep(self._lease.look_s)
 

@@ -2,7 +2,7 @@
 
 Done whenever a message, a field or a stored format is added before a release. What breaks the set that this release has
 so far is refused, because a cell of yesterday's checkout may hold such bytes; ``--replace`` says that none does.
-Sets of earlier releases are never touched.
+Sets of releases that are out are never written, whatever the flags.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ def _recording(messages: dict[str, bytes]) -> bytes:
         return path.read_bytes()
 
 
+def has_unannounced_additions(earlier: GoldenSet, later: GoldenSet) -> bool:
+    """Whether types of messages differ between two sets that give one version of the wire."""
+    return earlier.schema != later.schema and earlier.facts.formats["wire"] == later.facts.formats["wire"]
+
+
 def names_of(union: object) -> list[str]:
     """Names of the types of a union."""
     return [each.__name__ for each in get_args(union)]
@@ -92,6 +97,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     made = make()
     release = made.facts.release
+    unannounced = [earlier for earlier in golden.RELEASED if has_unannounced_additions(golden.load(earlier), made)]
+    if unannounced:
+        print(
+            f"Messages were added to since {', '.join(unannounced)}: raise the minor version of wire in "
+            "shared/versions.py first. Nothing was written.",
+            file=sys.stderr,
+        )
+        return 1
     if release in golden.releases() and not options.replace:
         before = golden.load(release)
         faults = list(breaks(before.schema, made.schema)) if before.major("wire") == made.major("wire") else []
@@ -99,7 +112,11 @@ def main(argv: list[str] | None = None) -> int:
             print("\n".join(faults), file=sys.stderr)
             print("This breaks what was recorded before. Nothing was written; see --help.", file=sys.stderr)
             return 1
-    place = golden.save(made)
+    try:
+        place = golden.save(made)
+    except golden.Released as refused:
+        print(f"{refused}. Set the next version in pyproject.toml.", file=sys.stderr)
+        return 1
     nbytes = sum(path.stat().st_size for path in place.iterdir())
     print(f"{place}: {len(made.messages)} messages, {len(made.chunks)} chunks, {nbytes} bytes in all")
     return 0

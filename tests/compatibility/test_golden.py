@@ -6,6 +6,7 @@ major version has to go up (``shared/versions.py``); ``docs/reference/compatibil
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from services.scheduler.snapshots import decode_snapshot
 from shared.codec import Input, Published, decode, decode_input, decode_published, encode
 from shared.errors import CodecError, RecordingError
 from shared.versions import CHUNK, RECORDING, SNAPSHOT, SPARSE, STATE, WIRE, Format
-from tests.compatibility import golden, made_chunks
+from tests.compatibility import golden, made_chunks, record
 from tests.compatibility.golden import GoldenSet
-from tests.compatibility.record import FIRST_SEQ, TIME_NS, make, names_of
+from tests.compatibility.record import FIRST_SEQ, TIME_NS, has_unannounced_additions, main, make, names_of
 from tests.compatibility.schema import breaks, message_types, schema_of
 
 MAX_BYTES = 300 * 1024
@@ -86,7 +87,7 @@ def test_additions_raise_the_minor_version(kept: GoldenSet) -> None:
         pytest.skip("it is this release's own set")
     speaks(kept, WIRE)
 
-    assert kept.schema == schema_of(message_types()) or kept.minor("wire") < WIRE.minor
+    assert not has_unannounced_additions(kept, make())
 
 
 def test_chunks_are_still_read(kept: GoldenSet) -> None:
@@ -137,6 +138,42 @@ def test_recordings_are_still_read(kept: GoldenSet, tmp_path: Path) -> None:
     ]
     assert {type(decode_input(each.data)).__name__: each.data for each in inputs}.items() <= kept.messages.items()
     assert {type(decode_published(data)).__name__: data for data in outputs}.items() <= kept.messages.items()
+
+
+def test_released_sets_never_change() -> None:
+    """Each has the digest that it had when its release was made, and only the set in development has none yet."""
+    found = {release: golden.digest(release) for release in golden.releases() if release != golden.current_release()}
+
+    assert found == golden.RELEASED
+
+
+def test_released_sets_are_refused_to_the_recorder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the version of a release that is out, nothing is written, with ``--replace`` neither."""
+    monkeypatch.setattr(golden, "current_release", lambda: "0.1.0")
+    with pytest.raises(golden.Released, match=r"0\.1\.0 is out"):
+        golden.save(make(), tmp_path)
+
+    assert main(["--replace"]) == 1
+
+    assert "0.1.0 is out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert golden.digest("0.1.0") == golden.RELEASED["0.1.0"]
+
+
+def test_additions_under_an_old_number_are_refused_to_the_recorder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A type that a release did not have, under that release's version of the wire, is not recorded."""
+    made = make()
+    formats = made.facts.formats | {"wire": golden.load("0.1.0").facts.formats["wire"]}
+    facts = msgspec.structs.replace(made.facts, formats=formats)
+    added = {"Other": msgspec.structs.replace(next(iter(made.schema.values())), name="Other")}
+    monkeypatch.setattr(record, "make", lambda: replace(made, facts=facts, schema=made.schema | added))
+
+    assert main([]) == 1
+    assert "raise the minor version of wire" in capsys.readouterr().err
 
 
 def test_sets_stay_small() -> None:

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from services.scheduler.core import completion, insertion, machine, membership, saves, timers, trimming
 from services.scheduler.core.lifecycle import ADMITTED
-from services.scheduler.core.state import Request, Save, Worker
+from services.scheduler.core.state import Request, Worker
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Save
 from shared.membership import Listing
 from shared.messages import worker_events
 from shared.messages.requests import SubmitRequest

@@ -102,10 +102,9 @@ class SchedulerProcess(Process):
         self._timers.apply(pending_timers(self.fold.state))
         self._keep_timers()
         self.cell.note_start(self)
-        is_first = not self.cell.inputs.messages
         started = SchedulerStarted(scheduler_id=self.name, epoch=self.fold.state.epoch + 1)
         self._started_seq = self.cell.inputs.append(started, f"started-{self.incarnation}")
-        if is_first:
+        if not self.fold.state.is_configured:
             self.cell.inputs.append(CellConfigured(config=self.cell.scenario.config))
         self.wake()
 

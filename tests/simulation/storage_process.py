@@ -216,7 +216,8 @@ class StorageProcess(Process):
 
     def forget_parts(self, names: list[bytes]) -> None:
         """What could be read in part of chunks that are gone is gone too."""
-        parts = [name for name in names if name in self.disk.sparse]
+        # On a small disk a save may displace a chunk, bring it again, and displace it once more.
+        parts = [name for name in dict.fromkeys(names) if name in self.disk.sparse]
         for name in parts:
             del self.disk.sparse[name]
         if parts:

@@ -38,7 +38,10 @@ class NotIdle(AssertionError):
 
 
 class CellModel:
-    """The core's state and everything around it. Each ``feed`` is one step of the fold."""
+    """The core's state and everything around it. Each ``feed`` is one step of the fold.
+
+    ``config`` is said first; without one the cell has no settings until they are fed.
+    """
 
     def __init__(self, config: CellConfig | None = None, *, page_size: int = 4, lease_threshold: int = 2) -> None:
         self.state = new_state()

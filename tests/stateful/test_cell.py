@@ -116,7 +116,5 @@ TestCell = Cell.TestCase
 TestCell.settings = settings(
     max_examples=100,
     stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

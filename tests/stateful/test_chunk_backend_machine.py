@@ -155,4 +155,4 @@ def test_a_tier_agrees_with_a_dictionary(kind: str) -> None:
     """After any sequence of calls, faults and restarts each answer is the model's."""
     machine = type("Machine", (ChunkTierMachine,), {"kind": kind})
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30))

@@ -67,7 +67,7 @@ MUST_HAPPEN = (
     "saved_chunks",
     "saves_done",
     "saves_failed",
-    "saves_refused_chunks",
+    "saves_put_off_chunks",
     "stale_inputs",
     "storages_lost",
     "workers_lost",

@@ -9,6 +9,7 @@ from services.scheduler.core.hit_sources import fetched_tokens, neighbour_tokens
 from services.scheduler.core.hotness.tracking import request_admitted
 from services.scheduler.core.identities import page_identities
 from services.scheduler.core.lifecycle import RequestEvent, next_state
+from services.scheduler.core.orders import visit
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import PAGE_BYTES, page_count
 from services.scheduler.core.queueing import admitted_from_queue
@@ -21,7 +22,6 @@ from services.scheduler.core.residency import (
     touch,
     unlock_host,
     unlock_path,
-    visit,
 )
 from services.scheduler.core.restorations import keep_usable_run
 from services.scheduler.core.sparse_prefixes import (
@@ -160,6 +160,7 @@ def _take_over(
         node.hits += 1
         touch(state, node, turn.seq)
     state.admissions += 1
+    request.admission = state.admissions
     request_admitted(turn, reused)
     visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
 

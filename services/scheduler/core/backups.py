@@ -16,8 +16,9 @@ from services.scheduler.core.residency import (
     is_device_evictable,
     offer,
 )
-from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
+from services.scheduler.core.state import CellState, Storage, Worker, count, storage_of
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Transfer
 from shared.messages.storage_plans import BackupPages
 
 
@@ -81,7 +82,7 @@ def finish_backup(turn: Turn, transfer: Transfer, *, is_ok: bool) -> None:
     for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
         if is_ok and pages and storage.storage_id not in node.host:
-            give_host(state, node, storage, pages)
+            give_host(state, node, storage, pages, transfer.worker_id)
         else:
             _charge_less(state, node, storage.storage_id, pages)
             release(host_pool(storage), pages)

@@ -10,8 +10,8 @@ from services.scheduler.core.host_admission import drop_above_quotas
 from services.scheduler.core.leases import serve_leases
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.look import Look
+from services.scheduler.core.orders import prepare
 from services.scheduler.core.promotion import promote
-from services.scheduler.core.residency import prepare
 from services.scheduler.core.restorations import end_of_computing, is_restoring, plan_restore
 from services.scheduler.core.schedules import SCHEDULES
 from services.scheduler.core.state import Batch, Chunk, Request, Worker, count, storage_of, worker_storage_id

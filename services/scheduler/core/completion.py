@@ -7,6 +7,7 @@ from services.scheduler.core.insertion import publish_computed, publish_final
 from services.scheduler.core.leases import drop_lease_wait, preempt
 from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
 from services.scheduler.core.loads import settle_loads, settle_loads_of
+from services.scheduler.core.orders import ended
 from services.scheduler.core.pins import let_go_of_spoiled
 from services.scheduler.core.promotion import prefill_ended
 from services.scheduler.core.queueing import enqueue, fail, forget
@@ -154,6 +155,7 @@ def _leave_worker(turn: Turn, worker: Worker, request: Request, output: bytes, v
         known = len(tokens) // 4 - 1
     known = min(known, len(request.pages) // 4 * state.tree.page_size)
     known = known if valid < 0 else min(valid, known)
+    ended(state, worker, request.admission, len(output) // 4)
     publish_final(turn, request, worker, tokens, known)
     leave_lease(turn, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
     sequence_computed(turn, worker, request, tokens, known)

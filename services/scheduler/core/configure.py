@@ -9,7 +9,7 @@ from services.scheduler.core.hosts import request_missing_pools
 from services.scheduler.core.hotness.expression import parse
 from services.scheduler.core.hotness.room import fit_widths
 from services.scheduler.core.neighbours import attach_neighbours
-from services.scheduler.core.residency import renew_orders
+from services.scheduler.core.orders import renew_orders
 from services.scheduler.core.shares import forget_importance
 from services.scheduler.core.state import CellState, count
 from services.scheduler.core.state_form import parse_form
@@ -51,7 +51,7 @@ def configure(turn: Turn, config: CellConfig) -> None:
     """
     state = turn.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
-    state.config = _within_bounds(state, config)
+    state.config, state.is_configured = _within_bounds(state, config), True
     if config.policy in POLICIES:
         state.policy = config.policy
     else:

@@ -15,8 +15,9 @@ from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, add_child, chi
 from services.scheduler.core.quotas import charge, owner_of
 from services.scheduler.core.residency import HOST, give_host, host_pool, split_node
 from services.scheduler.core.shares import value_node
-from services.scheduler.core.state import CellState, Fetch, Storage
+from services.scheduler.core.state import CellState, Storage
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Fetch
 from shared.chunks import chunk_pages
 from shared.messages.base import pack_int32, unpack_int32
 

@@ -7,7 +7,8 @@ from services.scheduler.core.fetch_orders import NOWHERE, leased_pages
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES
 from services.scheduler.core.run_invariants import check_runs, check_state_wait
-from services.scheduler.core.state import CellState, Fetch, Request, Storage
+from services.scheduler.core.state import CellState, Request, Storage
+from services.scheduler.core.under_way import Fetch
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
 from shared.ids import DIGEST_BYTES, split_digests

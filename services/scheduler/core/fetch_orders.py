@@ -14,8 +14,9 @@ from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Path
 from services.scheduler.core.quotas import disk_quota, excess, most_pages, owner_of
 from services.scheduler.core.residency import HOST, host_pool, lock_host, unlock_host
 from services.scheduler.core.restoration_choice import queued_bytes
-from services.scheduler.core.state import Fetch, Request, Storage, count
+from services.scheduler.core.state import Request, Storage, count
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Fetch
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
 

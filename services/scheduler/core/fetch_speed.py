@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from services.scheduler.core.planner.rate import note
 from services.scheduler.core.rates import load_us
-from services.scheduler.core.state import CellState, Fetch, Storage, Worker
+from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.under_way import Fetch
 from shared.messages.storage_events import ChunksFetched
 
 _KEPT = 0.9

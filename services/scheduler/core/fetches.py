@@ -18,7 +18,7 @@ from services.scheduler.core.restoration_ways import may_restore
 from services.scheduler.core.restorations import note_fetched_kv
 from services.scheduler.core.saves import remember_taken
 from services.scheduler.core.sparse_state import ChunkShares
-from services.scheduler.core.state import CellState, Fetch, Request, Storage, count
+from services.scheduler.core.state import CellState, Request, Storage, count
 from services.scheduler.core.state_fetches import (
     abandon_state_fetches,
     cancel_state_fetches,
@@ -27,6 +27,7 @@ from services.scheduler.core.state_fetches import (
 )
 from services.scheduler.core.store_questions import brought_nothing, brought_something, lacks_from
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Fetch
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.storage_events import ChunksFetched

@@ -17,6 +17,7 @@ from services.scheduler.core.heat import worth
 from services.scheduler.core.host_admission import displace_cheaper
 from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, ancestors, page_count
 from services.scheduler.core.residency import host_pool, split_node
+from services.scheduler.core.save_runs import path_to
 from services.scheduler.core.saves import SAVING_CHUNKS, may_save, save_path
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.trimming import TRANSFER_PAGES
@@ -168,6 +169,5 @@ def _save(turn: Turn, worker: Worker, storage: Storage, node: Node) -> bool:
     if state.config.disk_writes == "off" or not may_save(storage):
         return False
     before = state.next_save
-    path = [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
-    save_path(turn, storage, worker, path)
+    save_path(turn, storage, worker, path_to(state, node))
     return state.next_save > before

@@ -1,4 +1,4 @@
-"""Storages come and go; their host pools are made once a geometry is known."""
+"""Storages come and go; their host pools are made once a geometry and the cell's settings are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 from services.scheduler.core.backups import abandon_backups_of_storage
 from services.scheduler.core.fetches import abandon_fetches
 from services.scheduler.core.page_pool import new_pool
-from services.scheduler.core.saves import abandon_saves_of_storage
+from services.scheduler.core.saves import abandon_saves_of_storage, save_what_devices_hold
 from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.state_pools import (
     attach_state_pool,
@@ -66,6 +66,7 @@ def host_pool_created(turn: Turn, storage: Storage, message: HostPoolCreated) ->
     storage.handle, storage.pool = handle, new_pool(handle.pages)
     for worker in _workers_of(state, storage):
         turn.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=handle))
+    save_what_devices_hold(turn, storage)
 
 
 def attach_worker(turn: Turn, worker: Worker) -> None:
@@ -91,7 +92,7 @@ def detach_worker(turn: Turn, worker: Worker) -> None:
 
 
 def request_missing_pools(turn: Turn) -> None:
-    """Ask for the host pools that are not asked for yet, after the host tier was switched on."""
+    """Ask for the pools that are not asked for yet, now that settings were said, or that they want pools at last."""
     for storage in turn.state.storages.values():
         if any(True for _ in _workers_of(turn.state, storage)):
             _request_pool(turn, storage)
@@ -140,8 +141,10 @@ def _forget_host_copies(state: CellState, storage: Storage) -> None:
 
 
 def _request_pool(turn: Turn, storage: Storage) -> None:
-    geometry = turn.state.geometry
-    if not storage.is_pool_requested and geometry is not None and turn.state.config.host_tier:
+    """Ask for a host pool if there is none yet, once it is known whether one is wanted: a pool that was made stays."""
+    state, geometry = turn.state, turn.state.geometry
+    is_wanted = state.is_configured and state.config.host_tier
+    if is_wanted and not storage.is_pool_requested and geometry is not None:
         storage.is_pool_requested = True
         turn.to_storage(storage, CreateHostPool(geometry=geometry))
 

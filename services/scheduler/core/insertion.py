@@ -120,7 +120,7 @@ def _adopt(
         node_recomputed(turn, child)
     child.last_use = turn.seq
     pages = request.pages[position * PAGE_BYTES : (position + size) * PAGE_BYTES]
-    give_device(state, child, worker, pages)
+    give_device(state, child, worker, pages, request.admission)
     return child
 
 

@@ -25,8 +25,9 @@ from services.scheduler.core.ready_order import waiting_at
 from services.scheduler.core.residency import host_pool
 from services.scheduler.core.save_invariants import check_neighbours, check_saves, locks_beside_requests
 from services.scheduler.core.sparse_invariants import check_sparse
-from services.scheduler.core.state import CellState, Request, Storage, Transfer, Worker
+from services.scheduler.core.state import CellState, Request, Storage, Worker
 from services.scheduler.core.state_invariants import check_state, state_pages
+from services.scheduler.core.under_way import Transfer
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
 
@@ -57,6 +58,9 @@ def check_invariants(state: CellState) -> None:
     _check_pins(state)
     _check_timers(state)
     _check_hotness(state)
+    for name, order in state.orders.items():
+        fault = order.check()
+        _require(not fault, f"{state.policy} of {name}: {fault}")
 
 
 def _require(holds: bool, text: str) -> None:

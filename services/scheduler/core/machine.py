@@ -25,7 +25,7 @@ from services.scheduler.core.prefetch import begin_due
 from services.scheduler.core.promotion import pages_promoted
 from services.scheduler.core.queueing import submit
 from services.scheduler.core.resumption import reclaim, resume
-from services.scheduler.core.saves import finish_save
+from services.scheduler.core.saves import finish_save, save_put_off
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from services.scheduler.core.state_leases import state_saved
 from services.scheduler.core.state_pools import request_state_pool
@@ -210,12 +210,15 @@ def _chunks_saved(turn: Turn, message: storage_events.ChunksSaved) -> None:
         finish_state_save(turn, storage, state_save, message)
     else:
         _stale(turn)
+        return
+    save_put_off(turn, storage)
 
 
 def _chunks_listed(turn: Turn, message: storage_events.ChunksListed) -> None:
     storage = _storage(turn, message.storage_id, message.incarnation)
     if storage is not None:
         chunks_added(turn.state, storage, message.chunks, message.form)
+        save_put_off(turn, storage)  # Much of what stands in line may turn out to be there.
 
 
 def _chunks_fetched(turn: Turn, message: storage_events.ChunksFetched) -> None:

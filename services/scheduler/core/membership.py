@@ -48,6 +48,7 @@ def worker_joined(turn: Turn, message: WorkerJoined) -> None:
         max_context=message.max_context,
         pool=new_pool(message.pool.pages),
         restoration=_profile(state, message),
+        device=message.device,
     )
     state.workers[worker.worker_id] = worker
     count(state, "workers_joined")

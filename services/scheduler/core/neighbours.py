@@ -27,7 +27,7 @@ def attach_neighbours(turn: Turn) -> None:
     One that drains loads nothing more, and once it may leave, nobody begins to read from it.
     """
     state = turn.state
-    if not state.config.neighbour_loads:
+    if not state.is_configured or not state.config.neighbour_loads:
         return
     nodes: dict[str, list[Worker]] = {}
     for worker in state.workers.values():

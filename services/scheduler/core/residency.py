@@ -31,7 +31,6 @@ from services.scheduler.core.page_pool import PagePool, release
 from services.scheduler.core.prefix_tree import (
     Node,
     ancestors,
-    descendants_first,
     page_count,
     remove_subtree,
     split,
@@ -44,8 +43,8 @@ from services.scheduler.core.quotas import (
     withdraw_owned,
 )
 from services.scheduler.core.recollection import note_gone
-from services.scheduler.core.speed_fit import restoration_costs
 from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.unsaved import move_up
 from shared.errors import InvariantViolated
 from shared.messages.explanations import Departure
 
@@ -81,9 +80,9 @@ def is_host_evictable(node: Node, storage_id: str) -> bool:
     return bool(node.device) or not node.children
 
 
-def moment(state: CellState) -> Moment:
-    """What policies may know of the present."""
-    return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness)
+def moment(state: CellState, admission: int = 0) -> Moment:
+    """What policies may know of the present, and for which admission something happens, if for one."""
+    return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
 
 
 def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
@@ -126,37 +125,6 @@ def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
     order_of(state, tier, pool_owner).offer(node)
     if node.owner:
         offer_owned(state, node, f"{tier}/{pool_owner}")
-
-
-def renew_orders(state: CellState) -> None:
-    """Start every pool's policy anew with what is resident, after a change of policy."""
-    state.orders.clear()
-    now = moment(state)
-    for root_id in state.tree.roots.values():
-        for node in reversed(descendants_first(state.tree, state.tree.nodes[root_id])):
-            for worker_id in node.device:
-                order_of(state, DEVICE, worker_id).add(node, now)
-            for storage_id in node.host:
-                order_of(state, HOST, storage_id).add(node, now)
-            offer(state, node)
-
-
-def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
-    """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
-    now = moment(state)
-    now.cost_depth_tokens, now.host_cost = restoration_costs(state.speed)
-    order_of(state, DEVICE, worker_id).visit([node for node in path if worker_id in node.device], prompt_tokens, now)
-    if storage_id:
-        held = [node for node in path if storage_id in node.host]
-        order_of(state, HOST, storage_id).visit(held, prompt_tokens, now)
-
-
-def prepare(state: CellState, worker_id: str, storage_id: str) -> None:
-    """Let the policy of a device, or else that of its host pool, do a little of what admissions would wait for."""
-    for key in (f"{DEVICE}/{worker_id}", f"{HOST}/{storage_id}"):
-        order = state.orders.get(key)
-        if order is not None and order.prepare():
-            return
 
 
 def touch(state: CellState, node: Node, seq: int) -> None:
@@ -241,8 +209,8 @@ def quarantine(state: CellState, node: Node, storage: Storage) -> None:
         drop_host(state, node, storage, "failed")
 
 
-def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
-    """These pages of a worker, leased until now, hold the node's KV from now on."""
+def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
+    """These pages of a worker, leased until now, hold the node's KV from now on. Who computed it had that admission."""
     node.device = with_entry(node.device, worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
     if node.owner:
@@ -250,7 +218,7 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes) -> N
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
-    order_of(state, DEVICE, worker.worker_id).add(node, moment(state))
+    order_of(state, DEVICE, worker.worker_id).add(node, moment(state, admission))
     offer(state, node)
     if state.candidates and node.children:
         note_children(state, node, worker.worker_id)
@@ -309,11 +277,16 @@ def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
     return pages
 
 
-def give_host(state: CellState, node: Node, storage: Storage, pages: bytes) -> None:
-    """These host pages, leased until now, hold the node's KV from now on. Its owner was charged when they were."""
+def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, source: str = "") -> None:
+    """These host pages, leased until now, hold the node's KV from now on. Its owner was charged when they were.
+
+    ``source`` is the worker that it was copied from, whose policy knows for which admission it was computed.
+    """
+    computed = state.orders.get(f"{DEVICE}/{source}")
+    now = moment(state, computed.admission_of(node) if computed is not None else 0)
     node.host = with_entry(node.host, storage.storage_id, pages)
     host_pool(storage).cached += len(pages) // 4
-    order_of(state, HOST, storage.storage_id).add(node, moment(state))
+    order_of(state, HOST, storage.storage_id).add(node, now)
     offer(state, node)
 
 
@@ -362,6 +335,7 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
             continue
         gone, parent = remove_subtree(tree, top)
         note_gone(state.recollection, gone, departure, tier, state.policy, state.now_ns)
+        move_up(state, gone, parent)
         for node in gone:
             for storage_id, pages in node.host.items():
                 returned.setdefault(storage_id, []).append(pages)

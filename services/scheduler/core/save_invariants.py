@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.prefix_tree import ancestors
 from services.scheduler.core.state import CellState, Worker
+from services.scheduler.core.unsaved import MOST_UNSAVED
 from shared.errors import InvariantViolated
 from shared.ids import split_digests
 
@@ -28,6 +29,8 @@ def check_saves(state: CellState) -> None:
     for storage in state.storages.values():
         _require(storage.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
         _require(storage.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves")
+        _require(len(storage.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
+        _require(storage.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
 
 
 def check_neighbours(state: CellState) -> None:

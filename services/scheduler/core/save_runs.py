@@ -9,7 +9,15 @@ import numpy as np
 
 from services.scheduler.core.catalogue import is_state_kept
 from services.scheduler.core.identities import page_identities
-from services.scheduler.core.prefix_tree import PAGE_BYTES, TOKEN_BYTES, Node, Path, namespace_of
+from services.scheduler.core.prefix_tree import (
+    PAGE_BYTES,
+    TOKEN_BYTES,
+    Node,
+    Path,
+    ancestors,
+    namespace_of,
+    page_count,
+)
 from services.scheduler.core.state import CellState, Storage
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import DIGEST_BYTES, chain_root
@@ -101,6 +109,11 @@ def runs_to_save(
             )
         )
     return runs
+
+
+def path_to(state: CellState, node: Node) -> Path:
+    """All of the path that ends with a node, as :func:`prefix_tree.match_prefix` returns it. Does not mutate."""
+    return [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
 
 
 def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, bytes]:

@@ -2,10 +2,12 @@
 
 A save that reads a device keeps the path that it reads locked there until the storage answers, however late that is.
 What it reads of host memory needs no lock: the storage reads before it carries out a later order. How much is under
-way is bounded, per storage and per device; what finds no room follows after an answer or is saved at its next use.
+way is bounded, per storage and per device; what finds no room stands in line until others are answered.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 from services.scheduler.core.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.heat import hotness
@@ -13,15 +15,15 @@ from services.scheduler.core.prefix_tree import (
     TOKEN_BYTES,
     Node,
     Path,
-    ancestors,
     namespace_of,
-    page_count,
 )
 from services.scheduler.core.quotas import disk_quota
 from services.scheduler.core.residency import lock_path, unlock_path
-from services.scheduler.core.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save
-from services.scheduler.core.state import CellState, Save, Storage, Worker, count
+from services.scheduler.core.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
+from services.scheduler.core.state import CellState, Storage, Worker, count
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Save
+from services.scheduler.core.unsaved import MOST_UNSAVED, put_off
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import ChunksSaved
@@ -33,34 +35,91 @@ ORDER_CHUNKS = 64
 SAVING_CHUNKS = 512
 """Chunks on their way to one storage at the most: backups wait behind what it has not read yet."""
 
+PUT_OFF_A_TURN = 16
+"""Paths in line that are looked at after one answer at the most: each costs as much as the end of a request."""
+
 _HELD_SHARE = 4
 """Saves keep at most one in so many pages of a device locked, or a single path: requests need the rest."""
 
 _TAKEN_REMEMBERED = 16_384
 
 
+def saves_below(storage: Storage) -> bool:
+    """Whether there is anything to save to."""
+    return storage.disk_bytes > 0 or storage.has_remote
+
+
 def may_save(storage: Storage) -> bool:
-    """Whether there is anything to save to; a storage that let a deadline pass gets no more until it answers."""
-    return (storage.disk_bytes > 0 or storage.has_remote) and not storage.late_saves
+    """Whether it may be asked to save now; a storage that let a deadline pass gets no more until it answers."""
+    return saves_below(storage) and not storage.late_saves
 
 
 def save_path(turn: Turn, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
     """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor on its way.
 
     ``path`` is as :func:`prefix_tree.match_prefix` returns it. Pages are read from the host pool or, where they are
-    not in it, from the worker.
+    not in it, from the worker. What there is no room for now is saved later.
     """
-    state = turn.state
-    if not path or not may_save(storage):
+    if not path or not saves_below(storage):
         return
+    left = _save_as_far_as_may_be(turn, storage, worker, path, first)
+    if left:
+        put_off(turn.state, storage, path[-1][0], left[0].first, sum(len(run.names) for run in left))
+
+
+def _save_as_far_as_may_be(
+    turn: Turn, storage: Storage, worker: Worker | None, path: Path, first: int
+) -> list[ChunkRun]:
+    """Returns the runs for which there is no room now."""
+    state = turn.state
     worker_id = "" if worker is None else worker.worker_id
     runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
-    last: Save | None = None
     for index, run in enumerate(runs):
-        if len(storage.saving) + len(run.names) > SAVING_CHUNKS or not _may_hold(state, worker, run.reads):
-            _put_off(state, last, path, runs[index:])
+        if storage.late_saves or len(storage.saving) + len(run.names) > SAVING_CHUNKS:
+            return runs[index:]
+        if not _may_hold(state, worker, run.reads):
+            return runs[index:]
+        _open(turn, storage, worker, run)
+    return []
+
+
+def save_put_off(turn: Turn, storage: Storage) -> None:
+    """Save what stands in line, as far as there is room now."""
+    state = turn.state
+    if state.config.disk_writes == "off":
+        storage.unsaved = {}
+    for _ in range(PUT_OFF_A_TURN):
+        if not storage.unsaved or not may_save(storage):
             return
-        last = _open(turn, storage, worker, run)
+        node_id, first = next(iter(storage.unsaved.items()))
+        path = path_to(state, state.tree.nodes[node_id])
+        left = _save_as_far_as_may_be(turn, storage, _holder_of(state, storage, path), path, first)
+        if left:
+            storage.unsaved[node_id] = left[0].first
+            return
+        del storage.unsaved[node_id]
+
+
+def save_what_devices_hold(turn: Turn, storage: Storage) -> None:
+    """A storage can read pages from now on: have what was computed without it saved, used last first.
+
+    That is while it was away, and between the start of a cell and this. At most a line full of it; what has been on its
+    disk all the time costs it a look.
+    """
+    state = turn.state
+    if state.config.disk_writes != "through" or not saves_below(storage):
+        return
+    near = {name for name, worker in state.workers.items() if worker.node == storage.node}
+    ends = [
+        node
+        for node in state.tree.nodes.values()
+        if any(name in near and name not in node.below for name in node.device)
+    ]
+    ends.sort(key=lambda node: node.last_use, reverse=True)
+    whole = ((node, chunks) for node in ends if (chunks := end_in_chunks(state, node)))
+    for node, chunks in islice(whole, MOST_UNSAVED):
+        put_off(state, storage, node, 0, chunks)
+    save_put_off(turn, storage)
 
 
 def save_leaving(turn: Turn, storage: Storage, node: Node) -> None:
@@ -74,14 +133,15 @@ def save_leaving(turn: Turn, storage: Storage, node: Node) -> None:
     first = depth_in_chunks(state, node)
     if end_in_chunks(state, node) <= first:
         return
-    chain = ancestors(state.tree, node)
-    path = [(above, page_count(state.tree, above)) for above in reversed(chain)]
-    save_path(turn, storage, _holder_above(state, storage, chain[1:]), path, first)
+    path = path_to(state, node)
+    left = _save_as_far_as_may_be(turn, storage, _holder_of(state, storage, path[:-1]), path, first)
+    # It is gone before there is room.
+    count(state, "saves_refused_chunks", sum(len(run.names) for run in left))
 
 
-def _holder_above(state: CellState, storage: Storage, chain: list[Node]) -> Worker | None:
-    """A worker of the storage's node that has the nearest node above which is not in its host pool."""
-    for above in chain:
+def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
+    """A worker of the storage's node that has the lowest node of a path which is not in its host pool."""
+    for above, _ in reversed(path):
         if storage.storage_id not in above.host or storage.storage_id in above.quarantined:
             near = [state.workers[name] for name in above.device if state.workers[name].node == storage.node]
             return near[0] if near else None
@@ -104,15 +164,7 @@ def _pages_to_end(state: CellState, node: Node) -> int:
     return (node.depth + len(node.tokens) // TOKEN_BYTES) // state.tree.page_size
 
 
-def _put_off(state: CellState, last: Save | None, path: Path, left: list[ChunkRun]) -> None:
-    """There is no room for these runs: they follow when ``last``, the path's last save, is answered."""
-    if last is None or not last.worker_id:
-        count(state, "saves_refused_chunks", sum(len(run.names) for run in left))
-        return
-    last.rest_node, last.rest = path[-1][0].id, left[0].first
-
-
-def _open(turn: Turn, storage: Storage, worker: Worker | None, run: ChunkRun) -> Save:
+def _open(turn: Turn, storage: Storage, worker: Worker | None, run: ChunkRun) -> None:
     state = turn.state
     save_id = state.next_save
     state.next_save += 1
@@ -148,7 +200,6 @@ def _open(turn: Turn, storage: Storage, worker: Worker | None, run: ChunkRun) ->
         quota=disk_quota(state, namespace),
     )
     turn.to_storage(storage, order)
-    return save
 
 
 def finish_save(turn: Turn, storage: Storage, save: Save, message: ChunksSaved) -> None:
@@ -163,20 +214,8 @@ def finish_save(turn: Turn, storage: Storage, save: Save, message: ChunksSaved) 
     count(state, "saved_chunks", len(message.chunks) // DIGEST_BYTES)
     chunks_gone(state, storage, message.dropped)
     chunks_added(state, storage, message.chunks)
-    if message.error:
-        return
-    if save.save_id >= storage.taken_from:
+    if not message.error and save.save_id >= storage.taken_from:
         remember_taken(storage, save.chunks)
-    _go_on(turn, storage, save)
-
-
-def _go_on(turn: Turn, storage: Storage, save: Save) -> None:
-    """Save the rest of a path for which there was no room, if it is still there."""
-    state = turn.state
-    worker, node = state.workers.get(save.worker_id), state.tree.nodes.get(save.rest_node)
-    if worker is not None and node is not None and state.config.disk_writes != "off":
-        path = [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
-        save_path(turn, storage, worker, path, save.rest)
 
 
 def expire_save(turn: Turn, save: Save) -> None:
@@ -196,14 +235,14 @@ def abandon_saves_of_storage(turn: Turn, storage: Storage) -> None:
         count(state, "saves_failed", 0 if save.is_late else 1)
         _close(state, storage, save)
     storage.late_saves = 0
-    storage.taken = {}
+    storage.taken, storage.unsaved = {}, {}
 
 
 def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
     """The worker is gone with its pages and their locks; what the storage has read of them is good."""
     for save in state.saves.values():
         if save.worker_id == worker.worker_id:
-            save.worker_id, save.node, save.rest_node = "", 0, 0
+            save.worker_id, save.node = "", 0
 
 
 def remember_taken(storage: Storage, names: bytes) -> None:

@@ -24,10 +24,11 @@ from services.scheduler.core.sparse_state import ChunkShares, SparseChoice, Spar
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
 from services.scheduler.core.transient import TransientTree
+from services.scheduler.core.under_way import Fetch, Save, Transfer
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
-from shared.messages.worker_events import RestorationCosts
+from shared.messages.worker_events import DeviceFacts, RestorationCosts
 
 
 class Request(msgspec.Struct):
@@ -68,6 +69,7 @@ class Request(msgspec.Struct):
     deferred_ns: int = 0  # When the deferral began that it is in.
     deferral_timer: str = ""  # Runs from its first deferral until it is admitted.
     is_impatient: bool = False  # That timer fired: it is not deferred again.
+    admission: int = 0  # Number of its last admission in the cell.
     pages: bytes = b""
     shared: int = 0  # pages
     node: int = 0  # Deepest tree node that it holds a lock on; 0 is none.
@@ -200,6 +202,7 @@ class Worker(msgspec.Struct):
     restoration: RestorationCosts | None = None  # As it said when it joined.
     restoring: Rate = msgspec.field(default_factory=Rate)  # Tokens restored, as observed.
     drain: Drain | None = None  # It was asked to end: it gets nothing new.
+    device: DeviceFacts | None = None  # As it said when it joined.
 
 
 class Storage(msgspec.Struct):
@@ -218,6 +221,7 @@ class Storage(msgspec.Struct):
     has_remote: bool = False
     chunks: dict[bytes, None] = {}  # What its disk holds, as far as it said.
     saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
+    unsaved: dict[int, int] = {}  # What there was no room for (:mod:`unsaved`): ends of paths, and the first chunk.
     fetching: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
     fetch_pages: int = 0  # Host pages leased to fetches that are not over.
     late_fetches: int = 0  # Fetches whose deadline passed and that it has not answered yet.
@@ -244,68 +248,6 @@ class Storage(msgspec.Struct):
     sparse_pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
     sparse_overruled: int = 0  # Decisions against such reads for which only that pace spoke.
     shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.
-
-
-class Transfer(msgspec.Struct):
-    """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
-
-    A node without ``backup_pages`` needs no copy and only waits for its children to leave.
-    ``held`` are host pages that no node stands for any more; they are free again after the answer.
-    """
-
-    transfer_id: int
-    storage_id: str
-    worker_id: str  # "" once the worker is lost.
-    nodes: list[int]
-    timer_id: str
-    held: bytes = b""
-    is_timed_out: bool = False
-    stays: bool = False  # Its nodes stay on the device: it only makes copies ahead of an eviction.
-
-
-class Save(msgspec.Struct):
-    """A SaveChunks that the storage has not answered.
-
-    ``node`` is the deepest node whose pages on the worker's device are read (0 is none): the path to it is locked
-    there. Host pages need no lock (see ``SaveChunks``). Where there was no room for a whole path, ``rest_node`` is its
-    end and ``rest`` the first chunk that is left, counted from the root: they follow after the answer.
-    """
-
-    save_id: int
-    storage_id: str
-    worker_id: str  # "" where no device is read, and once the worker is lost.
-    node: int
-    chunks: bytes
-    timer_id: str
-    is_late: bool = False  # Its deadline passed; what it reads stays locked until the answer all the same.
-    rest_node: int = 0
-    rest: int = 0
-
-
-class Fetch(msgspec.Struct):
-    """A FetchChunks that is not over.
-
-    It brings tokens [depth, end of ``tokens``) of a sequence; ``pages`` (packed, one entry a page from ``depth``
-    on) are the leased host pages that no node stands for yet, -1 where none is (any more). The first ``chunks`` are
-    in the tree.
-    """
-
-    fetch_id: int
-    storage_id: str
-    namespace: str
-    tokens: bytes
-    depth: int
-    pages: bytes
-    timer_id: str
-    chunks: int = 0
-    is_cancelled: bool = False
-    waiters: dict[str, None] = {}  # Waiting requests that it is for, deferred until it is over or not.
-    names: bytes = b""  # Of its chunks, 16 bytes each.
-    remote_chunks: int = 0  # Of ``chunks``: from the object store.
-    is_late: bool = False  # Its deadline passed.
-    queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
-    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
-    is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
 
 
 class Pin(msgspec.Struct):
@@ -348,6 +290,7 @@ class CellState(msgspec.Struct):
     """Everything that the fold knows."""
 
     config: CellConfig = CellConfig()
+    is_configured: bool = False  # ``config`` was said; before, no pool is asked for, because a pool stays.
     policy: str = CellConfig().policy  # The policy in force; ``config.policy`` may name one that does not exist.
     epoch: int = 0
     last_seq: int = 0

@@ -70,6 +70,8 @@ def _check_save(state: CellState, save: StateSave) -> None:
 
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
+    _require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
+    _require(storage.is_pool_requested or not storage.is_state_requested, f"{name} was asked for a state pool first")
     _require((storage.state_pool is None) == (storage.state_handle is None), f"{name} has a state pool only in part")
     _require(storage.state_pool is None or storage.is_state_requested, f"{name} has a state pool that nobody wanted")
     saving: dict[bytes, int] = {}

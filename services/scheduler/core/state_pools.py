@@ -19,7 +19,11 @@ from shared.messages.worker_plans import AttachHostPool
 
 
 def request_state_pool(turn: Turn, storage: Storage) -> None:
-    """Ask for a state pool if there is none yet and state is worth keeping there by what is known now."""
+    """Ask for a state pool if there is none yet and state is worth keeping there by what is known now.
+
+    Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
+    pool, which waits for them.
+    """
     is_possible = storage.state_bytes > 0 and (storage.disk_bytes > 0 or storage.has_remote)
     if storage.is_state_requested or not storage.is_pool_requested or not is_possible:
         return

@@ -7,7 +7,7 @@ from services.scheduler.core.page_pool import PagePool
 from services.scheduler.core.planner.prediction_error import MethodError
 from services.scheduler.core.state import CellState, Storage, Worker
 from services.scheduler.core.usage import owner_bytes, tenant_loads
-from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, WorkerStatus
+from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, StorageBudget, WorkerStatus
 
 
 def status(state: CellState, scheduler_id: str) -> CellStatus:
@@ -40,6 +40,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
                 running=len(worker.running),
                 waiting=worker.queue.size + len(worker.deferred),
                 draining=worker.drain is not None,
+                device=worker.device,
             )
             for worker in state.workers.values()
         ),
@@ -67,6 +68,18 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         unplaced=len(state.unplaced),
         tenant_loads=tenant_loads(state),
         owner_bytes=owner_bytes(state),
+        dtype=state.geometry.dtype if state.geometry is not None else "",
+        page_bytes=state.geometry.page_bytes if state.geometry is not None else 0,
+        budgets=tuple(
+            StorageBudget(
+                storage_id=storage.storage_id,
+                host=storage.host_bytes,
+                awaits_pool=storage.is_pool_requested and storage.pool is None,
+                disk=storage.disk_bytes,
+                has_remote=storage.has_remote,
+            )
+            for storage in state.storages.values()
+        ),
     )
 
 

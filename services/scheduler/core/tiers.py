@@ -16,9 +16,10 @@ from services.scheduler.core.residency import (
     is_left_bare,
     offer_left_bare,
 )
-from services.scheduler.core.state import CellState, Storage, Transfer, Worker, count, storage_of
+from services.scheduler.core.state import CellState, Storage, Worker, count, storage_of
 from services.scheduler.core.trimming import TRANSFER_PAGES, trim
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Transfer
 from services.scheduler.core.victims import take_device_excess, take_device_victim
 from shared.messages.explanations import Departure
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from services.scheduler.core.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.host_admission import admit_to_host
 from services.scheduler.core.prefix_tree import Node, Path, match_prefix, page_count
-from services.scheduler.core.saves import may_save, save_path
+from services.scheduler.core.saves import save_path, saves_below
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.trimming import TRANSFER_PAGES
 from services.scheduler.core.turn import Turn
@@ -36,7 +36,7 @@ def sequence_computed(turn: Turn, worker: Worker, request: Request, tokens: byte
     storage = storage_of(state, worker)
     if storage is None or not request.submit.cache.write:
         return
-    to_disk = config.disk_writes in ("through", "selective") and may_save(storage)
+    to_disk = config.disk_writes in ("through", "selective") and saves_below(storage)
     to_host = config.host_writes != "on_evict"
     if not to_disk and not to_host:
         return

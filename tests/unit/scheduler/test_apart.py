@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,13 @@ def _for_ever() -> bytes:
 
 
 def _children() -> set[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {name for entry in tasks for name in (entry / "children").read_text().split()} - _earlier
+    """Processes that threads of this one have started and that were not there before the test."""
+    found: set[str] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        # A thread of an earlier test may end between the listing and this.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update((thread / "children").read_text().split())
+    return found - _earlier
 
 
 _earlier: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.bootstrap import check
+from services.scheduler.checks import check
 from services.scheduler.config import SchedulerConfig
 from shared.config import load
 from shared.errors import ConfigError

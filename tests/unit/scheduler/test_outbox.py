@@ -13,6 +13,7 @@ from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import decode_published
 from shared.messages.gateway_notices import GatewayNotice, ResumeNeeded
+from tests.waiting import until
 
 
 def notice(number: int) -> GatewayNotice:
@@ -181,9 +182,10 @@ async def test_full_silent_outbox_stops_the_fold_until_more_is_published(monkeyp
     monkeypatch.setattr("services.scheduler.outbox.MOST_KEPT", 3)
     monkeypatch.setattr("services.scheduler.outbox.RETRY_S", 0.001)
     standby = Standby()
+    looks: list[bool] = []
+    monkeypatch.setattr(standby.outbox, "_may_speak", lambda: looks.append(False) or False)
     folding = asyncio.create_task(standby.fold(1, 2, 3, 4))
-    for _ in range(5):
-        await asyncio.sleep(0.002)
+    await until(lambda: len(looks) >= 10)  # It looks once for each of the first three, and then again and again.
     kept, waits = standby.outbox.unconfirmed, not folding.done()
     standby.outbox.forget(Progress(2, 2))
     await asyncio.wait_for(folding, 10)

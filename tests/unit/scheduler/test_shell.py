@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from services.scheduler import core
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.fold import Fold
 from services.scheduler.shell import Shell
-from services.scheduler.snapshots import SnapshotStore
+from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from shared import lifecycle, subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
@@ -22,8 +25,10 @@ from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerF
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.status import CellStatus, GetStatus, Heartbeat, Kind, SnapshotTaken, TakeSnapshot
 from shared.messages.storage_events import StorageJoined
+from shared.messages.storage_plans import CreateHostPool, StoragePlan
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
-from tests.scripted_cell import submit, worker_joined
+from tests.scripted_cell import GEOMETRY, submit, worker_joined
+from tests.stateful.model_state import COSTS
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -131,6 +136,39 @@ async def test_first_start_announces_itself_and_its_configuration(cell: Cell) ->
     assert isinstance(configured, CellConfigured)
     assert configured.config.max_running == 3
     assert (status.scheduler_id, status.epoch, status.seq) == ("first", 1, 2)
+
+
+async def test_members_that_were_there_before_any_scheduler_are_given_pools_by_its_settings(cell: Cell) -> None:
+    """A stream may begin with them; by the defaults they would be given state pools of another form."""
+    room = {"host_bytes": 2**20, "disk_bytes": 2**20, "state_bytes": 2**20}
+    await cell.put(StorageJoined(storage_id="s1", incarnation="one", node="node", **room))
+    await cell.put(structs.replace(worker_joined(), restoration=COSTS))
+
+    async with scheduler(cell, state_form="1/0/1"):
+        await cell.folded(4)
+    async with scheduler(cell, "second", state_form="off"):
+        await cell.folded(6)
+
+    kinds = [type(message).__name__ for message in await cell.inputs()][2:]
+    plans = {encode(output): output for output in await cell.outputs() if isinstance(output, StoragePlan)}
+    pools = [plan.order.geometry for plan in plans.values() if isinstance(plan.order, CreateHostPool)]
+    assert kinds == ["SchedulerStarted", "CellConfigured", "SchedulerStarted", "CellConfigured"]
+    assert pools == [GEOMETRY, structs.replace(GEOMETRY, absent=1)]
+
+
+async def test_settings_that_a_scheduler_died_before_saying_are_said_by_the_next(cell: Cell) -> None:
+    """Even where they are the defaults and it left a snapshot: until they are said nobody gets a pool."""
+    await cell.put(SchedulerStarted(scheduler_id="dead", epoch=1))
+    fold = Fold(core.new_state())
+    async for message in cell.bus.follow(subjects.INPUTS_STREAM, live=False):
+        fold.apply(message)
+    await SnapshotStore(cell.bus).put(1, encode_snapshot(take_snapshot(fold)))
+
+    async with scheduler(cell):
+        await cell.folded(3)
+
+    kinds = [type(message).__name__ for message in await cell.inputs()]
+    assert kinds == ["SchedulerStarted", "SchedulerStarted", "CellConfigured"]
 
 
 async def test_inputs_become_plans_with_the_time_of_sending(cell: Cell) -> None:

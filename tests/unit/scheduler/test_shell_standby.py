@@ -147,6 +147,38 @@ async def cell() -> AsyncIterator[Cell]:
             process.task.result()
 
 
+def failures(process: Process, name: str) -> list[Unavailable]:
+    """Calls of this bus method that find no broker, from now on."""
+    found: list[Unavailable] = []
+    original: Callable[..., Awaitable[Any]] = getattr(process.bus, name)
+
+    async def noted(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await original(*arguments, **options)
+        except Unavailable as error:
+            found.append(error)
+            raise
+
+    setattr(process.bus, name, noted)
+    return found
+
+
+async def tries_to_restore(process: Process, count: int = 2) -> list[bool]:
+    """Wait until it has tried so often, from now on, to get a state; whether it got one."""
+    follower = process.shell._follower
+    found: list[bool] = []
+    original = follower._try_to_restore
+
+    async def noted() -> Any:
+        restored = await original()
+        found.append(restored is not None)
+        return restored
+
+    follower._try_to_restore = noted  # type: ignore[method-assign]
+    await until(lambda: len(found) >= count)
+    return found[:count]
+
+
 def numbers(outputs: list[Published]) -> list[int]:
     """Of the worker's plans, first copies only."""
     first_copies = dict.fromkeys(encode(output) for output in outputs)
@@ -315,7 +347,8 @@ async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell) -> None:
         process.bus.disconnect()
     for process in everybody:
         process.clock_ns += 100 * LEASE_MS * 1_000_000
-    await asyncio.sleep(3 * LEASE_MS / 1000)  # They try meanwhile.
+    tried = failures(first, "write_lease"), failures(second, "read_lease")
+    await until(lambda: all(len(found) >= 3 for found in tried))
     silent = not first.shell._lease.is_held
     for process in reversed(everybody):
         process.bus.reconnect()
@@ -324,6 +357,34 @@ async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell) -> None:
     assert silent
     assert (status.scheduler_id, status.epoch) == ("first", 1)
     assert await cell.starts() == [("first", 1)]
+
+
+async def test_standby_that_looks_before_it_hears_of_the_reconnect_takes_nothing(cell: Cell) -> None:
+    """A look that was under way is answered first; the holder's time counts from that look all the same."""
+    first = await cell.active()
+    second = await cell.standby()
+    second.bus._on_reconnect.clear()
+    for process in (first, second):
+        process.bus.disconnect()
+    second.clock_ns += 100 * LEASE_MS * 1_000_000
+    tried = failures(second, "read_lease")
+    await until(lambda: bool(tried))
+    looked = second.shell._lease.look
+    looks: list[bool] = []
+
+    async def look() -> None:
+        await looked()
+        looks.append(second.is_live)
+
+    second.shell._lease.look = look  # type: ignore[method-assign]
+    second.bus.reconnect()
+    await until(lambda: len(looks) >= 3 or second.is_live)
+    first.bus.reconnect()
+    status = await cell.folded(await cell.put(worker_joined()))
+
+    assert (status.scheduler_id, status.epoch) == ("first", 1)
+    assert first.is_live
+    assert not second.is_live
 
 
 async def test_two_who_both_believe_to_be_active_are_never_both_obeyed(cell: Cell) -> None:
@@ -419,11 +480,12 @@ async def test_standby_waits_for_a_snapshot_where_the_stream_s_beginning_is_gone
     await cell.folded(seq)
     cell.broker.drop_oldest(subjects.INPUTS_STREAM, 1)
     second = Process(cell, "second")
-    await asyncio.sleep(LEASE_MS / 1000)
+    found = await tries_to_restore(second)
     had_none = not second.stands_by and second.position == 0
     await cell.snapshot()
     await until(lambda: second.stands_by)
 
+    assert not any(found)
     assert had_none
     assert second.position == first.position
 
@@ -448,7 +510,7 @@ async def test_scheduler_of_another_release_does_not_fold_beside_the_active_one(
     first = await cell.active()
     second = Process(cell, "second", release="another one")
     await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
-    await asyncio.sleep(LEASE_MS / 1000)
+    found = await tries_to_restore(second)
     had_none = second.position == 0 and not second.stands_by
     position = first.position
     await first.stop()
@@ -456,6 +518,7 @@ async def test_scheduler_of_another_release_does_not_fold_beside_the_active_one(
     status = await cell.folded(await cell.put(submit("r2", [3])))
     restored = second.shell._follower.restored
 
+    assert not any(found)
     assert had_none
     assert restored is not None
     assert restored.start >= position

@@ -45,6 +45,7 @@ class Moment:
     # What restoring a token costs as measured on the workers, neutral until something is known (see speed_fit).
     cost_depth_tokens: float = 0.0  # Depth at which computing a token takes twice what it takes at the top; 0: never.
     host_cost: float = 1.0  # Of loading a token from host memory, relative to computing one at the top.
+    admission: int = 0  # For which request something happens, by the number of its admission in the cell; 0: for none.
 
 
 class Policy(msgspec.Struct, tag_field="policy"):
@@ -60,8 +61,15 @@ class Policy(msgspec.Struct, tag_field="policy"):
     def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
         """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""
 
+    def ended(self, admission: int, answer_tokens: int) -> None:
+        """The request of that admission runs no more; so many tokens were sampled for it."""
+
     def add(self, node: Node, moment: Moment) -> None:
         """The node became resident: computed, loaded or backed up. A parent is added before its children."""
+
+    def admission_of(self, node: Node) -> int:
+        """The admission of the request that used the resident node last, as far as the policy knows; else 0."""
+        return 0
 
     def remove(self, node: Node, moment: Moment) -> None:
         """The node left the pool, evicted or dropped; ``node`` still has its last values."""
@@ -79,6 +87,10 @@ class Policy(msgspec.Struct, tag_field="policy"):
     def prepare(self) -> bool:
         """Do some work now that a later call would do, if there is any that decides nothing; returns whether."""
         return False
+
+    def check(self) -> str:
+        """What contradicts itself in what it remembers, from scratch; "" is nothing. For tests; does not mutate."""
+        return ""
 
 
 def size_of(node: Node) -> int:

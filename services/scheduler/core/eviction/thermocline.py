@@ -3,9 +3,9 @@
 The value of a token is the Gittins index of its reuse (see :mod:`thermo.law`) times the cost of computing or loading
 it again. The law of reuse is learned online from sampled tokens of past requests, evicted ones included. What it
 distinguishes is how a prefix is used: the pace of its uses, how often, by which turn of a conversation, how much of
-that request was new, how many continuations it has, whether it ends the prompt, and whether a later request went
-another way just above it (then it is as good as dead). Blocks of one conversation come back together or not at all;
-so what is known of the request counts for all that it touched, not a count per block.
+that request was new, how long its answer was, how many continuations it has, whether it ends the prompt, and whether a
+later request went another way just above it (then it is as good as dead). Blocks of one conversation come back together
+or not at all; so what is known of the request counts for all that it touched, not a count per block.
 
 Where a simple rule does better than what was learned so far, that rule ranks the pool (see :mod:`thermo.duel`).
 """
@@ -35,6 +35,8 @@ FIT_INTERVAL = 128  # Requests between two fits of the law; the first ones come 
 MOST_UNLABELLED = 4096  # Samples that wait for that; of more, the oldest keep the features that they began with.
 LABELS = 128  # Samples whose features are corrected in one request; a fit waits until all are.
 MEMORY = 12  # Uses over which the pace of a prefix is smoothed.
+MOST_LATER = 1024  # Samples of running requests that are looked at once more; others stay as they are.
+MOST_RUNNING = 1024  # Requests whose end is waited for; what is known of more is taken for all that there is to know.
 HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: one says nothing about another.
 TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
 
@@ -58,7 +60,10 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     spacing: Spacing = msgspec.field(default_factory=Spacing)
     records: Records = msgspec.field(default_factory=Records)
     resident: dict[int, int] = {}  # Digest by node id.
+    running: dict[int, list[int]] = {}  # By admission: digests of samples in the duel, to be corrected when it ends.
+    newest: int = 0  # The admission that was visited last.
     unlabelled: list[int] = []  # Digests of samples whose features may still change.
+    later: list[int] = []  # The same, left for the next fit because their requests run.
     law: Law = msgspec.field(default_factory=Law)
     fit: Fit = msgspec.field(default_factory=Fit)
     duel: Duel = msgspec.field(default_factory=Duel)
@@ -70,7 +75,7 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         self.clock = max((moment.time_ns - self.began_ns) / 1e9, self.clock + TICK)
         self.cost_depth_tokens, self.host_cost = moment.cost_depth_tokens, moment.host_cost
         if self.requests:
-            self.records.release(self.requests)
+            self.records.release(self.newest)
             self._settle()
         self.requests += 1
         self.tokens_seen += prompt_tokens
@@ -79,22 +84,33 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             if self.requests >= self.fit_at:
                 self._fit()
             self.fit.advance(self.law)
-        # The policy itself holds on to the newest request's context, for nodes that are added right under the root.
-        self.records.contexts[self.requests] = Context(self.clock, prompt_tokens, users=1)
+        # The policy itself holds on to the contexts of those that run, and of the newest.
+        number = self.newest = moment.admission or self.requests
+        self.records.contexts[number] = Context(self.clock, prompt_tokens, users=2)
+        self.running[number] = []
+        if len(self.running) > MOST_RUNNING:
+            self._leave(next(iter(self.running)))
         above: Record | None = None
         for node in path:
             record = self._record(node.id)
             if record is None:
                 continue
-            self._reuse(record, self.requests)
+            self._reuse(record, number)
             self._sample(record, size_of(node))
             self._follow(above, record)
             above = record
 
+    def ended(self, admission: int, answer_tokens: int) -> None:
+        if admission in self.running:
+            self.records.contexts[admission].answer = max(answer_tokens, 0)
+            self._leave(admission)
+
     def add(self, node: Node, moment: Moment) -> None:
         records = self.records
         parent = self._record(node.parent)
-        number = parent.context if parent is not None else self.requests
+        number = moment.admission
+        if not number or number not in records.contexts:
+            number = parent.context if parent is not None else self.newest
         if number not in records.contexts:
             number = 0
             records.contexts.setdefault(0, Context(self.clock, 0))
@@ -106,6 +122,10 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         self.resident[node.id] = node.end_digest
         self._sample(record, size_of(node))
         self._follow(parent, record)
+
+    def admission_of(self, node: Node) -> int:
+        record = self._record(node.id)
+        return record.context if record is not None else 0
 
     def remove(self, node: Node, moment: Moment) -> None:
         self.ranking.withdraw(node.id)
@@ -149,6 +169,13 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
     def prepare(self) -> bool:
         return self.fit.make_ahead()
 
+    def check(self) -> str:
+        users = self.records.users()
+        users.update(list(self.running))
+        users.update([self.newest] if self.requests else [])
+        kept = {number: context.users for number, context in self.records.contexts.items()}
+        return "" if kept == users else f"requests are referred to as {dict(users)}, and counted as {kept}"
+
     def _cost(self, node: Node) -> float:
         """Of having to restore a token of the node, relative to computing one at the top. No unit.
 
@@ -173,13 +200,13 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             self._reuse(ghost, number)
         record = Record(node.end_digest, node.depth + size_of(node))
         record.turn, record.pace = context.turn, context.pace
+        records.bind(record, number)  # Before the ghosts let go of the request: nothing else may refer to it.
         if beyond is not None:
             records.hopes[record.digest] = beyond.digest
         for ghost in ghosts:
             records.ghosts.take(ghost.digest)
             records.release(ghost.context)
         records.by_digest[record.digest] = record
-        records.bind(record, number)
         if parent is not None:
             parent.children += 1
         return record
@@ -253,6 +280,14 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
         if len(self.unlabelled) > MOST_UNLABELLED:
             del self.unlabelled[: MOST_UNLABELLED // 2]
 
+    def _leave(self, admission: int) -> None:
+        """All is known of a request that will ever be."""
+        for digest in self.running.pop(admission):
+            record = self.records.find(digest)
+            if record is not None and record.context == admission:
+                self.duel.changed(digest, self._code(record))
+        self.records.release(admission)
+
     def _settle(self) -> None:
         """Behind the request before this one: its samples enter the duel, which says what is ranked by from now on."""
         duel, records = self.duel, self.records
@@ -261,6 +296,8 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             if record is not None:
                 context = records.contexts[record.context]
                 duel.enter(digest, context.last, code_of(record, context))
+                if record.context in self.running:
+                    self.running[record.context].append(digest)
         duel.entering = []
         mean = max(self.tokens_seen / self.requests, 1.0)
         self.ranking.follow(duel.settle(self.capacity, mean, self.clock, self.law))
@@ -278,6 +315,9 @@ class ThermoclinePolicy(Policy, tag="thermocline"):
             record = self.records.find(digest)
             if record is not None:
                 self._label(record)
+                if record.context in self.running and len(self.later) < MOST_LATER:
+                    self.later.append(digest)
         if not self.unlabelled:
+            self.unlabelled, self.later = self.later, []
             is_begun = self.fit.start(self.law, self.clock)
             self.fit_at = self.requests + (min(FIT_INTERVAL, self.requests) if is_begun else FIRST_FIT)

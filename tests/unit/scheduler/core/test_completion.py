@@ -95,3 +95,17 @@ def test_a_request_that_fails_too_often_is_given_up(make_cell):
     assert [order.attempt for order in cell.admitted] == [1, 2, 3]
     assert cell.gateways["gateway"].ended == {"a": "attempts_exhausted"}
     assert cell.state.workers["worker-0"].pool.free == 32
+
+
+def test_eviction_policies_hear_how_long_each_answer_is(make_cell):
+    """Those of the device and of its node's host pool, of the request that the tokens were computed for."""
+    cell = make_cell(policy="thermocline", page_size=1, pages=64, host_pages=64, host_writes="through")
+    cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+    cell.submit([7, 8, 9, 10], max_tokens=30, ignore_eos=True)
+    cell.drain()
+
+    assert len(cell.state.orders) == 2
+    for order in cell.state.orders.values():
+        used_by = [order.records.contexts[record.context] for record in order.records.by_digest.values()]
+        assert {(context.prompt, context.answer) for context in used_by} == {(3, 4), (4, 30)}
+        assert not order.running

@@ -1,10 +1,11 @@
 """Deferral on delay hit: who waits for whom, and for how long."""
 
 import pytest
+from msgspec import structs
 
 from services.scheduler.core import status
 from services.scheduler.core.deferral import is_deferred
-from shared.messages.cell_events import WorkerLost
+from shared.messages.cell_events import CellConfigured, WorkerLost
 
 DOCUMENT = [position % 10 for position in range(2048)]
 
@@ -66,6 +67,41 @@ def test_the_threshold_decides(big, shared, expected):
     ask(cell, 0, DOCUMENT[:shared])
     ask(cell, 1, DOCUMENT[:shared])
 
+    assert deferred(cell) == expected
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(128, []), (129, ["q1"])])
+def test_the_page_of_the_last_token_is_not_waited_for(big, tokens, expected):
+    """A prompt's last token is computed in any case, so its page is nothing that another could bring."""
+    cell = big()
+    for name in ("q0", "q1"):
+        cell.submit(DOCUMENT[:tokens], max_tokens=1, request_id=name)
+
+    assert deferred(cell) == expected
+
+
+def test_nobody_is_deferred_once_deferral_is_off(big):
+    """What was announced before the change is waited for no more."""
+    cell = big()
+    ask(cell, 0)
+    cell.feed(CellConfigured(config=structs.replace(cell.state.config, defer_tokens=0)))
+    ask(cell, 1)
+
+    assert deferred(cell) == []
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(120, []), (100, ["q1"])])
+def test_computed_tokens_of_an_unfinished_page_do_not_count(big, budget, expected):
+    """The page is in no tree yet, but what is left of it is all that a wait would be for."""
+    cell = big(defer_tokens=80, max_batch_tokens=budget, batches_ahead=10)
+    ask(cell, 0, DOCUMENT[:640])
+    worker = cell.workers["worker-0"]
+    worker.step()
+    cell.deliver(worker)
+
+    ask(cell, 1, DOCUMENT[:192])
+
+    assert cell.state.requests["q0"].computed == budget
     assert deferred(cell) == expected
 
 

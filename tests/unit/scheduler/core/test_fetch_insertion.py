@@ -2,16 +2,15 @@
 
 import random
 
-import pytest
-
 from services.scheduler.core import check_invariants
 from services.scheduler.core.fetch_insertion import insert_fetched
 from services.scheduler.core.page_pool import allocate
 from services.scheduler.core.prefix_tree import match_prefix, page_count
 from services.scheduler.core.residency import give_host
-from services.scheduler.core.state import Fetch
 from services.scheduler.core.turn import Turn
+from services.scheduler.core.under_way import Fetch
 from shared.messages.base import pack_int32, unpack_int32
+from tests.cases import case
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
 
@@ -40,10 +39,14 @@ def grow(cell, chance):
             give_host(state, node, storage, allocate(storage.pool, page_count(state.tree, node)))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_pages_become_copies_where_they_have_something_to_stand_on(make_cell, seed):
+def test_pages_become_copies_where_they_have_something_to_stand_on(make_cell):
     """As a page by page model has it; all other leased pages are free again."""
-    chance = random.Random(seed)
+    for seed in range(60):
+        with case(seed=seed):
+            _pages_become_copies(make_cell, random.Random(seed))
+
+
+def _pages_become_copies(make_cell, chance):
     cell = make_cell(page_size=PAGE, pages=64, host_pages=60, policy="lru")
     grow(cell, chance)
     state = cell.state

@@ -50,7 +50,19 @@ def test_a_page_is_released_once(pages):
         release(pool, pack_int32(pages))
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@pytest.mark.parametrize("pages", [[3], [7], [-1], [2, 3], [-1, 0], [0, 3], [0, -2]])
+def test_a_page_outside_the_pool_is_refused(pages):
+    """Below 0, just behind the last and far behind it, in a run and scattered; nothing changes."""
+    pool = new_pool(3)
+    allocate(pool, 3)
+
+    with pytest.raises(InvariantViolated, match="are not all of a pool of 3"):
+        release(pool, pack_int32(pages))
+
+    assert (pool.free, pool.free_map) == (0, bytearray(3))
+
+
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=40))
 def test_a_pool_behaves_like_a_list_of_free_pages(actions):
     """Whatever is taken and given back, no page is lost or given twice."""

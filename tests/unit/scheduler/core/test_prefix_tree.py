@@ -94,7 +94,7 @@ def test_the_last_leaf_takes_its_root_along():
     assert tree.roots == {}
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     page_size=st.sampled_from([1, 2, 3]),
     known=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8),

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
-from services.scheduler.core import check_invariants, decode_state, encode_state
+from services.scheduler.core import check_invariants, decode_state, encode_state, quotas
+from services.scheduler.core.quota_accounts import Account
+from services.scheduler.core.quotas import charge
 from services.scheduler.core.residency import DEVICE, HOST
 from shared.errors import InvariantViolated
 from shared.messages.cell_events import CellConfigured, FlushCache
@@ -29,6 +31,15 @@ def run(cell, kind, salt="", its=None, tokens=40, **options):
     cell.drain()
 
 
+def test_an_owner_never_has_fewer_pages_than_none(make_cell):
+    """A page that is counted off twice is a fault of the core, and is told at once."""
+    cell = make_cell(pages=24)
+    run(cell, 1, salt="a", its=quota(device=20))
+
+    with pytest.raises(InvariantViolated, match="an owner has -1 pages in device/worker-0"):
+        charge(cell.state, 1, "device/worker-0", -pages(cell)["device/worker-0"] - 1)
+
+
 def settle(cell):
     """Some steps in which nothing else happens."""
     for _ in range(8):
@@ -44,8 +55,8 @@ def kinds(cell, tier):
 
 def pages(cell, owner="a"):
     """What is counted of an owner, by pool."""
-    quotas = cell.state.quotas
-    return quotas.accounts[quotas.numbers[owner]].pages
+    known = cell.state.quotas
+    return known.accounts[known.numbers[owner]].pages
 
 
 def test_nobody_is_counted_where_nobody_has_a_quota(make_cell):
@@ -395,6 +406,73 @@ def test_a_snapshot_keeps_quotas(make_cell):
     old = msgspec.msgpack.decode(encode_state(make_cell(pages=24).state))
     del old["state"]["quotas"], old["state"]["tree"]["owners"]
     assert decode_state(msgspec.msgpack.encode(old)).tree.owners == {}
+
+
+def an_owner(cell, **account):
+    """Owner 7 of a state whose pages have ``PAGE_BYTES``; its number."""
+    cell.state.quotas.accounts[7] = Account(name="a", **account)
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "pages", "leaving", "coming", "expected"),
+    [
+        (10 * PAGE_BYTES, 0, 0, 0, -10),
+        (10 * PAGE_BYTES, 10, 0, 0, 0),
+        (10 * PAGE_BYTES, 13, 0, 0, 3),
+        (10 * PAGE_BYTES, 13, 4, 0, -1),
+        (10 * PAGE_BYTES, 13, 4, 6, 5),
+        (10 * PAGE_BYTES + PAGE_BYTES - 1, 11, 0, 0, 1),
+        (PAGE_BYTES - 1, 1, 0, 0, 1),
+        (0, 99, 0, 5, 0),
+    ],
+)
+@pytest.mark.parametrize(("pool", "field"), [("device/w", "device_bytes"), ("host/s", "host_bytes")])
+def test_the_excess_is_what_is_there_and_coming_less_what_leaves(
+    make_cell, pool, field, nbytes, pages, leaving, coming, expected
+):
+    """Above whole pages of the quota of that tier alone; without one there is no excess."""
+    cell = make_cell(pages=24, page_size=4)
+    owner = an_owner(cell, pages={pool: pages}, leaving={pool: leaving}, **{field: nbytes})
+    other = 8
+    cell.state.quotas.accounts[other] = Account(name="b", pages={pool: 99})
+
+    assert quotas.excess(cell.state, owner, pool, coming) == expected
+    assert quotas.most_pages(cell.state, owner, pool) == (nbytes // PAGE_BYTES if nbytes else None)
+    assert quotas.excess(cell.state, other, pool, coming) == 0
+    assert quotas.excess(cell.state, quotas.NOBODY, pool, coming) == 0
+    assert quotas.most_pages(cell.state, quotas.NOBODY, pool) is None
+
+
+def test_before_pages_have_a_size_no_quota_is_exceeded(make_cell):
+    """No worker has said yet how large they are."""
+    cell = make_cell(pages=24, page_size=4)
+    owner = an_owner(cell, device_bytes=1, pages={"device/w": 9})
+    cell.state.geometry = None
+
+    assert quotas.most_pages(cell.state, owner, "device/w") is None
+    assert quotas.excess(cell.state, owner, "device/w") == 0
+
+
+def test_who_is_above_is_written_down_with_each_change(make_cell):
+    """One page above is above, the quota itself is not; what leaves counts at once, and first come is first asked."""
+    cell = make_cell(pages=24, page_size=4)
+    owner = an_owner(cell, device_bytes=2 * PAGE_BYTES)
+    above = cell.state.quotas.above
+
+    quotas.charge(cell.state, owner, "device/w", 2)
+    within = dict(above)
+    quotas.charge(cell.state, owner, "device/w", 1)
+    beyond = {pool: list(owners) for pool, owners in above.items()}
+    quotas.note_leaving(cell.state, owner, "device/w", 1)
+    leaving = dict(above)
+    quotas.note_leaving(cell.state, owner, "device/w", -1)
+    quotas.charge(cell.state, owner, "device/w", -3)
+
+    assert (within, beyond, leaving, above) == ({}, {"device/w": [7]}, {}, {})
+    assert cell.state.quotas.accounts[owner].pages == {}
+    with pytest.raises(InvariantViolated, match="-1 pages in device/w"):
+        quotas.charge(cell.state, owner, "device/w", -1)
 
 
 def test_miscounts_are_seen(make_cell):

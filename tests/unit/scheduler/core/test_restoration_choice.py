@@ -11,6 +11,7 @@ from services.scheduler.core.planner.partition import made
 from services.scheduler.core.restoration_choice import Prices, Ways, choose, pipelined_us, state_kind, ways_back
 from services.scheduler.core.sparse_costs import SparsePrices
 from shared.messages.pools import KvGeometry
+from tests.cases import case
 
 CHUNK = 64
 LAYERS = 8
@@ -146,14 +147,18 @@ def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter():
     assert pipelined_us(40.0, 90.0, 90) == pytest.approx(90.0 + 40.0 / 9)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_no_other_way_would_have_been_faster(seed):
+def test_no_other_way_would_have_been_faster():
     """KV up to any chunk, then state up to any other, with any layers from tokens, then computing: none beats it.
 
     Whole runs are compared, so restoring a token must take the device less than computing it: else a part of a run
     could be the best, and by little.
     """
-    chance = random.Random(seed)
+    for seed in range(200):
+        with case(seed=seed):
+            _no_other_way_is_faster(random.Random(seed))
+
+
+def _no_other_way_is_faster(chance):
     absent = chance.randint(0, 3)
     pages = layout(absent, chance.randint(1, LAYERS - absent))
     held = prices(
@@ -215,10 +220,14 @@ def test_a_request_that_must_be_exact_has_no_such_way():
     assert [choice.form for choice in ways_back(prices(), way)] == ["recompute"]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_reading_in_part_wins_where_nothing_else_is_faster(seed):
+def test_reading_in_part_wins_where_nothing_else_is_faster():
     """Against every other way, its own time added up anew."""
-    chance = random.Random(seed)
+    for seed in range(200):
+        with case(seed=seed):
+            _reading_in_part_wins_where_it_should(random.Random(seed))
+
+
+def _reading_in_part_wins_where_it_should(chance):
     held = prices(
         layout(chance.randint(0, 3), chance.randint(1, 5)),
         disk=10 ** chance.uniform(0, 4),
@@ -295,10 +304,14 @@ def test_holes_behind_kv_are_weighed_with_it():
     assert choose(held, further).total_us < choose(held, alone).total_us
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_a_run_goes_on_behind_holes_as_far_as_is_best(seed):
+def test_a_run_goes_on_behind_holes_as_far_as_is_best():
     """None of the ways to stop after any of its stretches, or to begin none, is faster; times are added up anew."""
-    chance = random.Random(seed)
+    for seed in range(200):
+        with case(seed=seed):
+            _a_run_goes_on_as_far_as_is_best(random.Random(seed))
+
+
+def _a_run_goes_on_as_far_as_is_best(chance):
     held = prices(
         layout(chance.randint(0, 3), chance.randint(1, 5)),
         disk=10 ** chance.uniform(0, 3),

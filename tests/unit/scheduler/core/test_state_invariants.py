@@ -78,6 +78,14 @@ def break_pool_without_handle(cell):
     state_storage(cell).state_handle = None
 
 
+def break_settings(cell):
+    cell.state.is_configured = False
+
+
+def break_order_of_pools(cell):
+    state_storage(cell).is_pool_requested = False
+
+
 def break_catalogue(cell):
     state_storage(cell).state_chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
 

@@ -9,7 +9,7 @@ from shared.messages.pools import PoolHandle
 from shared.messages.storage_events import ChunksFetched, HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
-from tests.stateful.cell_model import geometry
+from tests.stateful.cell_model import CellModel, geometry
 from tests.stateful.model_state import COSTS, state_geometry
 from tests.unit.scheduler.core.fetching import PAGE, prompt
 from tests.unit.scheduler.core.saving_state import saving_cell, state_storage, worker_runs
@@ -18,10 +18,15 @@ SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 """On the disk as it is known at first, KV comes back sooner."""
 
 
+def all_asked(cell):
+    """Every pool that was asked for, in order."""
+    orders = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
+    return [order.geometry for order in orders if isinstance(order, CreateHostPool)]
+
+
 def asked(cell):
     """Every state pool that was asked for."""
-    orders = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order.geometry for order in orders if isinstance(order, CreateHostPool) and order.geometry.is_state]
+    return [found for found in all_asked(cell) if found.is_state]
 
 
 def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
@@ -35,6 +40,40 @@ def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
     later = [order for outputs in cell.outputs[outputs_before:] for order in orders(outputs, AttachHostPool)]
     assert [order.handle.geometry.is_state for order in later] == [False, True]
     assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == "state"] == [64]
+
+
+def join(cell, *members):
+    """A storage that may keep state and a worker that restores it join, in this order."""
+    cell.restoration = COSTS
+    for member in members:
+        if member == "storage":
+            cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=64)
+        else:
+            cell.add_worker("worker-0")
+
+
+@pytest.mark.parametrize("members", [("storage", "worker"), ("worker", "storage")])
+@pytest.mark.parametrize(
+    ("settings", "pools"),
+    [
+        ({"state_form": "0/1/0"}, [geometry(PAGE), state_geometry(PAGE)]),
+        ({"state_form": "off"}, [geometry(PAGE)]),
+        ({"state_form": "0/1/0", "host_tier": False}, []),
+    ],
+)
+def test_members_that_come_before_the_settings_wait_for_them(members, settings, pools):
+    """By the defaults every pool would be asked for, and what they decide could not be undone."""
+    cell = CellModel(page_size=PAGE)
+    join(cell, *members)
+    assert all_asked(cell) == []
+
+    for _ in range(2):
+        cell.feed(CellConfigured(config=CellConfig(**settings)))
+        cell.drain()
+
+    made = [pool.tier for pool in status(cell.state, "x").pools if pool.tier != "device"]
+    assert all_asked(cell) == pools
+    assert made == ["host", "state"][: len(pools)]
 
 
 @pytest.mark.parametrize(

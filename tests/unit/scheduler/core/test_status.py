@@ -1,6 +1,8 @@
 """The published status."""
 
-from services.scheduler.core import new_state, status
+from services.scheduler.core import decode_state, encode_state, new_state, status
+from shared.messages.status import StorageBudget
+from shared.messages.worker_events import DeviceFacts
 from tests.unit.scheduler.core.fetching import prompt
 from tests.unit.scheduler.core.reading_in_part import put_in_parts, sparse_cell
 from tests.unit.scheduler.core.saving_state import saving_cell, worker_runs
@@ -62,3 +64,28 @@ def test_chunks_that_can_be_read_in_part_are_counted_twice(make_cell):
     found = status(cell.state, "me")
 
     assert (found.chunks, found.sparse_chunks, found.chunks_in_all) == (3, 3, 3)
+
+
+def test_what_pools_take_and_may_take_is_told(make_cell):
+    """Data type and bytes of a page as workers have them, the storage's budgets, and a pool that is being made."""
+    cell = make_cell(host_pages=20)
+    geometry = cell.state.geometry
+    storage = cell.state.storages["storage"]
+    found = status(cell.state, "me")
+
+    assert (found.dtype, found.page_bytes) == (geometry.dtype, geometry.page_bytes)
+    assert found.budgets == (
+        StorageBudget(storage_id="storage", host=storage.host_bytes, disk=storage.disk_bytes, awaits_pool=False),
+    )
+    storage.pool = None
+    assert status(cell.state, "me").budgets[0].awaits_pool
+
+
+def test_the_device_of_a_worker_is_told(make_cell):
+    """As it said when it joined; a worker of an earlier release said nothing."""
+    cell = make_cell()
+    device = DeviceFacts(kind="cuda", name="H", ranks=2)
+    assert status(cell.state, "me").workers[0].device is None
+    cell.state.workers["worker-0"].device = device
+
+    assert status(decode_state(encode_state(cell.state)), "me").workers[0].device == device

@@ -32,7 +32,7 @@ FAVOURED_DEVIATIONS = 0.5
 
 
 class Duel(msgspec.Struct):
-    """``rule`` is the one in force. Samples of a request are entered behind it, when all is known of them."""
+    """``rule`` is the one in force. Samples of a request are entered behind it, when most is known of them."""
 
     rule: int = ROUNDS
     spacing: Spacing = msgspec.field(default_factory=Spacing)

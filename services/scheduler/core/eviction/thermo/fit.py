@@ -1,8 +1,8 @@
 """The fit of the law, in slices of bounded work, so that no single request waits for it.
 
-One round of alternating ratios from the factors in force: the base hazard by pace and age from exposure weighted
+One round of alternating ratios from the factors in force: the base hazard by rhythm and age from exposure weighted
 with the factors, then each feature's factor in turn from the reuses seen and due, then the Gittins index of each
-pace. Between slices everything is plain bytes; the tables in force change only when all of the new ones are there.
+rhythm. Between slices everything is plain bytes; the tables in force change only when all of the new ones are there.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import numpy as np
 
 from services.scheduler.core.eviction.thermo.law import (
     AGE_BINS,
+    ANSWERS,
     BINS_PER_DOUBLING,
     EDGES,
-    FEATURE_BITS,
     FEATURES,
     LEVELS,
     MIDDLE,
     PACES,
     PAIR_SIZE,
     PAIRS,
+    RHYTHMS,
     Law,
     rounded,
+    shift_of,
 )
 from services.scheduler.core.eviction.thermo.samples import Floats, Ints
 
 FACTOR_LIMIT = 50.0
 PRIOR_EVENTS = 10.0  # Weight, in reuses, of the assumption that a feature makes no difference.
+CHAIN_EVENTS = 20.0  # Weight of the assumption that it makes the same difference as at the age before.
 MIN_EVENTS = 16
 ROWS = 2048  # Samples in one slice.
-PARTS = 3  # Slices that the index of a pace is made in.
+PARTS = 3  # Slices that the index of a rhythm is made in.
 BUDGET = 3.0  # Work between two requests: a slice counts one, those of the index two, and more with many samples.
+UNIT_SHARE = 8  # The first age bins are a part of so many of the median age of reuse.
 
 _LEVELS = np.arange(LEVELS).reshape(PARTS, -1)
 _SLICE_BYTES = _LEVELS.shape[1] * EDGES * 4
@@ -49,11 +53,12 @@ class Fit(msgspec.Struct):
     now: float = 0.0
     count: int = 0  # Samples that take part, the first ones of the window.
     edges: bytes = b""
-    steps: bytes = b""  # 3 x PACES x AGE_BINS: net weight that leaves in a bin, its part of the bin, reuses.
+    # 3 x RHYTHMS x AGE_BINS: net weight that leaves in a bin, its part of the bin, reuses.
+    steps: bytearray = msgspec.field(default_factory=bytearray)
     weights: bytearray = msgspec.field(default_factory=bytearray)  # By sample: product of factors, then reuses due.
-    base: bytes = b""  # PACES x AGE_BINS.
+    base: bytes = b""  # RHYTHMS x AGE_BINS.
     factors: bytes = b""
-    paces: bytes = b""  # Those that some sample has, and 0.
+    rhythms: bytes = b""  # Those that some sample has, and of each class of answers that without a pace.
     index: bytearray = msgspec.field(default_factory=bytearray)
 
     def start(self, law: Law, now: float) -> bool:
@@ -67,7 +72,7 @@ class Fit(msgspec.Struct):
             return False
         self.stage, self.at, self.now, self.count = WATCH, 0, now, samples.count()
         self.edges = _edges(leave[is_reused], float(leave.max())).tobytes()
-        self.steps = bytes(3 * 8 * PACES * AGE_BINS)
+        self.steps = bytearray(3 * 8 * RHYTHMS * AGE_BINS)
         self.factors = law.factors or np.ones((FEATURES, PACES)).tobytes()
         self.weights, self.index = bytearray(8 * self.count), bytearray()
         return True
@@ -94,32 +99,31 @@ class Fit(msgspec.Struct):
         The index follows from tables that are final by then, so it does not matter when it is made. It comes into
         force when the last of its slices is due.
         """
-        if self.stage != INDEX or len(self.index) == PARTS * len(self.paces) * _SLICE_BYTES:
+        if self.stage != INDEX or len(self.index) == PARTS * len(self.rhythms) * _SLICE_BYTES:
             return False
         self._make_index()
         return True
 
     def _watch(self, law: Law) -> None:
-        """Sum up how long prefixes of each pace were watched at each age, weighted with their factors."""
+        """Sum up how long prefixes of each rhythm were watched at each age, weighted with their factors."""
         stop = min(self.at + ROWS, self.count)
         enter, leave, is_reused = law.samples.ages(self.at, stop, self.now)
         codes = law.samples.features(self.at, stop)
         weight = np.exp2((law.level(codes) - MIDDLE) / 2) if law.levels else np.ones(stop - self.at)
         np.frombuffer(self.weights)[self.at : stop] = weight
-        pace = (codes & (PACES - 1)) * AGE_BINS
-        size = PACES * AGE_BINS
-        steps = np.frombuffer(self.steps).reshape(3, size).copy()
+        first = (codes & (RHYTHMS - 1)) * AGE_BINS
+        size = RHYTHMS * AGE_BINS
+        steps = np.frombuffer(self.steps).reshape(3, size)
         for age, sign in ((leave, 1.0), (enter, -1.0)):
             age_bin, part = _place(np.frombuffer(self.edges), age)
-            steps[0] += np.bincount(pace + age_bin, weight * sign, size)
-            steps[1] += np.bincount(pace + age_bin, weight * sign * part, size)
+            steps[0] += np.bincount(first + age_bin, weight * sign, size)
+            steps[1] += np.bincount(first + age_bin, weight * sign * part, size)
             if sign > 0:
-                steps[2] += np.bincount((pace + age_bin)[is_reused], minlength=size)
-        self.steps = steps.tobytes()
+                steps[2] += np.bincount((first + age_bin)[is_reused], minlength=size)
         self._go_on(stop, self.count, BASE)
 
     def _base(self) -> None:
-        leaving, parts, events = np.frombuffer(self.steps).reshape(3, PACES, AGE_BINS)
+        leaving, parts, events = np.frombuffer(self.steps).reshape(3, RHYTHMS, AGE_BINS)
         beyond = leaving[:, ::-1].cumsum(axis=1)[:, ::-1] - leaving
         exposure = np.maximum(parts + beyond * np.diff(np.frombuffer(self.edges)), 0.0)
         self.base = _fit_base(exposure, events).tobytes()
@@ -129,14 +133,14 @@ class Fit(msgspec.Struct):
         """How many reuses were due of each sample while it was watched."""
         stop = min(self.at + ROWS, self.count)
         enter, leave, _ = law.samples.ages(self.at, stop, self.now)
-        pace = law.samples.features(self.at, stop) & (PACES - 1)
-        edges, base = np.frombuffer(self.edges), np.frombuffer(self.base).reshape(PACES, AGE_BINS)
-        total = np.zeros((PACES, AGE_BINS))
+        rhythm = law.samples.features(self.at, stop) & (RHYTHMS - 1)
+        edges, base = np.frombuffer(self.edges), np.frombuffer(self.base).reshape(RHYTHMS, AGE_BINS)
+        total = np.zeros((RHYTHMS, AGE_BINS))
         total[:, 1:] = np.cumsum(base * np.diff(edges), axis=1)[:, :-1]
         until, until_part = _place(edges, leave)
         since, since_part = _place(edges, enter)
-        due = total[pace, until] + base[pace, until] * until_part
-        due -= total[pace, since] + base[pace, since] * since_part
+        due = total[rhythm, until] + base[rhythm, until] * until_part
+        due -= total[rhythm, since] + base[rhythm, since] * since_part
         np.frombuffer(self.weights)[self.at : stop] *= np.maximum(due, 0.0)
         self._go_on(stop, self.count, FACTOR)
         if self.stage == FACTOR:
@@ -144,7 +148,7 @@ class Fit(msgspec.Struct):
 
     def _factor(self, law: Law) -> None:
         samples = law.samples
-        value = (samples.features(0, self.count) >> (FEATURE_BITS * self.at)) & (PACES - 1)
+        value = (samples.features(0, self.count) >> shift_of(self.at)) & (PACES - 1)
         end = np.frombuffer(samples.end, np.float64, self.count)
         is_reused = np.frombuffer(samples.is_reused, np.bool_, self.count) & (end <= self.now)
         expected = np.frombuffer(self.weights)
@@ -158,30 +162,30 @@ class Fit(msgspec.Struct):
         self.factors = rounded(factors).tobytes()
         self._go_on(self.at + 1, FEATURES, INDEX)
         if self.stage == INDEX:
-            has_samples = np.bincount(samples.features(0, self.count) & (PACES - 1), minlength=PACES) > 0
-            has_samples[0] = True
-            self.paces = np.flatnonzero(has_samples).astype(np.uint8).tobytes()
+            has_samples = np.bincount(samples.features(0, self.count) & (RHYTHMS - 1), minlength=RHYTHMS) > 0
+            has_samples[::PACES] = True
+            self.rhythms = np.flatnonzero(has_samples).astype(np.uint8).tobytes()
 
     def _index(self, law: Law) -> None:
         if len(self.index) == self.at * _SLICE_BYTES:
             self._make_index()
-        self._go_on(self.at + 1, PARTS * len(self.paces), IDLE)
+        self._go_on(self.at + 1, PARTS * len(self.rhythms), IDLE)
         if self.stage != IDLE:
             return
-        paces = np.frombuffer(self.paces, np.uint8)
-        # A pace that no sample has is taken for the nearest one below that some sample has.
-        law.rows = (np.searchsorted(paces, np.arange(PACES), side="right") - 1).astype(np.uint8).tobytes()
+        rhythms = np.frombuffer(self.rhythms, np.uint8)
+        # A pace that no sample has is taken for the nearest one below that some sample with such an answer has.
+        law.rows = (np.searchsorted(rhythms, np.arange(RHYTHMS), side="right") - 1).astype(np.uint8).tobytes()
         law.factors, law.edges, law.index = self.factors, self.edges, bytes(self.index)
         halves = 2 * np.log2(np.frombuffer(self.factors).reshape(FEATURES, PACES))
         # The first of two features is in the lower bits.
         pairs = [halves[2 * pair + 2][:, None] + halves[2 * pair + 1][None, :] for pair in range(PAIRS)]
         law.levels = rounded(np.concatenate(pairs)).reshape(PAIRS * PAIR_SIZE).tobytes()
-        self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), b"", b""
+        self.weights, self.index, self.steps, self.base = bytearray(), bytearray(), bytearray(), b""
 
     def _make_index(self) -> None:
-        """The next slice of the index: of one pace, a part of the levels."""
-        pace, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
-        base = np.frombuffer(self.base).reshape(PACES, AGE_BINS)[self.paces[pace]]
+        """The next slice of the index: of one rhythm, a part of the levels."""
+        place, part = divmod(len(self.index) // _SLICE_BYTES, PARTS)
+        base = np.frombuffer(self.base).reshape(RHYTHMS, AGE_BINS)[self.rhythms[place]]
         table = gittins(base, np.frombuffer(self.edges), _LEVELS[part])
         self.index += table.astype(np.float32).tobytes()
 
@@ -195,7 +199,9 @@ def _edges(reuse_ages: Floats, oldest: float) -> Floats:
     """Ages that grow geometrically; the data set the unit. Bins that few reuses fall into would mislead the index."""
     middle = len(reuse_ages) // 2
     unit = max(
-        float(np.partition(reuse_ages, middle)[middle]) / 4, oldest / 2 ** ((AGE_BINS - 2) / BINS_PER_DOUBLING), 1e-9
+        float(np.partition(reuse_ages, middle)[middle]) / UNIT_SHARE,
+        oldest / 2 ** ((AGE_BINS - 2) / BINS_PER_DOUBLING),
+        1e-9,
     )
     return rounded(unit * (np.exp2(np.arange(EDGES) / BINS_PER_DOUBLING) - 1))
 
@@ -207,16 +213,33 @@ def _place(edges: Floats, ages: Floats) -> tuple[Ints, Floats]:
 
 
 def _fit_base(exposure: Floats, events: Floats) -> Floats:
-    """Hazard by pace and age bin; a pace departs from the pooled shape as far as its own reuses bear it out."""
+    """Hazard by rhythm and age bin, a product of three: of all prefixes, of their paces, of the lengths of answers."""
     first = (events.sum() + 1) / (exposure.sum() + 1e-12)
     bins = zip(events.sum(axis=0).tolist(), exposure.sum(axis=0).tolist(), strict=True)
     steps = accumulate(bins, lambda before, found: (found[0] + 1) / (found[1] + 1 / before), initial=float(first))
     pooled = np.array(list(steps)[1:])
-    due = exposure * pooled
-    ratio = (events.sum(axis=1) + PRIOR_EVENTS / 4) / (due.sum(axis=1) + PRIOR_EVENTS / 4)
-    due = due * ratio[:, None]
-    shape = (_smooth(events) + PRIOR_EVENTS) / (_smooth(due) + PRIOR_EVENTS)
-    return np.asarray(pooled * ratio[:, None] * shape)
+    seen = events.reshape(ANSWERS, PACES, AGE_BINS)
+    due = exposure.reshape(ANSWERS, PACES, AGE_BINS) * pooled
+    by_pace = _departures(seen.sum(axis=0), due.sum(axis=0))
+    by_answer = _departures(seen.sum(axis=1), (due * by_pace).sum(axis=1))
+    # While a request runs nobody goes on from it, which says nothing about later: it is taken for an average one.
+    by_answer[0] = 1.0
+    return np.asarray(pooled * by_pace * by_answer[:, None]).reshape(RHYTHMS, AGE_BINS)
+
+
+def _departures(seen: Floats, due: Floats) -> Floats:
+    """By row and age bin, how many times as many reuses were seen as were due, as far as they bear it out.
+
+    What is known of an age is taken for true of the next one until that has reuses of its own. So a class of prefixes
+    whose reuses come late is held on to before the first of it have grown so old.
+    """
+    ratio = (seen.sum(axis=1) + PRIOR_EVENTS / 4) / (due.sum(axis=1) + PRIOR_EVENTS / 4)
+    seen, due = _smooth(seen) + CHAIN_EVENTS, _smooth(due)
+    found = np.empty_like(due)
+    for age_bin in range(AGE_BINS):
+        ratio = seen[:, age_bin] / (due[:, age_bin] + CHAIN_EVENTS / ratio)
+        found[:, age_bin] = ratio
+    return found
 
 
 def _smooth(values: Floats) -> Floats:

@@ -1,6 +1,6 @@
 """What is remembered of prefixes that were evicted: a ring of packed rows, the oldest overwritten first.
 
-A ghost costs 56 bytes and its share of two arrays of chains, in memory as in a snapshot; as objects it would cost
+A ghost costs 60 bytes and its share of two arrays of chains, in memory as in a snapshot; as objects it would cost
 six times that. Rows are found by the digest of the prefix, and by the key of the span's beginning.
 
 Where prefixes come back most of the time, nearly all rows are of ghosts that were taken. So whenever the ring comes to
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 
 from services.scheduler.core.eviction.thermo.record import Record
 
-_ROW = Struct("<QQQfIiiHHHBBII")  # As in _pack; then its state, and the next row by digest and by head.
+_ROW = Struct("<QQQfIqiHHHBBII")  # As in _pack; then its state, and the next row by digest and by head.
 _DIGEST = Struct("<Q")
 _LINK = Struct("<I")
 _ROWS = np.dtype(
     {
-        "names": ["digest", "head", "state", "by_digest", "by_head"],
-        "formats": ["<u8", "<u8", "u1", "<u4", "<u4"],
-        "offsets": [0, 8, 47, 48, 52],
+        "names": ["digest", "head", "context", "state", "by_digest", "by_head"],
+        "formats": ["<u8", "<u8", "<i8", "u1", "<u4", "<u4"],
+        "offsets": [0, 8, 32, 51, 52, 56],
         "itemsize": _ROW.size,
     }
 )
-"""The same rows, as far as moving them takes."""
+"""The same rows, as far as moving and checking them takes."""
 
-_HEAD_AT, _LIVE_AT = 8, 47
-_NEXT_BY_DIGEST, _NEXT_BY_HEAD = 48, 52
+_HEAD_AT, _LIVE_AT = 8, 51
+_NEXT_BY_DIGEST, _NEXT_BY_HEAD = 52, 56
 _NARROW = 2**16 - 1
 _NONE = 0  # Links count rows from 1.
 _DEAD, _LIVE, _LATEST = range(3)  # States of a row; the latest one under its key is the one found by it.
@@ -109,6 +109,12 @@ class Ghosts(msgspec.Struct):
         record = self._unpack(row)
         self._unlink(row)
         return record
+
+    def contexts(self) -> list[int]:
+        """Of every ghost the request that it refers to, in no order. Does not mutate."""
+        rows = np.frombuffer(self.rows, dtype=_ROWS)
+        found: list[int] = rows["context"][rows["state"] != _DEAD].tolist()
+        return found
 
     def _move_together(self) -> None:
         """Drop dead rows; ``at`` is at the end of the ring before and after, so rows are in the order of their age."""

@@ -1,11 +1,12 @@
 """The law of reuse: how likely a prefix is to be asked for again, by its age and by what is known of it.
 
 Reuse is a point process. Its hazard (reuses a second of a prefix of age ``a``, given that it was not reused yet) is
-taken as a product, ``hazard(a) = base[pace][age bin] * factor_1 * ... * factor_n``: one shape over age for each pace
-(the smoothed time between the last uses) and one factor for each other feature. That is a piecewise exponential
-model, fitted by alternating ratios of observed to expected reuses over a sliding window of sampled accesses (see
-:mod:`thermo.fit`). A sample goes on when its prefix is evicted, and one that has not ended counts with the time that
-it was watched, so the estimate is not biased by what the cache keeps.
+taken as a product, ``hazard(a) = base[rhythm][age bin] * factor_1 * ... * factor_n``: one shape over age for each
+rhythm (the smoothed time between the last uses, and how long the answer was, for what is long is read for longer) and
+one factor for each other feature. That is a piecewise exponential model, fitted by alternating ratios of observed to
+expected reuses over a sliding window of sampled accesses (see :mod:`thermo.fit`). A sample goes on when its prefix is
+evicted, and one that has not ended counts with the time that it was watched, so the estimate is not biased by what the
+cache keeps.
 
 The value of holding a token is its Gittins index: the most reuses per second of occupancy that any future stopping
 time gives. It is the hazard itself where the hazard falls with age (recency is right), and looks ahead where it
@@ -23,10 +24,14 @@ import numpy as np
 from services.scheduler.core.eviction.thermo.samples import Floats, Ints, Samples
 
 FEATURE_BITS = 5
-PACES = 1 << FEATURE_BITS
-FEATURES = 9  # The pace and eight features with factors.
-PASSED_SHIFT = FEATURE_BITS * (FEATURES - 1)
-COUNT_SHIFT = FEATURE_BITS * FEATURES  # Above the features a code has the number of uses.
+PACES = 1 << FEATURE_BITS  # And values of any other feature.
+ANSWER_BITS = 2
+ANSWERS = 1 << ANSWER_BITS
+RHYTHM_BITS = FEATURE_BITS + ANSWER_BITS  # The pace, and above it the class of the answer.
+RHYTHMS = 1 << RHYTHM_BITS
+FEATURES = 9  # The rhythm and eight features with factors.
+PASSED_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 2)  # Of the last feature.
+COUNT_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 1)  # Above the features a code has the number of uses.
 PAIRS = (FEATURES - 1) // 2  # Features are looked up two at a time.
 PAIR_SIZE = PACES * PACES
 AGE_BINS = 32
@@ -43,11 +48,16 @@ _FIRST_EDGE = 2 ** (1 / BINS_PER_DOUBLING) - 1
 
 
 def pack(features: tuple[int, ...]) -> int:
-    """One number for a tuple of ``FEATURES`` small numbers, the pace first."""
-    code = 0
-    for index, value in enumerate(features):
-        code |= min(value, PACES - 1) << (FEATURE_BITS * index)
+    """One number for a tuple of ``FEATURES`` small numbers, the rhythm first."""
+    code = min(features[0], RHYTHMS - 1)
+    for index in range(1, len(features)):
+        code |= min(features[index], PACES - 1) << shift_of(index)
     return code
+
+
+def shift_of(feature: int) -> int:
+    """Where in a code the feature with this number begins, which is not the rhythm (0)."""
+    return RHYTHM_BITS + FEATURE_BITS * (feature - 1)
 
 
 class Law(msgspec.Struct):
@@ -61,7 +71,7 @@ class Law(msgspec.Struct):
     factors: bytes = b""  # FEATURES x PACES, float64; row 0 is not used.
     levels: bytes = b""  # PAIRS x PAIR_SIZE, float64: what two features together add to the level.
     edges: bytes = b""  # EDGES ages, float64.
-    rows: bytes = b""  # PACES bytes: the pace's row in ``index``.
+    rows: bytes = b""  # RHYTHMS bytes: the rhythm's row in ``index``.
     index: bytes = b""  # Rows x LEVELS x EDGES, float32: the Gittins index at the edges.
 
     def score(self, ages: Floats, codes: Ints) -> Floats:
@@ -76,7 +86,7 @@ class Law(msgspec.Struct):
         low = level.astype(np.int64)
         above = level - low
         rows = np.frombuffer(self.rows, np.uint8).astype(np.int64)
-        place = (rows[codes & (PACES - 1)] * LEVELS + low) * EDGES + age_bin
+        place = (rows[codes & (RHYTHMS - 1)] * LEVELS + low) * EDGES + age_bin
         at_low = (1 - part) * index[place] + part * index[place + 1]
         at_high = (1 - part) * index[place + EDGES] + part * index[place + EDGES + 1]
         return rounded((1 - above) * at_low + above * at_high)
@@ -86,7 +96,7 @@ class Law(msgspec.Struct):
         levels = np.frombuffer(self.levels)
         total = np.full(len(codes), float(MIDDLE))
         for pair in range(PAIRS):
-            value = (codes >> (FEATURE_BITS * (2 * pair + 1))) & (PAIR_SIZE - 1)
+            value = (codes >> (RHYTHM_BITS + 2 * FEATURE_BITS * pair)) & (PAIR_SIZE - 1)
             total += levels[pair * PAIR_SIZE : (pair + 1) * PAIR_SIZE][value]
         return total
 
@@ -96,7 +106,7 @@ class Law(msgspec.Struct):
             return _rounded_one(1.0 / (1.0 + max(age, 0.0)))
         level = float(MIDDLE)
         for pair in range(PAIRS):
-            value = (code >> (FEATURE_BITS * (2 * pair + 1))) & (PAIR_SIZE - 1)
+            value = (code >> (RHYTHM_BITS + 2 * FEATURE_BITS * pair)) & (PAIR_SIZE - 1)
             level += _FLOAT.unpack_from(self.levels, 8 * (pair * PAIR_SIZE + value))[0]
         level = min(max(level, 0.0), LEVELS - 1.001)
         unit = _FLOAT.unpack_from(self.edges, 8)[0] / _FIRST_EDGE
@@ -104,7 +114,7 @@ class Law(msgspec.Struct):
         lower, upper = _FLOATS.unpack_from(self.edges, 8 * age_bin)
         part = min(max((age - lower) / (upper - lower), 0.0), 1.0)
         low = int(level)
-        place = (self.rows[code & (PACES - 1)] * LEVELS + low) * EDGES + age_bin
+        place = (self.rows[code & (RHYTHMS - 1)] * LEVELS + low) * EDGES + age_bin
         near, far = _NEAR_FAR.unpack_from(self.index, 4 * place)
         at_low = (1 - part) * near + part * far
         near, far = _NEAR_FAR.unpack_from(self.index, 4 * (place + EDGES))

@@ -15,6 +15,7 @@ class Context(msgspec.Struct, array_like=True, gc=False):
     pace: float = -1.0  # Smoothed time between uses of the deepest known prefix; -1 when it was not known.
     branches: int = 0  # Known continuations of the deepest known prefix, this one among them.
     users: int = 0  # Records that refer to it.
+    answer: int = -1  # Tokens that were sampled for it; -1 as long as that is not known.
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

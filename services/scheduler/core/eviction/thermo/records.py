@@ -7,6 +7,8 @@ number, so that reuse after an eviction is seen as what it is.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from services.scheduler.core.digests import extend
@@ -47,6 +49,10 @@ class Records(msgspec.Struct):
             context.users -= 1
             if not context.users:
                 del self.contexts[number]
+
+    def users(self) -> Counter[int]:
+        """How many records refer to each request, counted afresh. Does not mutate."""
+        return Counter(record.context for record in self.by_digest.values()) + Counter(self.ghosts.contexts())
 
     def make_ghost(self, digest: int, head: int) -> Record | None:
         """The prefix's node is gone. Returns a record that is forgotten for it."""

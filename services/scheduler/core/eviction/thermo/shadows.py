@@ -18,7 +18,7 @@ from services.scheduler.core.eviction.thermo.law import Law
 from services.scheduler.core.eviction.thermo.rules import LEARNED, RULES, fixed_key, score
 
 _SLACK_SHARE = 128  # A cache exceeds its capacity by one in so many before it evicts down to as many below.
-_SLICE = 512  # Samples that the learned rule scores at once; it goes round among more than that.
+_SLICE = 512  # Samples that the learned rule scores behind one request. Of more it finds the lowest in several.
 _MOST_EVICTED = 32  # At once, by one rule.
 _SPARE = 64  # Void entries that a small heap may hold.
 _ALL = (1 << RULES) - 1
@@ -45,7 +45,9 @@ class Shadows(msgspec.Struct):
     known: dict[int, Shadow] = {}  # By digest of the prefix.
     sizes: list[int] = msgspec.field(default_factory=lambda: [0] * RULES)
     heaps: list[list[tuple[float, int]]] = msgspec.field(default_factory=lambda: [[] for _ in range(RULES)])
-    round: list[int] = []  # Digests in the order in which the learned rule comes by them; void where it has lost them.
+    round: list[int] = []  # Digests that the learned rule's cache has; void where it has lost them.
+    at: int = 0  # How many of them it has scored in the round that is under way; 0 is none.
+    coming: list[tuple[float, int]] = []  # The lowest of each slice that was scored in it, by score.
     hits: list[int] = msgspec.field(default_factory=lambda: [0] * (1 << RULES))  # Of a request, by who held it.
     leads: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
     squares: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
@@ -81,10 +83,9 @@ class Shadows(msgspec.Struct):
         """Behind a request: count its hits, and those before it less, and evict what is too much for each rule."""
         self._count(fading)
         slack = capacity / _SLACK_SHARE
-        if max(self.sizes) <= capacity + slack:
-            return
         for rule in range(RULES):
-            if self.sizes[rule] <= capacity + slack:
+            # The learned rule begins early to look for its lowest, because it finds them a few requests later.
+            if self.sizes[rule] <= (capacity if rule == LEARNED else capacity + slack):
                 continue
             self.is_full = True
             surplus = min(int(self.sizes[rule] - capacity + slack), _MOST_EVICTED)
@@ -119,6 +120,7 @@ class Shadows(msgspec.Struct):
                     for other in dict.fromkeys(self.round)
                     if other in self.known and self.known[other].held >> LEARNED & 1
                 ]
+                self.at, self.coming = 0, []
             return
         heap = self.heaps[rule]
         heappush(heap, (fixed_key(rule, shadow.last, shadow.code), digest))
@@ -140,23 +142,30 @@ class Shadows(msgspec.Struct):
         return list(found)
 
     def _lowest_learned(self, count: int, now: float, law: Law) -> list[int]:
-        """The lowest of the slice that comes next, which goes to the back but for them."""
-        live = dict[int, Shadow]()
-        stop = 0
-        for stop, digest in enumerate(self.round, 1):  # noqa: B007 - used behind the loop.
+        """The lowest of all, once every slice was scored; until then one slice more is, and there are none."""
+        held = dict[int, Shadow]()
+        for digest in islice(self.round, self.at, None):
+            self.at += 1
             shadow = self.known.get(digest)
             if shadow is not None and shadow.held >> LEARNED & 1:
-                live[digest] = shadow
-                if len(live) == _SLICE:
+                held[digest] = shadow
+                if len(held) == _SLICE:
                     break
-        lasts = np.array([shadow.last for shadow in live.values()])
-        codes = np.array([shadow.code for shadow in live.values()], dtype=np.int64)
-        order = np.argsort(score(LEARNED, now, lasts, codes, law), kind="stable")[:count].tolist()
-        digests = list(live)
-        lowest = [digests[place] for place in order]
-        gone = dict.fromkeys(lowest)
-        self.round = [*islice(self.round, stop, None), *(digest for digest in digests if digest not in gone)]
-        return lowest
+        lasts = np.array([shadow.last for shadow in held.values()])
+        codes = np.array([shadow.code for shadow in held.values()], dtype=np.int64)
+        scores = score(LEARNED, now, lasts, codes, law)
+        digests = list(held)
+        order = np.argsort(scores, kind="stable")[:_MOST_EVICTED].tolist()
+        self.coming += [(float(scores[place]), digests[place]) for place in order]
+        if self.at < len(self.round):
+            return []
+        lowest = dict[int, None]()
+        for _, digest in sorted(self.coming):
+            shadow = self.known.get(digest)
+            if len(lowest) < count and shadow is not None and shadow.held >> LEARNED & 1:
+                lowest[digest] = None
+        self.at, self.coming = 0, []
+        return list(lowest)
 
     def _evict(self, rule: int, digest: int) -> None:
         shadow = self.known[digest]

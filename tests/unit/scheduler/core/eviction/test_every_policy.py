@@ -85,7 +85,7 @@ def records_of_nodes(policy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=operations)
 def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name, steps):
     """Whatever happens, a victim is a leaf that nothing locks, there is one if any such leaf exists, and a policy
@@ -106,7 +106,7 @@ def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name, steps):
 
 
 @pytest.mark.parametrize("name", CLASSICS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(steps=operations)
 def test_memory_of_what_left_is_bounded(name, steps):
     """Records of nodes end with them; ghosts are at most twice the pool's tokens, with few void entries."""

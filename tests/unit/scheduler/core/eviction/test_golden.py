@@ -70,7 +70,7 @@ def test_every_access_of_the_fixed_trace_is_as_in_the_reference(name, capacity):
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=st.lists(st.integers(0, 14), max_size=90), capacity=st.integers(1, 11))
 def test_every_access_of_any_trace_is_as_in_the_reference(name, trace, capacity):
     """The same on whatever trace is found."""

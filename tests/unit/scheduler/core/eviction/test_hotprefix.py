@@ -27,7 +27,7 @@ def priority(forest, expression, node):
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(st.tuples(st.sampled_from(["ask", "ask", "new", "age", "split", "evict"]), st.integers(0, 50))))
 def test_victim_has_the_least_priority_of_all_leaves(expression, steps):
     """Algorithm 1 with every leaf ranked anew for each eviction, whatever was used, split or aged since the offer."""

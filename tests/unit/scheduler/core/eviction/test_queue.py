@@ -13,7 +13,7 @@ kinds = st.sampled_from(["append", "append", "renew", "take_out", "offer", "offe
 actions = st.lists(st.tuples(kinds, st.integers(0, 3)), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps=actions)
 def test_queue_is_a_list_of_which_some_are_on_offer(steps):
     """The front, the frontmost on offer and the tokens are those of a plain list."""
@@ -86,7 +86,7 @@ def test_moved_member_stays_on_offer():
     assert target.first_evictable({5: node}.get) is node
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 4))), most=st.integers(0, 12))
 def test_ghosts_are_the_newest_that_fit(steps, most):
     """Against a list: one more is the newest, the oldest are forgotten beyond the bound."""
@@ -105,7 +105,7 @@ def test_ghosts_are_the_newest_that_fit(steps, most):
         assert ghosts.tokens == sum(model.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seen=st.lists(st.integers(0, 2**64 - 1), max_size=40))
 def test_sketch_never_understates_before_it_is_halved(seen):
     """An estimate is at least the count, up to 15."""

@@ -15,11 +15,12 @@ from services.scheduler.core.eviction.thermo.ranking import SLICE, Ranking, _lea
 from services.scheduler.core.eviction.thermo.record import Record
 from services.scheduler.core.eviction.thermo.records import start_digest
 from services.scheduler.core.eviction.thermo.rules import RECENCY, RULES
-from services.scheduler.core.eviction.thermocline import ThermoclinePolicy
+from services.scheduler.core.eviction.thermocline import MOST_LATER, MOST_RUNNING, ThermoclinePolicy
 from services.scheduler.core.prefix_tree import Node
 
 BLOCK = 512
 TOKENS = b"\1\0\0\0" * BLOCK
+ROW_BYTES = 60  # Of a ghost.
 
 
 class NoHotness:
@@ -217,11 +218,13 @@ def test_state_is_bounded():
     assert len(policy.records.by_digest) <= 100
     assert len(policy.records.ghosts.rows) <= 500 * 64
     assert len(policy.records.hopes) <= 100
-    assert len(policy.records.contexts) <= 601
+    assert len(policy.running) <= MOST_RUNNING
+    assert len(policy.records.contexts) <= 601 + MOST_RUNNING
     assert policy.law.samples.count() <= 700
     assert len(policy.ranking.slots) <= 100
     assert len(policy.ranking.fresh) <= 200
-    assert len(policy.unlabelled) <= 1000
+    assert len(policy.unlabelled) <= MOST_LATER + 1000
+    assert len(policy.later) <= MOST_LATER
     assert len(policy.duel.shadows.known) <= RULES * 100
     assert len(policy.duel.entering) <= 64
 
@@ -250,6 +253,7 @@ def test_split_keeps_totals():
     policy.visit([], 64, moment)
     policy.add(whole, moment)
     policy.visit([whole], 64, moment)
+    policy.ended(2, 8)
 
     upper, lower = chain("a", words(0, 16), words(16, 48))
     upper.id, upper.parent, lower.id, lower.parent = 99, whole.parent, whole.id, 99
@@ -504,7 +508,7 @@ def test_ghosts_that_were_taken_leave_no_room_behind(kept, most_rows):
             assert [ghosts.under(head) for head in heads] == [known.get(digests[-1]) for digests in heads.values()]
 
     assert len(ghosts) == len(known) == kept
-    assert len(ghosts.rows) <= most_rows * 56
+    assert len(ghosts.rows) <= most_rows * ROW_BYTES
 
 
 def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together():
@@ -514,7 +518,7 @@ def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together():
         ghosts.put(Record(number, 1), number)
         if number % 10:
             ghosts.take(number)
-    assert len(ghosts.rows) < 1500 * 56
+    assert len(ghosts.rows) < 1500 * ROW_BYTES
     left, added = list(range(10, 1501, 10)), list(range(2001, 5001))
 
     lost = [ghosts.put(Record(number, 1), number) for number in added]

@@ -264,11 +264,11 @@ class FilterMachine(RuleBasedStateMachine):
         assert self.hotness.occupied == len(self.known) == len(slots(self.hotness))
 
 
-FilterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+FilterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
 TestFilterMachine = FilterMachine.TestCase
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 200), max_size=400), st.integers(4, 8))
 def test_a_shared_entry_overstates_and_never_understates(touches, fingerprint_bits):
     """With narrow tags prefixes share entries; each still has at least its own count, up to saturation."""

@@ -188,7 +188,7 @@ def test_depth_is_the_nodes_level(make_cell):
     assert depths == [1, 2, 3]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 5)), max_size=40), st.sampled_from([1, 4])
 )

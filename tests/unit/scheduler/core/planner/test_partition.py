@@ -37,7 +37,7 @@ def paper_times(compute_hidden, io_hidden):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 12), times, st.floats(0, 30), st.floats(0, 30))
 def test_the_three_way_partition_is_the_least_of_all(layers, layer, io_queued, queued):
     """No other whole numbers of layers take less."""
@@ -52,7 +52,7 @@ def test_the_three_way_partition_is_the_least_of_all(layers, layer, io_queued, q
     assert found.tokens + found.hidden + found.kv == layers
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 80), times)
 def test_no_baseline_is_faster(layers, layer):
     """Neither one method alone, nor the naive hybrid, nor two ways, nor the paper's formula."""
@@ -62,7 +62,7 @@ def test_no_baseline_is_faster(layers, layer):
     assert all(best <= other(layers, layer).time_us * (1 + 1e-9) for other in others)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 80), st.floats(0.1, 10), st.floats(0.1, 10))
 def test_the_papers_formula_is_within_a_layer_of_the_best_two(layers, compute_hidden, io_hidden):
     """Under its premises rounding up costs at most what a layer takes."""

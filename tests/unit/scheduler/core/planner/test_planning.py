@@ -54,7 +54,7 @@ def loads_of(plan, spans, cost, resource):
     return loads
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(restorations)
 def test_no_executable_plan_is_faster_by_a_layer(case):
     """The prediction is a time that some executable plan has, and at most a layer's worth above the least of all."""
@@ -66,7 +66,7 @@ def test_no_executable_plan_is_faster_by_a_layer(case):
     assert plan.predicted_us <= least + one_layer_us(spans, cost, resource)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 48), st.integers(1, 500), any_costs(1), st.floats(0.2, 8.0), st.floats(0, 500), st.floats(0, 500))
 def test_one_stretch_from_one_source_is_solved_exactly(layers, tokens, cost, speed, waiting_us, waiting_bytes):
     """It is the exact three-way partition, whatever waits on the link and on the device."""
@@ -79,7 +79,7 @@ def test_one_stretch_from_one_source_is_solved_exactly(layers, tokens, cost, spe
     assert plan.predicted_us == pytest.approx(exact.time_us)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(larger)
 def test_a_plan_is_executable_and_costs_what_it_says(case):
     """Pieces cover everything once from copies that exist, rows never join a pass, and the sums agree."""
@@ -107,7 +107,7 @@ def test_a_plan_is_executable_and_costs_what_it_says(case):
     assert plan.predicted_us == pytest.approx(max(us for _, us in plan.resource_us))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(larger)
 def test_no_single_method_is_faster(case):
     """A mix is never predicted to take longer than tokens, KV or hidden states alone."""
@@ -117,7 +117,7 @@ def test_no_single_method_is_faster(case):
     assert all(plan.predicted_us <= us * (1 + 1e-9) for _, us in plan.single_us)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.booleans(), min_size=1, max_size=6), any_costs(12), st.floats(0.2, 4.0), st.floats(1.0, 4.0))
 def test_more_bandwidth_never_makes_it_slower(kinds, cost, speed, faster):
     """Nor does faster computing: by more than rounding to whole layers can cost."""
@@ -131,7 +131,7 @@ def test_more_bandwidth_never_makes_it_slower(kinds, cost, speed, faster):
     assert plan_restoration(spans, faster_device, resources(host=speed, disk=speed)).predicted_us <= before + slack
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(larger, st.integers(0, 11))
 def test_another_copy_never_makes_it_slower_by_a_layer(case, place):
     """What can also be read from a neighbour is restored as fast as without."""
@@ -149,7 +149,7 @@ def test_another_copy_never_makes_it_slower_by_a_layer(case, place):
     assert plan_restoration(richer, cost, resource).predicted_us <= before + slack
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(10, 400), any_costs(1), st.floats(0.2, 8.0))
 def test_bubbles_cost_about_one_layer(layers, tokens, cost, speed):
     """Layer by layer, with tokens first and KV last, one link and computing wait for each other once."""
@@ -162,7 +162,7 @@ def test_bubbles_cost_about_one_layer(layers, tokens, cost, speed):
     assert plan.predicted_us * (1 - 1e-9) <= taken <= plan.predicted_us + max(pieces)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(larger)
 def test_the_same_question_has_the_same_answer(case):
     """Nothing but the arguments decides."""

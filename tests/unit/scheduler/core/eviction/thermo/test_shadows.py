@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from services.scheduler.core.eviction.thermo.law import COUNT_SHIFT, Law
-from services.scheduler.core.eviction.thermo.rules import FREQUENCY, RECENCY, ROUNDS, RULES
+from services.scheduler.core.eviction.thermo.rules import FREQUENCY, LEARNED, RECENCY, ROUNDS, RULES
 from services.scheduler.core.eviction.thermo.shadows import Shadows
 
 
@@ -122,3 +122,20 @@ def test_goes_on_from_a_snapshot():
         results.append(msgspec.msgpack.encode(shadows))
 
     assert results[0] == results[1]
+
+
+def test_learned_rule_finds_the_lowest_of_many_in_several_requests():
+    """Before anything is learned the law is recency. What goes is the oldest of all, not of a part of them."""
+    shadows, uses = Shadows(), {}
+    newest_first = range(1500, 0, -1)
+    for last in newest_first:
+        shadows.enter(last, float(last), 1 << COUNT_SHIFT)
+    requests = 0
+    while shadows.sizes[LEARNED] == 1500 + requests:
+        requests += 1
+        ask(shadows, uses, 10_000 + requests, 10_000.0 + requests, 1490)
+    gone = [last for last in newest_first if last not in shadows.known or not shadows.known[last].held >> LEARNED & 1]
+
+    assert requests == 3
+    assert gone == list(range(len(gone), 0, -1))
+    assert shadows.sizes[LEARNED] <= 1490

@@ -1,0 +1,64 @@
+"""What was ordered of a storage and is not answered: backups, saves, fetches of KV. Plain data, part of the state."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Transfer(msgspec.Struct):
+    """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
+
+    A node without ``backup_pages`` needs no copy and only waits for its children to leave.
+    ``held`` are host pages that no node stands for any more; they are free again after the answer.
+    """
+
+    transfer_id: int
+    storage_id: str
+    worker_id: str  # "" once the worker is lost.
+    nodes: list[int]
+    timer_id: str
+    held: bytes = b""
+    is_timed_out: bool = False
+    stays: bool = False  # Its nodes stay on the device: it only makes copies ahead of an eviction.
+
+
+class Save(msgspec.Struct):
+    """A SaveChunks that the storage has not answered.
+
+    ``node`` is the deepest node whose pages on the worker's device are read (0 is none): the path to it is locked
+    there. Host pages need no lock (see ``SaveChunks``).
+    """
+
+    save_id: int
+    storage_id: str
+    worker_id: str  # "" where no device is read, and once the worker is lost.
+    node: int
+    chunks: bytes
+    timer_id: str
+    is_late: bool = False  # Its deadline passed; what it reads stays locked until the answer all the same.
+
+
+class Fetch(msgspec.Struct):
+    """A FetchChunks that is not over.
+
+    It brings tokens [depth, end of ``tokens``) of a sequence; ``pages`` (packed, one entry a page from ``depth``
+    on) are the leased host pages that no node stands for yet, -1 where none is (any more). The first ``chunks`` are
+    in the tree.
+    """
+
+    fetch_id: int
+    storage_id: str
+    namespace: str
+    tokens: bytes
+    depth: int
+    pages: bytes
+    timer_id: str
+    chunks: int = 0
+    is_cancelled: bool = False
+    waiters: dict[str, None] = {}  # Waiting requests that it is for, deferred until it is over or not.
+    names: bytes = b""  # Of its chunks, 16 bytes each.
+    remote_chunks: int = 0  # Of ``chunks``: from the object store.
+    is_late: bool = False  # Its deadline passed.
+    queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
+    predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
+    is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).

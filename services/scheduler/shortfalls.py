@@ -1,0 +1,61 @@
+"""What the cell's processes were asked for and do not have, as they say with their heartbeats.
+
+Like :mod:`services.scheduler.disk_usage`, a part of the cell's status that is no state: no decision depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.messages.status import CellStatus, Degradation, Heartbeat, Kind
+
+_JOIN = ("storage", "worker")
+"""Kinds of processes that are in the status while they are members; of others a heartbeat is all that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    incarnation: str
+    heard_ns: int
+    degraded: tuple[Degradation, ...]
+
+
+class Shortfalls:
+    """The last word of each process. One that has been silent for ``silence_ns`` has said nothing."""
+
+    def __init__(self, silence_ns: int) -> None:
+        self._silence_ns = silence_ns
+        self._said: dict[tuple[Kind, str], _Said] = {}
+
+    def note(self, heartbeat: Heartbeat, now_ns: int) -> None:
+        """A heartbeat came."""
+        key = heartbeat.kind, heartbeat.id
+        if not heartbeat.is_gone:
+            self._said[key] = _Said(heartbeat.incarnation, now_ns, heartbeat.degraded)
+        elif key in self._said and self._said[key].incarnation == heartbeat.incarnation:
+            del self._said[key]
+
+    def told(self, status: CellStatus, now_ns: int, *, is_storage_wanted: bool) -> CellStatus:
+        """The status with what its processes lack; a member that has not said it yet is listed for that."""
+        self._said = {key: said for key, said in self._said.items() if now_ns - said.heard_ns < self._silence_ns}
+        members: list[tuple[Kind, str]] = [("storage", name) for name in status.storages]
+        members += [("worker", worker.worker_id) for worker in status.workers]
+        degraded: list[Degradation] = []
+        for (kind, name), said in self._said.items():
+            if kind not in _JOIN or (kind, name) in members:
+                degraded += said.degraded
+        degraded += [
+            Degradation(
+                component=name, what=kind, reason=f"this {kind} has joined, and no heartbeat of it has come yet"
+            )
+            for kind, name in members
+            if (kind, name) not in self._said
+        ]
+        if is_storage_wanted and not status.storages:
+            reason = "no storage has joined, so KV is kept on devices alone"
+            degraded.append(
+                Degradation(component=status.scheduler_id, what="storage", reason=reason, setting="--host-tier")
+            )
+        return msgspec.structs.replace(status, degraded=tuple(degraded)) if degraded else status
