@@ -7,6 +7,7 @@ import sys
 from services.gateway.bootstrap import run
 from services.gateway.config import GatewayConfig
 from shared import config, logs
+from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, run_process
 
 
@@ -20,4 +21,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

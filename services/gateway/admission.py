@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
@@ -138,38 +139,40 @@ def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 
         )
 
 
-def check_prompt_characters(characters: int, longest_token_characters: int, max_context: int) -> None:
+def check_prompt_characters(characters: int, longest_token_characters: int, model_context: int) -> None:
     """Refuse a text that cannot fit, before it is tokenised: no token is longer than the longest one.
 
-    The bound is doubled, since a tokenizer may normalise a text to fewer characters first.
+    The bound is doubled, since a tokenizer may normalise a text to fewer characters first. It is the model's: whether
+    pools hold less is said of tokens, with the size that would hold them.
     """
-    if characters > 2 * longest_token_characters * max_context:
+    if characters > 2 * longest_token_characters * model_context:
         raise ContextTooLong(
-            f"This model's maximum context length is {max_context} tokens; "
+            f"This model's maximum context length is {model_context} tokens; "
             f"a prompt of {characters} characters cannot fit.",
             param="prompt",
         )
 
 
-def output_room(prompt_tokens: int, asked: int | None, default: int | None, max_context: int) -> int:
+def output_room(prompt_tokens: int, asked: int | None, default: int | None, limit: ContextLimit) -> int:
     """How many tokens may be generated. ``default`` None is the rest of the context.
 
     Raises ContextTooLong, naming both numbers, when prompt and answer cannot fit.
     """
-    rest = max_context - prompt_tokens
+    rest = limit.tokens - prompt_tokens
     wanted = asked if asked is not None else default
     if rest < 1:
-        raise ContextTooLong(
-            f"This model's maximum context length is {max_context} tokens. "
-            f"However, your prompt has {prompt_tokens} tokens, which leaves no room for an answer.",
+        raise limit.refusal(
+            prompt_tokens + (asked or 1),
+            f". However, your prompt has {prompt_tokens} tokens, which leaves no room for an answer.",
             param="messages" if default is None else "prompt",
         )
     if wanted is None:
         return rest
     if wanted > rest and asked is not None:
-        raise ContextTooLong(
-            f"This model's maximum context length is {max_context} tokens. However, you requested "
-            f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in the answer).",
+        raise limit.refusal(
+            prompt_tokens + wanted,
+            f". However, you requested {prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in the "
+            "answer).",
             param="max_tokens",
         )
     return min(wanted, rest)

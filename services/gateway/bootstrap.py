@@ -7,20 +7,21 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from services.gateway import metrics
 from services.gateway.app import build_app
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
+from services.gateway.checks import check, check_defaults, server_tls
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.http_server import bind, make_server, raise_file_limit
-from services.gateway.importance_gate import check_default, read_importance_gate
+from services.gateway.importance_gate import read_importance_gate
 from services.gateway.keys import tenant_id
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
@@ -31,7 +32,7 @@ from services.gateway.tenant_metrics import TenantCollector
 from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.views.tenant_view import tenant_view
-from shared import logs, subjects, tracing
+from shared import logs, progress, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
 from shared.lifecycle import Lifecycle
@@ -55,11 +56,7 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
             probe_heads=config.importance_probe_heads,
             alpha=config.importance_alpha,
         )
-        if config.importance_ratio:
-            check_default(gate, config.importance_ratio, setting="--importance-ratio")
-        for place, ratio in enumerate(config.ratio_by_key.values(), 1):
-            if ratio:
-                check_default(gate, ratio, setting=f"--importance-key-ratios: entry {place}")
+        check_defaults(gate, config)
     return FidelityRules(
         mode=config.importance,
         gate=gate,
@@ -68,16 +65,9 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
     )
 
 
-def server_tls(config: GatewayConfig) -> ServerTls | None:
-    """None where the gateway speaks plain HTTP. Raises ConfigError."""
-    if not config.tls_cert:
-        return None
-    return ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version)
-
-
-def callers_of(config: GatewayConfig) -> Callers:
+def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Callers:
     """Whom the settings let in. Raises ConfigError for a file of tenants that is missing or faulty."""
-    return Callers(api_keys=config.api_keys, admin_key=config.admin_key, tenants_file=config.tenants)
+    return Callers(api_keys=config.api_keys, admin_key=config.admin_key, tenants_file=config.tenants, clock=clock)
 
 
 def compose(
@@ -89,6 +79,7 @@ def compose(
     fidelity: FidelityRules,
     callers: Callers,
     tracer: Tracer | None = None,
+    tls: ServerTls | None = None,
 ) -> Gateway:
     """The parts of one gateway.
 
@@ -112,11 +103,13 @@ def compose(
         recent=recent,
         explainer=Explainer(bus, recent, facts.name),
         tracer=tracer,
+        tls=tls,
     )
 
 
 async def run(config: GatewayConfig, life: Lifecycle) -> None:
     """Serve until ``life`` stops. Raises OperatorError when the gateway cannot start as configured."""
+    check(config)
     async with tracing.running(config.traces, "gateway", config.id) as tracer:
         await _serve(config, life, tracer)
 
@@ -128,18 +121,19 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
     try:
         tls = server_tls(config)
         callers = callers_of(config)
-        facts = await asyncio.to_thread(
+        facts = await life.in_thread(
             read_model_facts,
             config.model_dir,
             served_name=config.served_model_name,
             max_context_tokens=config.max_context_tokens,
             cache_dir=config.cache_dir,
         )
-        fidelity = await asyncio.to_thread(fidelity_rules, config, facts.fingerprint)
-        tokenizer = await asyncio.to_thread(Tokenizer, config.model_dir, threads=config.threads)
+        fidelity = await life.in_thread(fidelity_rules, config, facts.fingerprint)
+        with progress.phase("loading the tokenizer"):
+            tokenizer = await life.in_thread(Tokenizer, config.model_dir, threads=config.threads)
         bus = await connect_with(config, f"gateway {config.id}")
         try:
-            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer)
+            gateway = compose(config, bus, facts, tokenizer, incarnation, fidelity, callers, tracer, tls)
             with _measured(gateway):
                 serve_metrics(config.metrics_port, config.metrics_host)
                 if config.tenants:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from services.gateway import metrics, tenant_metrics
 from services.gateway.accounts import OPEN, Account
 from services.gateway.keys import key_hash, key_id, tenant_id
-from services.gateway.tenant_file import read_tenants
+from services.gateway.tenant_file import read_distinct_tenants
 from services.gateway.tenants import Tenants
 from shared import logs
 from shared.errors import ConfigError, NotAuthenticated
@@ -37,7 +37,7 @@ class Callers:
     """Accounts by key. Without any key configured everybody is the one caller "".
 
     ``owners`` are the file's tenants by name, and the owner of their KV as the cell knows it; it is never changed, but
-    another one takes its place.
+    another one takes its place. ``fault`` is why the file as it is now is not used.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Callers:
     ) -> None:
         """``tenants_file`` is a path or "". Raises ConfigError for a file that is missing or faulty."""
         self._clock = clock
+        self.fault = ""
         self._admin_hash = key_hash(admin_key.encode()) if admin_key else ""
         self._path = Path(tenants_file).expanduser() if tenants_file else None
         self._open = None if api_keys or tenants_file else Account("", OPEN, clock)
@@ -113,18 +114,14 @@ class Callers:
         except ConfigError as error:
             metrics.TENANT_FILE_FAULTS.inc()
             _log.error("tenants_file_refused", reason=error.message)
+            self.fault = error.message
             return
+        self.fault = ""
         self._use(tenants)
         _log.info("tenants_loaded", tenants=len(tenants), keys=sum(len(tenant.keys) for tenant in tenants.values()))
 
     def _read(self, path: Path) -> tuple[Version, Tenants]:
-        version, tenants = read_tenants(path)
-        for name, tenant in tenants.items():
-            if self._admin_hash in tenant.keys:
-                raise ConfigError(f"--tenants {path}: tenant {name} has the admin key, which must open nothing else")
-            if any(hashed in self._own for hashed in tenant.keys):
-                raise ConfigError(f"--tenants {path}: tenant {name} has one of --api-keys")
-        return version, tenants
+        return read_distinct_tenants(path, admin_hash=self._admin_hash, own_hashes=self._own)
 
     def _use(self, tenants: Tenants) -> None:
         accounts = {}

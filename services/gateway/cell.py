@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages.status import CellStatus
+from services.gateway.context_limit import ContextLimit
+from shared.messages.status import CellStatus, Degradation
 
 FRESH_S = 3.0
 """The scheduler says its status twice a second; after six missed ones it counts as away."""
@@ -42,14 +43,24 @@ class CellView:
             reasons.append("the cell serves another model than this gateway")
         return reasons
 
+    def degraded(self, now_s: float) -> tuple[Degradation, ...]:
+        """What the cell was asked for and does not have, as the scheduler said last; empty while it is silent."""
+        status = self.fresh_status(now_s)
+        return status.degraded if status is not None else ()
+
     def fresh_status(self, now_s: float) -> CellStatus | None:
         """The last status, if the scheduler has been heard of lately."""
         return self.status if now_s - self.heard_s <= FRESH_S else None
 
-    def max_context(self, own: int) -> int:
-        """The context bound: the model's, or the cell's where its pools hold less."""
-        cell = self.status.max_context if self.status is not None else 0
-        return min(own, cell) if cell > 0 else own
+    def context_limit(self, own: int) -> ContextLimit:
+        """The context bound: the model's ``own``, or what the cell says where its pools hold less."""
+        status = self.status
+        if status is None or not 0 < status.max_context < own:
+            return ContextLimit(own)
+        pools = [pool.total * status.page_size for pool in status.pools if pool.tier == "device"]
+        if status.page_bytes and status.max_context in pools:
+            return ContextLimit(own, status.max_context, status.page_size, status.page_bytes)
+        return ContextLimit(status.max_context)  # Workers take less of the model than this gateway read of it.
 
     def worker_ids(self) -> list[str]:
         return [worker.worker_id for worker in self.status.workers] if self.status is not None else []

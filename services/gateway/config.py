@@ -11,6 +11,7 @@ from services.gateway.tls import TlsVersion
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
+from shared.model_folder import find_model
 from shared.tracing import Traces
 
 MIN_ADMIN_KEY = 16
@@ -87,15 +88,15 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def __post_init__(self) -> None:
+        faults = self.broker_faults() + self._importance_faults()
         if not is_valid_name(self.id) or len(self.id) > 48:
-            raise ValueError(f"--id {self.id!r} must be 1 to 48 letters, digits, - or _")
+            faults.append(f"--id {self.id!r} must be 1 to 48 letters, digits, - or _")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
-            raise ValueError(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
+            faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
         is_weak = len(self.admin_key) < MIN_ADMIN_KEY or not self.admin_key.isascii() or self.admin_key in self.api_keys
         if self.admin_key and is_weak:
             # The message must not hold the key: it goes to a terminal or a log.
-            raise ValueError(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
-        faults = self.broker_faults() + self._importance_faults()
+            faults.append(f"--admin-key must have {MIN_ADMIN_KEY} ASCII characters or more, none of --api-keys")
         if bool(self.tls_cert) != bool(self.tls_key):
             faults.append("--tls-cert and --tls-key need each other")
         if self.api_metrics == "admin" and not self.admin_key:
@@ -105,7 +106,8 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def model_dir(self) -> Path:
-        return Path(self.model)
+        """Raises ConfigError where there is no such folder."""
+        return find_model(self.model)
 
     @property
     def cache_dir(self) -> Path | None:

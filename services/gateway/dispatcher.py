@@ -9,6 +9,7 @@ import msgspec
 from services.gateway.outbox import Outbox
 from services.gateway.pending import Choice, Generation, PendingTable
 from shared import logs
+from shared.backoff import Backoff
 from shared.bus.protocol import Bus
 from shared.codec import encode
 from shared.errors import RequestCancelled, ThermoclineError, TransportError, Unavailable
@@ -17,7 +18,9 @@ from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeReques
 
 PARALLEL_SUBMITS = 32
 APPEND_S = 3.0
-APPEND_TRIES = 2
+SUBMIT_S = 12.0
+"""How long storing a request is tried while there is a broker: servers that lost one elect leaders in 4 to 9 s."""
+RETRY_FIRST_S, RETRY_MOST_S = 0.1, 1.0
 RETRY_AFTER_MS = 2_000
 
 _log = logs.get_logger("gateway.dispatcher")
@@ -101,9 +104,12 @@ class Dispatcher:
             _log.warning("not_reclaimed", request_id=choice.request_id, reason=error.message)
 
     async def _store(self, request: SubmitRequest) -> ThermoclineError | None:
+        """Append a request, once however often that is tried; returns why it cannot be stored."""
         data = encode(request)
-        failure: ThermoclineError | None = None
-        for _ in range(APPEND_TRIES):
+        now_s = asyncio.get_running_loop().time
+        give_up_s = now_s() + min(SUBMIT_S, request.deadline_ms / 1000 or SUBMIT_S)
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
+        while True:
             try:
                 await self._bus.append(self._subject, data, message_id=request.request_id, timeout_s=APPEND_S)
                 return None
@@ -111,8 +117,9 @@ class Dispatcher:
                 failure = Unavailable(str(error.message), retry_after_ms=RETRY_AFTER_MS)
             except Unavailable as error:
                 failure = Unavailable(error.message, retry_after_ms=error.retry_after_ms or RETRY_AFTER_MS)
-                if not self._bus.is_connected:
-                    break
             except ThermoclineError as error:
                 return error
-        return failure
+            wait_s = backoff.next_s()
+            if not self._bus.is_connected or now_s() + wait_s > give_up_s:
+                return failure
+            await asyncio.sleep(wait_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
 from services.gateway.config import GatewayConfig
+from services.gateway.context_limit import ContextLimit
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
@@ -16,10 +17,12 @@ from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
 from services.gateway.tenants import Tenant
+from services.gateway.tls import ServerTls
 from services.gateway.tokenizer import Tokenizer
 from shared.bus.protocol import Bus
 from shared.errors import Unavailable
 from shared.ids import namespace_digest
+from shared.messages.status import Degradation
 from shared.tracing import Tracer
 
 
@@ -42,6 +45,7 @@ class Gateway:
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None
+    tls: ServerTls | None = None
 
     def check_open(self) -> None:
         """Raises Unavailable while requests cannot be taken."""
@@ -54,8 +58,32 @@ class Gateway:
         return namespace_digest(self.facts.fingerprint, tenant_salt=tenant.salt, salt=cache_salt or "")
 
     @property
+    def context_limit(self) -> ContextLimit:
+        """How long a request may be now."""
+        return self.cell.context_limit(self.facts.max_context)
+
+    @property
     def max_context(self) -> int:
-        return self.cell.max_context(self.facts.max_context)
+        """Tokens of prompt and answer together."""
+        return self.context_limit.tokens
+
+    def degraded(self) -> tuple[Degradation, ...]:
+        """What the cell, and this gateway, were asked for and do not have now."""
+        others = (each for each in self.cell.degraded(self.clock()) if each.component != self.gateway_id)
+        return (*others, *self.own_degraded())
+
+    def own_degraded(self) -> tuple[Degradation, ...]:
+        """What this gateway was asked for and does not have now."""
+        faults = [("tenants", self.callers.fault, "--tenants")]
+        if self.tls is not None:
+            faults.append(("certificate", self.tls.fault, "--tls-cert"))
+        return tuple(
+            Degradation(
+                component=self.gateway_id, what=what, reason=f"the earlier one is in force: {fault}", setting=setting
+            )
+            for what, fault, setting in faults
+            if fault
+        )
 
     def reasons_not_ready(self) -> list[str]:
         return self.cell.reasons_not_ready(self.clock(), is_connected=self.bus.is_connected)

@@ -61,8 +61,14 @@ def read_importance_gate(path: Path, *, model: str, probe_heads: int, alpha: flo
 
     Raises ConfigError: no gate there, one of another model, or of another way to choose tokens than the cell's.
     """
+    gate = read_served_gate(path, probe_heads=probe_heads, alpha=alpha)
+    require(gate.measured, model=model, ratio=1.0)
+    return gate
+
+
+def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> ImportanceGate:
+    """The same of any model, whose fingerprint takes a reading of its weights to know. Raises ConfigError."""
     gate = read_gate(path)
-    require(gate, model=model, ratio=1.0)
     method, _, metric = gate.method.partition(":")
     metric = metric or UNNAMED_METRIC
     if method != SERVED_METHOD or metric not in METRICS:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.gateway.library_defaults import library_defaults
 from shared import model_files
 from shared.errors import UnsupportedModel
+from shared.model_folder import check_model
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
@@ -41,9 +43,24 @@ def read_model_facts(
     model_dir: Path, *, served_name: str = "", max_context_tokens: int = 0, cache_dir: Path | None = None
 ) -> ModelFacts:
     """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
-    config = model_files.load_config(model_dir)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
-    merged = {**config, **(text or {})}
+    vocab_size, max_context = check_facts(model_dir, max_context_tokens)
+    return ModelFacts(
+        name=served_name or model_files.model_name(model_dir),
+        fingerprint=model_files.fingerprint(model_dir, cache_dir, context_tokens=max_context_tokens),
+        vocab_size=vocab_size,
+        max_context=max_context,
+        defaults=sampling_defaults(model_files.load_generation_config(model_dir)),
+        created=int(time.time()),
+    )
+
+
+def check_facts(model_dir: Path, max_context_tokens: int = 0) -> tuple[int, int]:
+    """Sizes of the vocabulary and of the longest context. Reads no weights, and raises as :func:`read_model_facts`."""
+    config = check_model(model_dir)
+    text = config.get("text_config")
+    merged = {**config, **(text if isinstance(text, dict) else {})}
+    if isinstance(text, dict) and not {"vocab_size", "max_position_embeddings"} <= merged.keys():
+        merged = {**library_defaults(model_dir), **merged}
     vocab_size = merged.get("vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise UnsupportedModel(f"{model_dir}: config.json names no vocab_size")
@@ -51,14 +68,7 @@ def read_model_facts(
     max_context = min(max_context_tokens or own_context, own_context or max_context_tokens)
     if max_context < 1:
         raise UnsupportedModel(f"{model_dir}: config.json names no context length; set --max-context-tokens")
-    return ModelFacts(
-        name=served_name or model_files.model_name(model_dir),
-        fingerprint=model_files.fingerprint(model_dir, cache_dir),
-        vocab_size=vocab_size,
-        max_context=max_context,
-        defaults=sampling_defaults(model_files.load_generation_config(model_dir)),
-        created=int(time.time()),
-    )
+    return vocab_size, max_context
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:

@@ -12,7 +12,7 @@ from services.gateway.failures import error_of_notice
 from shared import logs, subjects
 from shared.bus.protocol import Bus, Delivery
 from shared.codec import decode_published
-from shared.errors import CodecError, ThermoclineError
+from shared.errors import CodecError, ThermoclineError, Unavailable
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed, ResumeNeeded
 
 READ_S = 10.0
@@ -42,23 +42,26 @@ class NoticeHandler:
         self._subject = subjects.gateway_output(gateway_id)
         self._dispatcher = dispatcher
         self._from_seq = 1
-        self._lock = asyncio.Lock()
+        self._reading = asyncio.Lock()
 
     async def on_notice(self, delivery: Delivery) -> None:
         notice = self._decode(delivery.data)
         if notice is None:
             return
+        if self.cursor.place(notice.number) == "gap" and not await self.catch_up():
+            # The stream, which cannot be asked now, has this notice, too: whoever reads it next acts on all.
+            return
         if self.cursor.place(notice.number) == "gap":
-            await self.catch_up()
-        async with self._lock:
-            if self.cursor.place(notice.number) == "gap":
-                # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
-                _log.error("notices_lost", first=self.cursor.last + 1, last=notice.number - 1)
-            self._act(notice)
+            # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
+            _log.error("notices_lost", first=self.cursor.last + 1, last=notice.number - 1)
+        self._act(notice)
 
-    async def catch_up(self) -> None:
-        """Read notices that were published while nobody listened."""
-        async with self._lock:
+    async def catch_up(self) -> bool:
+        """Read notices that were published while nobody listened; False when the stream could not be asked.
+
+        A notice that comes meanwhile and is the next one is acted on at once; reading then passes over it.
+        """
+        async with self._reading:
             try:
                 async with asyncio.timeout(READ_S):
                     messages = self._bus.follow(
@@ -69,8 +72,12 @@ class NoticeHandler:
                         if notice is not None:
                             self._act(notice)
                         self._from_seq = message.seq + 1
-            except (ThermoclineError, TimeoutError) as error:
-                _log.warning("notices_not_read", reason=str(error))
+            except (Unavailable, TimeoutError) as error:
+                _log.warning("notices_not_read", reason=str(error) or f"not within {READ_S:.0f} s")
+                return False
+            except ThermoclineError as error:
+                _log.error("notices_not_read", reason=str(error))
+        return True
 
     def _decode(self, data: bytes) -> GatewayNotice | None:
         try:

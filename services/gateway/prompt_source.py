@@ -7,7 +7,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.cache import PromptSource
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.routes.chat import tokenize_chat
-from shared.errors import CallerError, ContextTooLong, InvalidRequest
+from shared.errors import CallerError, InvalidRequest
 
 
 async def tokenize_source(gateway: Gateway, source: PromptSource, *, path: str = "") -> list[int]:
@@ -17,11 +17,9 @@ async def tokenize_source(gateway: Gateway, source: PromptSource, *, path: str =
     """
     try:
         tokens = await _tokenize(gateway, source)
-        if len(tokens) >= gateway.max_context:
-            raise ContextTooLong(
-                f"This model's maximum context length is {gateway.max_context} tokens; the prompt has {len(tokens)}.",
-                param=_given(source),
-            )
+        limit = gateway.context_limit
+        if len(tokens) >= limit.tokens:
+            raise limit.refusal(len(tokens) + 1, f"; the prompt has {len(tokens)}.", param=_given(source))
     except CallerError as error:
         error.param = f"{path}{error.param or _given(source)}"
         raise
@@ -40,7 +38,7 @@ async def _tokenize(gateway: Gateway, source: PromptSource) -> list[int]:
         return await tokenize_chat(gateway, chat)
     if source.prompt is not None:
         longest = gateway.tokenizer.longest_token_characters
-        admission.check_prompt_characters(len(source.prompt), longest, gateway.max_context)
+        admission.check_prompt_characters(len(source.prompt), longest, gateway.facts.max_context)
         tokens = (await gateway.tokenizer.encode([source.prompt], add_special_tokens=True))[0]
     else:
         tokens = list(source.tokens or ())

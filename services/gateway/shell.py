@@ -13,7 +13,7 @@ from services.gateway.http_server import HttpServer
 from services.gateway.notices import NoticeHandler
 from services.gateway.relay import TokenRelay
 from services.gateway.timeouts import WaitLimits, needs_probe, needs_search, overdue
-from shared import logs, subjects
+from shared import logs, progress, subjects
 from shared.bus.protocol import Delivery, Subscription
 from shared.codec import decode
 from shared.errors import CodecError, Unavailable
@@ -72,6 +72,7 @@ class GatewayShell:
         async with self.running() as work:
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             host, port = sock.getsockname()[:2]
+            progress.ready()
             _log.info("gateway_serving", host=host, port=port, gateway_id=self._gateway.gateway_id)
             try:
                 await life.watch(work, serving)
@@ -84,7 +85,9 @@ class GatewayShell:
     async def _work(self) -> None:
         gateway = self._gateway
         async with asyncio.TaskGroup() as group:
-            group.create_task(beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation))
+            group.create_task(
+                beat(gateway.bus, "gateway", gateway.gateway_id, self._incarnation, degraded=gateway.own_degraded)
+            )
             group.create_task(gateway.dispatcher.outbox.run())
             group.create_task(self._sweep())
             group.create_task(gateway.callers.watch())
@@ -129,8 +132,9 @@ class GatewayShell:
                     await self._notices.catch_up()
                 continue
             self._recover.clear()
-            await self._notices.catch_up()
+            # Workers answer at once; a broker that elects a leader lets nobody read its streams for seconds.
             self._relay.recover(self._gateway.dispatcher.pending, self._gateway.cell.worker_ids())
+            await self._notices.catch_up()
 
     async def _drain(self) -> None:
         """New requests get 503 from now on; those that outlast the grace end with a typed error."""

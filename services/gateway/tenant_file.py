@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from services.gateway.tenants import Tenant, Tenants, parse_tenants, render_tenants
@@ -27,6 +27,19 @@ def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
         return read_secrets(path, "--tenants", parse_tenants, forbidden=_FORBIDDEN, max_bytes=MAX_FILE_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"--tenants {path} cannot be read: {error.strerror}") from error
+
+
+def read_distinct_tenants(
+    path: Path, *, admin_hash: str, own_hashes: Container[str]
+) -> tuple[Version, dict[str, Tenant]]:
+    """The same, where no tenant may have the admin key or one of --api-keys. Raises ConfigError."""
+    version, tenants = read_tenants(path)
+    for name, tenant in tenants.items():
+        if admin_hash in tenant.keys:
+            raise ConfigError(f"--tenants {path}: tenant {name} has the admin key, which must open nothing else")
+        if any(hashed in own_hashes for hashed in tenant.keys):
+            raise ConfigError(f"--tenants {path}: tenant {name} has one of --api-keys")
+    return version, tenants
 
 
 def write_tenants(path: Path, tenants: Tenants) -> None:

@@ -27,13 +27,14 @@ _log = logs.get_logger("gateway.tls")
 
 
 class ServerTls:
-    """``context`` is the server's, and stays the same object."""
+    """``context`` is the server's, and stays the same object. ``fault`` is why files that changed are not used."""
 
     def __init__(self, certificate: Path, key: Path, minimum: TlsVersion) -> None:
         """Raises ConfigError for files that cannot be read or do not fit together."""
         self._certificate = certificate
         self._key = key
         self._stamp: _Stamp = ()
+        self.fault = ""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = _VERSIONS[minimum]
         self.context.set_alpn_protocols(["http/1.1"])
@@ -64,7 +65,9 @@ class ServerTls:
             self._load(self.context)
         except (OSError, ValueError) as error:
             _log.error("certificate_not_used", certificate=str(self._certificate), reason=str(error))
+            self.fault = str(error)
             return
+        self.fault = ""
         _log.info("certificate_replaced", certificate=str(self._certificate))
 
     def _load(self, context: ssl.SSLContext) -> None:

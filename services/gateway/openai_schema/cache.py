@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from services.gateway.openai_schema.chat import ChatMessage
 from services.gateway.openai_schema.errors import ErrorDetail
+from services.gateway.openai_schema.models import Shortfall
 from services.gateway.openai_schema.usage import PromptTokensDetails
 
 MAX_PREWARMED = 64
@@ -125,6 +126,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: dict[str, int]  # By tier.
     counters: dict[str, int]
     storages: dict[str, dict[str, int] | None]
+    degraded: list[Shortfall] = []  # What processes of the cell were asked for and do not have.
 
 
 class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,26 @@ from __future__ import annotations
 import msgspec
 
 from services.gateway.openai_schema.cache import PoolReport
+from services.gateway.openai_schema.models import Shortfall
+
+
+class CellDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker computes on; ``note`` says why a GPU that is there is not used."""
+
+    kind: str
+    name: str
+    ranks: int
+    note: str
+
+
+class CellBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a storage may hold, in bytes; 0 is none. ``awaits_pool``: its host pool is being made."""
+
+    storage_id: str
+    host: int
+    awaits_pool: bool
+    disk: int
+    has_remote: bool
 
 
 class CellWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +35,7 @@ class CellWorker(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     draining: bool
+    device: CellDevice | None = None
 
 
 class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +70,8 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
 
     ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for. ``tenants`` are those
-    of this gateway's file and ``other``; none without a file.
+    of this gateway's file and ``other``; none without a file. ``degraded`` is what processes were asked
+    for and do not have.
     """
 
     object: str = "cell"
@@ -83,3 +105,7 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     deferred_for_fetch: int = 0
     unplaced: int = 0
     tenants: list[CellTenant] = []
+    degraded: list[Shortfall] = []
+    dtype: str = ""
+    page_bytes: int = 0
+    budgets: list[CellBudget] = []

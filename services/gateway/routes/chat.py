@@ -50,7 +50,7 @@ async def _chat(gateway: Gateway, http: Request, ticket: Ticket) -> Response:
     params = admission.sampling_params(
         request,
         facts,
-        max_tokens=admission.output_room(len(tokens), asked, None, gateway.max_context),
+        max_tokens=admission.output_room(len(tokens), asked, None, gateway.context_limit),
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )
@@ -82,7 +82,7 @@ async def tokenize_chat(gateway: Gateway, request: ChatRequest) -> list[int]:
         request.messages, knows_developer="developer" in tokenizer.template_source
     )
     characters = sum(len(message["content"]) for message in messages)
-    admission.check_prompt_characters(characters, tokenizer.longest_token_characters, gateway.max_context)
+    admission.check_prompt_characters(characters, tokenizer.longest_token_characters, gateway.facts.max_context)
     continues = bool(request.continue_final_message)
     tokens = await tokenizer.encode_chat(
         messages,

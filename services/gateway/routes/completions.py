@@ -80,7 +80,7 @@ async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[
     tokenised = [prompt for prompt in prompts if not isinstance(prompt, str)]
     for text in texts:
         longest = gateway.tokenizer.longest_token_characters
-        admission.check_prompt_characters(len(text), longest, gateway.max_context)
+        admission.check_prompt_characters(len(text), longest, gateway.facts.max_context)
     if texts:
         special = request.add_special_tokens is not False
         tokenised = await gateway.tokenizer.encode(texts, add_special_tokens=special)
@@ -91,7 +91,7 @@ async def _tokenise(gateway: Gateway, request: CompletionRequest, prompts: list[
 
 def _params(gateway: Gateway, request: CompletionRequest, prompt_tokens: int) -> SamplingParams:
     asked = request.max_tokens
-    room = admission.output_room(prompt_tokens, asked, admission.COMPLETION_MAX_TOKENS, gateway.max_context)
+    room = admission.output_room(prompt_tokens, asked, admission.COMPLETION_MAX_TOKENS, gateway.context_limit)
     # An echoed prompt has logprobs where the answer has them.
     prompt_logprobs = request.logprobs if request.echo and request.prompt_logprobs is None else request.prompt_logprobs
     return admission.sampling_params(

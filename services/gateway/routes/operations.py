@@ -8,13 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
+from msgspec import UNSET
 
 from services.gateway.boundary import error_headers
 from services.gateway.config import ApiMetrics
 from services.gateway.gateway import Gateway
 from services.gateway.openai_schema.errors import error_detail
-from services.gateway.openai_schema.models import Health, Version
+from services.gateway.openai_schema.models import Health, Shortfall, Version
 from services.gateway.openapi import describes
+from services.gateway.views.serving_view import serving_view
 from shared.errors import Unavailable
 from shared.metrics import render
 
@@ -54,10 +56,17 @@ def operations_router(gateway: Gateway) -> APIRouter:
     @router.get("/health", response_model=None, include_in_schema=False)
     async def ready() -> Response:
         reasons = gateway.reasons_not_ready()
+        degraded = msgspec.convert(gateway.degraded(), list[Shortfall], from_attributes=True)
         if not reasons:
-            return Response(msgspec.json.encode(Health(status="ready")), media_type="application/json")
+            status = gateway.cell.status
+            health = Health(
+                status="degraded" if degraded else "ready",
+                degraded=degraded or UNSET,
+                serving=UNSET if status is None else serving_view(status, gateway.context_limit),
+            )
+            return Response(msgspec.json.encode(health), media_type="application/json")
         error = Unavailable("not ready: " + "; ".join(reasons))
-        body = Health(status="not_ready", reasons=reasons, error=error_detail(error))
+        body = Health(status="not_ready", degraded=degraded or UNSET, reasons=reasons, error=error_detail(error))
         return Response(
             msgspec.json.encode(body), error.status, headers=error_headers(error), media_type="application/json"
         )

@@ -74,7 +74,7 @@ def ui_router() -> APIRouter:
 
     @router.get("/ui", response_model=None)
     async def entrance() -> Response:
-        return RedirectResponse("ui/", 307)
+        return RedirectResponse("ui/", 307, headers=_HEADERS)
 
     @router.get("/ui/", response_model=None)
     async def index(http: Request) -> Response:

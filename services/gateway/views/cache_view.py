@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from services.gateway.openai_schema.cache import CacheNode, CacheStats, Pin, PoolReport
+from services.gateway.openai_schema.models import Shortfall
 from shared.messages.base import unpack_int32
 from shared.messages.status import CachedNode, CellStatus, Inventory, PinStatus
 
@@ -68,4 +71,5 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
         hit_tokens={tier: status.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS},
         counters=dict(sorted(status.counters.items())),
         storages={name: None if found is None else dict(found.counters) for name, found in inventories.items()},
+        degraded=msgspec.convert(status.degraded, list[Shortfall], from_attributes=True),
     )

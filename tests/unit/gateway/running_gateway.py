@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,16 +92,19 @@ async def running_gateway(
     over_http: bool = False,
     facts: ModelFacts = FACTS,
     max_payload: int = 1024 * 1024,
+    limits_clock: Callable[[], float] = time.monotonic,
     **settings: object,
 ) -> AsyncIterator[Harness]:
-    """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port."""
+    """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port. What callers may do
+    each minute grows with ``limits_clock``, in seconds.
+    """
     broker = MemoryBroker(max_payload=max_payload)
     bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
     cell = ScriptedCell(cell_bus, script)
     await cell.start()
     config = msgspec.convert({"model": str(MODEL_DIR), "id": "gw", **settings}, GatewayConfig)
     fidelity = fidelity_rules(config, facts.fingerprint)
-    gateway = compose(config, bus, facts, tokenizer(), "beef0001", fidelity, callers_of(config))
+    gateway = compose(config, bus, facts, tokenizer(), "beef0001", fidelity, callers_of(config, limits_clock))
     app = build_app(gateway)
     shell = GatewayShell(gateway, "beef0001")
     life = Lifecycle()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.gateway import admission
+from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
@@ -204,17 +205,17 @@ def test_token_ids_must_exist(tokens: list[int]) -> None:
 
 def test_room_for_the_answer() -> None:
     """What was asked, or the default, or the rest of the context."""
-    assert admission.output_room(10, 5, None, 64) == 5
-    assert admission.output_room(10, None, None, 64) == 54
-    assert admission.output_room(10, None, 16, 64) == 16
-    assert admission.output_room(60, None, 16, 64) == 4
+    assert admission.output_room(10, 5, None, ContextLimit(64)) == 5
+    assert admission.output_room(10, None, None, ContextLimit(64)) == 54
+    assert admission.output_room(10, None, 16, ContextLimit(64)) == 16
+    assert admission.output_room(60, None, 16, ContextLimit(64)) == 4
 
 
 @pytest.mark.parametrize(("prompt_tokens", "asked"), [(64, None), (65, 1), (60, 5), (10, 10**30)])
 def test_an_answer_without_room_is_refused_with_both_numbers(prompt_tokens: int, asked: int | None) -> None:
     """context_length_exceeded names the context and the prompt."""
     with pytest.raises(ContextTooLong) as refusal:
-        admission.output_room(prompt_tokens, asked, None, 64)
+        admission.output_room(prompt_tokens, asked, None, ContextLimit(64))
 
     assert "64" in refusal.value.message
     assert str(prompt_tokens) in refusal.value.message

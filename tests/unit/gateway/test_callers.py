@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+from services.gateway import callers as callers_module
 from services.gateway.callers import Callers
 from services.gateway.keys import key_hash, tenant_id
 from services.gateway.tenant_file import write_tenants
@@ -51,6 +52,18 @@ def test_each_key_leads_to_its_tenant_and_no_other_key_anywhere(tmp_path: Path) 
             callers.identify(Headers(headers))
 
 
+def test_a_key_whose_digest_begins_like_another_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first digits of a digest stand in lists and logs: they find a key, and the whole digest lets in."""
+    monkeypatch.setattr(callers_module, "key_id", lambda hashed: "the same for all")
+    callers = Callers(api_keys=("first", "second"))
+
+    assert callers.identify(bearer("first")).name == tenant_id(b"first")
+    assert callers.identify(bearer("second")).name == tenant_id(b"second")
+    for wrong in ("third", "", "first "[:-2]):
+        with pytest.raises(NotAuthenticated):
+            callers.identify(bearer(wrong))
+
+
 def test_a_file_without_tenants_lets_nobody_in(tmp_path: Path) -> None:
     """It is not the same as no file."""
     path = tmp_path / "tenants.toml"
@@ -80,6 +93,7 @@ async def test_a_change_adds_revokes_and_keeps_what_is_in_use(tmp_path: Path) ->
             callers.identify(bearer(revoked))
     gone.give_back(1)
     assert callers.account("gone") is None
+    assert (held.is_listed, gone.is_listed) == (True, False)
 
 
 @pytest.mark.parametrize("fault", ["[tenants.a", "mode", "gone", "admin", "api"])

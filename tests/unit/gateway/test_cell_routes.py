@@ -57,7 +57,7 @@ def test_nothing_that_the_scheduler_says_is_left_out() -> None:
         {"evictions": 4},
     )
     assert report["workers"] == [
-        {"worker_id": "worker-0", "incarnation": "one", "running": 1, "waiting": 2, "draining": False}
+        {"worker_id": "worker-0", "incarnation": "one", "running": 1, "waiting": 2, "draining": False, "device": None}
     ]
     assert report["pools"][0]["leased"] == 4
     assert report["restorations"][0]["observed_seconds"] == 0.4

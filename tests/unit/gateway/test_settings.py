@@ -86,7 +86,7 @@ def test_sampling_defaults_come_from_the_generation_config() -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"importance": "sometimes"}, "Invalid enum value 'sometimes'"),
+        ({"importance": "sometimes"}, "'sometimes' is none of off, gated, on"),
         ({"importance": "gated"}, "--importance gated and --importance-gate FILE need each other"),
         ({"importance": "on", "importance_gate": "g.json"}, "need each other"),
         ({"importance_gate": "g.json"}, "need each other"),
@@ -152,3 +152,25 @@ async def test_a_gate_of_another_model_stops_the_gateway(tmp_path: Path) -> None
 
     with pytest.raises(ConfigError, match="the quality gate is of model another, not of"):
         await run(gated(gate, model=str(MODEL_DIR), port=0, nats=["nats://127.0.0.1:1"]), Lifecycle())
+
+
+def test_sizes_that_the_configuration_leaves_out_are_the_librarys(tmp_path: Path) -> None:
+    """Configurations of models with a vision part often name only what differs from the library's defaults."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}')
+
+    facts = read_model_facts(tmp_path)
+
+    assert (facts.vocab_size, facts.max_context) == (262_208, 131_072)
+
+
+def test_sizes_that_the_library_does_not_know_are_refused(tmp_path: Path) -> None:
+    """The reason is the library's last line, and no traceback."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "nonesuch", "text_config": {}}')
+
+    with pytest.raises(UnsupportedModel, match=r"config\.json leaves out sizes.*nonesuch") as refused:
+        read_model_facts(tmp_path)
+    assert "\n" not in refused.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.cell import FRESH_S, CellView
+from services.gateway.context_limit import ContextLimit
 from services.gateway.notices import NoticeCursor
 from services.gateway.pending import MAX_STREAM_BACKLOG_TOKENS, Choice, Generation, PendingTable, Slots
 from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, needs_search, overdue
@@ -269,8 +270,8 @@ def test_a_cell_whose_workers_all_drain_is_not_ready() -> None:
 def test_the_context_is_the_smaller_of_model_and_cell() -> None:
     """A cell that says nothing bounds nothing."""
     cell = CellView("f")
-    assert cell.max_context(512) == 512
+    assert cell.context_limit(512) == ContextLimit(512)
     cell.hear(status(), 0.0)
 
-    assert cell.max_context(512) == 100
-    assert cell.max_context(50) == 50
+    assert cell.context_limit(512) == ContextLimit(100)
+    assert cell.context_limit(50) == ContextLimit(50)

@@ -34,6 +34,7 @@ const views = {
 };
 
 feed.addEventListener("cell", () => {
+  showDegraded(feed.cell.degraded ?? []);
   history_.addCell(feed.cell, Date.now());
   byId("model").textContent = `${feed.cell.workers.length} × worker, model ${feed.cell.model.slice(0, 12)}`;
 });
@@ -62,6 +63,18 @@ function showLink({ state, message }) {
       state === "off" || state === "gone" ? h("button", { type: "button", text: "Try now", onclick: () => feed.start() }) : null);
     banner.hidden = false;
   }
+}
+
+let shownDegraded = "";
+
+/** What the cell was asked for and does not have, until it has it. */
+function showDegraded(degraded) {
+  const lines = degraded.map(({ component, what, reason, setting }) => `${component}, ${what}: ${reason}${setting ? ` (${setting})` : ""}`);
+  // Written anew only when it changes, because a screen reader reads it out then.
+  if (lines.join("\n") === shownDegraded) return;
+  shownDegraded = lines.join("\n");
+  fill(byId("degraded"), h("strong", { text: "Degraded." }), h("ul", {}, lines.map((line) => h("li", { text: line }))));
+  byId("degraded").hidden = lines.length === 0;
 }
 
 let isAsking = false;
@@ -123,7 +136,15 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("th
 byId("theme").addEventListener("click", nextTheme);
 byId("keys").addEventListener("click", () => giveKeys());
 byId("help").addEventListener("click", () => showHelp(SHORTCUTS));
-addEventListener("hashchange", () => { const name = location.hash.slice(1); if (NAMES.includes(name) && name !== current()) open(name); });
+addEventListener("hashchange", () => {
+  if (takeKey()) {
+    document.querySelector("dialog")?.close(); // It asked for the key.
+    feed.start();
+    return;
+  }
+  const name = location.hash.slice(1);
+  if (NAMES.includes(name) && name !== current()) open(name);
+});
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
@@ -137,6 +158,17 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+/** `thermocline up` prints a link with the admin key in its fragment, which a browser sends to no server. It is kept like a key
+ * that was typed in, and taken out of the address, and so of the history. Whether there was one. */
+function takeKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!key) return false;
+  keys.set(key, keys.api);
+  window.history.replaceState(null, "", `${location.pathname}#${current() ?? "overview"}`);
+  return true;
+}
+
+takeKey();
 const stored = localStorage.getItem("thermocline.theme");
 setTheme(THEMES.includes(stored) ? stored : "system");
 open(NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview");

@@ -1,0 +1,82 @@
+"""What is wrong with a gateway's settings that their types do not show. Run before it starts, and by ``thermocline up``
+before anything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.gateway.config import GatewayConfig
+from services.gateway.keys import key_hash
+from services.gateway.model_facts import check_facts
+from services.gateway.tls import ServerTls
+from shared.errors import ConfigError, OperatorError
+
+if TYPE_CHECKING:
+    from services.gateway.importance_gate import ImportanceGate
+
+
+def check(config: GatewayConfig) -> None:
+    """Raises ConfigError with every fault. Reads the files that the settings name, and none of the model's weights."""
+    faults = list(_faults(config))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def server_tls(config: GatewayConfig) -> ServerTls | None:
+    """None where the gateway speaks plain HTTP. Raises ConfigError."""
+    if not config.tls_cert:
+        return None
+    return ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version)
+
+
+def _faults(config: GatewayConfig) -> Iterator[str]:
+    parts: tuple[Callable[[GatewayConfig], object], ...] = (_model, server_tls, _tenants, _gate)
+    for part in parts:
+        try:
+            part(config)
+        except ConfigError as error:
+            yield from error.each()
+        except OperatorError as error:
+            yield error.message
+
+
+def _model(config: GatewayConfig) -> None:
+    check_facts(config.model_dir, config.max_context_tokens)
+
+
+def _tenants(config: GatewayConfig) -> None:
+    if config.tenants:
+        from services.gateway.tenant_file import read_distinct_tenants
+
+        read_distinct_tenants(
+            Path(config.tenants).expanduser(),
+            admin_hash=key_hash(config.admin_key.encode()) if config.admin_key else "",
+            own_hashes={key_hash(key.encode()) for key in config.api_keys},
+        )
+
+
+def _gate(config: GatewayConfig) -> None:
+    if config.importance != "gated":
+        return
+    from services.gateway.importance_gate import read_served_gate
+
+    gate = read_served_gate(
+        Path(config.importance_gate).expanduser(),
+        probe_heads=config.importance_probe_heads,
+        alpha=config.importance_alpha,
+    )
+    check_defaults(gate, config)
+
+
+def check_defaults(gate: ImportanceGate, config: GatewayConfig) -> None:
+    """Raises ConfigError when ``gate`` does not allow a ratio that the settings make a default."""
+    from services.gateway.importance_gate import check_default
+
+    if config.importance_ratio:
+        check_default(gate, config.importance_ratio, setting="--importance-ratio")
+    for place, ratio in enumerate(config.ratio_by_key.values(), 1):
+        if ratio:
+            check_default(gate, ratio, setting=f"--importance-key-ratios: entry {place}")

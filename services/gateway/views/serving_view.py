@@ -1,0 +1,59 @@
+"""What a cell serves with - devices, pools, context - as operators read it. Pure."""
+
+from __future__ import annotations
+
+from services.gateway.context_limit import ContextLimit
+from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
+from shared.messages.status import CellStatus, StorageBudget
+
+
+def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
+    """Devices and pools of ``status``; what a disk holds is estimated by the size of tokens in pools."""
+    return Serving(
+        devices=[
+            ServingDevice(
+                worker_id=worker.worker_id,
+                kind=worker.device.kind,
+                name=worker.device.name,
+                ranks=worker.device.ranks,
+                note=worker.device.note,
+            )
+            for worker in status.workers
+            if worker.device is not None
+        ],
+        dtype=status.dtype,
+        context_tokens=limit.tokens,
+        model_context_tokens=limit.model_tokens,
+        page_size=status.page_size,
+        page_bytes=status.page_bytes,
+        pools=[*_pools(status), *(pool for budget in status.budgets for pool in _below(status, budget))],
+    )
+
+
+def _pools(status: CellStatus) -> list[ServingPool]:
+    """Pools of pages. A page of state stands for as many tokens and takes less, which nothing here says."""
+    return [
+        ServingPool(
+            tier=pool.tier,
+            owner=pool.owner,
+            tokens=pool.total * status.page_size,
+            bytes=pool.total * status.page_bytes if pool.tier != "state" else None,
+        )
+        for pool in status.pools
+    ]
+
+
+def _below(status: CellStatus, budget: StorageBudget) -> list[ServingPool]:
+    pools = []
+    if budget.awaits_pool:
+        pools.append(_of(status, "host", budget.storage_id, budget.host, is_ready=False))
+    if budget.disk:
+        pools.append(_of(status, "disk", budget.storage_id, budget.disk))
+    if budget.has_remote:
+        pools.append(ServingPool(tier="remote", owner=budget.storage_id, tokens=None, bytes=None))
+    return pools
+
+
+def _of(status: CellStatus, tier: str, owner: str, size: int, *, is_ready: bool = True) -> ServingPool:
+    tokens = size // status.page_bytes * status.page_size if status.page_bytes else None
+    return ServingPool(tier=tier, owner=owner, tokens=tokens, bytes=size, is_ready=is_ready)
