@@ -7,6 +7,7 @@ import sys
 from services.storage.bootstrap import serve
 from services.storage.config import StorageConfig
 from shared import config, logs
+from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, run_process
 
 
@@ -22,4 +23,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

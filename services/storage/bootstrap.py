@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
+from services.storage.checks import check
 from services.storage.config import StorageConfig
+from services.storage.disk_check import check_tiers
 from services.storage.media import Media, open_media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
@@ -23,6 +26,7 @@ async def serve(config: StorageConfig, life: Lifecycle) -> None:
 
     Raises Unavailable when no broker answers at the start, and ConfigError when there are no keys where some are named.
     """
+    check(config)
     async with tracing.running(config.traces, "storage", config.id) as tracer:
         await _serve(config, life, tracer)
 
@@ -32,7 +36,10 @@ async def _serve(config: StorageConfig, life: Lifecycle, tracer: Tracer | None) 
     if reaped:
         _log.info("leftovers_reaped", segments=reaped)
     metrics.serve(config.metrics_port, config.metrics_host)
-    media = await asyncio.to_thread(open_media, config)
+    if not os.environ.get("THERMOCLINE_SUPERVISED"):
+        # A supervisor has checked it before the first start; later ones must not end a cell that can serve.
+        await life.in_thread(check_tiers, config)
+    media = await life.in_thread(open_media, config)
     loop = asyncio.get_running_loop()
     # Always handled: what an operator sends to have keys read again must not end a storage that has none.
     loop.add_signal_handler(signal.SIGHUP, _read_keys_again, media)

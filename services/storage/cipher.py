@@ -19,8 +19,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from services.storage import measures
-from services.storage.config import StorageConfig
-from services.storage.key_ring import DEFAULT_KEY_VARIABLE, KeyRing
+from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
+from services.storage.key_ring import KeyRing
 from services.storage.keys import KEY_BYTES
 from shared.errors import IntegrityError, KeyMissing
 

@@ -10,6 +10,9 @@ from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.tracing import Traces
 
+DEFAULT_KEY_VARIABLE = "THERMOCLINE_KEY_DEFAULT"
+"""Holds the key of tenants without one; no flag does, because everybody on the machine can read a command line."""
+
 
 class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     """Every setting with its default; ``--help`` prints the descriptions."""

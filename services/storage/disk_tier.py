@@ -81,6 +81,8 @@ class DiskTier:
             lambda key: set_aside(key, timeout_s=WRITE_TIMEOUT_S),
         )
         self.quarantined_by_reason: dict[str, int] = {}
+        self._reason = ""  # Of the last failure,
+        self._refused_nbytes = 0  # and the chunk that there was no room for.
         self._lost: dict[ChunkKey, None] = {}  # By reading; see :meth:`take_lost`.
         self.backend = backend
         self.pace = pace or PacedReads(0)
@@ -97,6 +99,30 @@ class DiskTier:
     def now_s(self) -> float:
         """The clock of the index."""
         return self._clock_s()
+
+    @property
+    def fault(self) -> str:
+        """Why the disk is left alone, or was until it is tried again; "" while it works."""
+        return self._reason if self._health.is_failing else ""
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing new is kept, because the file system has no room, whatever the quota."""
+        return self._admission.is_failing
+
+    def has_room(self, free_bytes: int) -> None:
+        """The file system has so much free: what would fit now is kept again. Called when nobody writes, too."""
+        is_due = self._admission.is_failing and self._admission.may_try(self._clock_s())
+        if is_due and free_bytes >= self._refused_nbytes and self._admission.worked():
+            _log.info("disk_has_room_again")
+
+    def may_try(self) -> bool:
+        """Whether the disk is not left alone now."""
+        return self._health.may_try(self._clock_s())
+
+    def works(self) -> None:
+        """Somebody has tried the disk, and it works."""
+        self._worked()
 
     async def write(self, arrival: Arrival, blob: memoryview) -> Written:
         """Keep a chunk, if it is worth it and the disk takes it. Never raises what the disk raised."""
@@ -282,6 +308,7 @@ class DiskTier:
                     await self._put_once(arrival, blob)
                 except CapacityError:
                     measures.DISK_FULL.inc()
+                    self._refused_nbytes = arrival.nbytes
                     if self._admission.failed(self._clock_s()):
                         _log.warning("disk_full", reason=error.message, used=self.index.nbytes, quota=self.index.quota)
                     raise
@@ -298,6 +325,7 @@ class DiskTier:
 
     def _failed(self, reason: str) -> None:
         measures.TIER_FAILURES.labels(self.name).inc()
+        self._reason = reason
         if self._health.failed(self._clock_s()):
             _log.warning("disk_failed", reason=reason)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.storage import measures
+from services.storage.config import DEFAULT_KEY_VARIABLE
 from services.storage.keys import DEFAULT_KEY_ID, Keys, is_inline, parse_key, parse_keys
 from shared import logs
 from shared.errors import ConfigError, KeyMissing
@@ -19,7 +20,6 @@ from shared.secret_file import BY_GROUP, BY_OTHERS, Version, read_secrets, versi
 
 CHECK_EVERY_S = 1.0
 MAX_FILE_BYTES = 4 * 2**20
-DEFAULT_KEY_VARIABLE = "THERMOCLINE_KEY_DEFAULT"
 
 _log = logs.get_logger("storage")
 
@@ -33,6 +33,7 @@ class KeyRing:
         self._lock = threading.Lock()
         self._checked_s = now_s
         self._version: Version | None = None
+        self.fault = ""  # Why the file as it is now is not used.
         self._inline: Keys = {}
         faults = []
         try:
@@ -98,13 +99,16 @@ class KeyRing:
             if self._keys != self._inline:
                 _log.error("keys_file_gone", file=str(path))
                 measures.KEY_FAULTS.inc()
+                self.fault = f"{path} is gone, and its keys with it"
                 self._use({})
             self._version = None
             return
         except ConfigError as error:
             _log.error("keys_file_refused", file=str(path), reason=str(error))
+            self.fault = f"the earlier keys are in force: {error.message}"
             measures.KEY_FAULTS.inc()
             return
+        self.fault = ""
         self._use(keys)
         _log.info("keys_loaded", file=str(path), keys=len(self._keys))
 

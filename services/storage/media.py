@@ -1,4 +1,4 @@
-"""Opens the tiers that the settings name. A disk that cannot be used is left out: the storage serves without it."""
+"""Opens the tiers that the settings name. Directories that cannot be used are tried again while the storage serves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from services.storage.backends.disk import DiskBackend
 from services.storage.backends.object_store import open_remote
 from services.storage.cipher import Cipher, open_cipher
 from services.storage.config import StorageConfig
-from shared import logs
-from shared.errors import ThermoclineError
+from shared import logs, progress
 
 _log = logs.get_logger("storage")
 
@@ -34,7 +33,7 @@ class Media:
 
 def open_media(config: StorageConfig) -> Media:
     """Blocking. Raises ConfigError when there are no keys where some are named, for nothing is to be in the clear
-    then, and when ``remote`` names no object store that there could ever be.
+    then, when ``remote`` names no object store that there could ever be, and when a directory is named twice.
     """
     cipher = open_cipher(config)
     remote = open_remote(config)
@@ -45,11 +44,9 @@ def _open_disk(config: StorageConfig) -> ChunkBackend | None:
     if not config.disk_dir:
         return None
     started_s = time.perf_counter()
-    try:
-        disk = DiskBackend(config.disk_dir, is_direct_wanted=config.disk_direct)
-    except (ThermoclineError, OSError) as error:
+    with progress.phase("listing the disk", unit="chunks") as advance:
+        disk = DiskBackend(config.disk_dir, is_direct_wanted=config.disk_direct, on_found=advance)
+    if disk.left_out:
         measures.TIER_FAILURES.labels("disk").inc()
-        _log.error("disk_left_out", directories=config.disk_dir, reason=str(error))
-        return None
     _log.info("disk_opened", directories=config.disk_dir, seconds=round(time.perf_counter() - started_s, 3))
     return disk

@@ -6,7 +6,7 @@ holder (see ``shared.memory.segment``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.storage import measures
@@ -18,6 +18,9 @@ from shared.memory import DevicePartsView, DevicePoolView, HostPoolView, pages_f
 from shared.memory.device_pool_view import DevicePages, GatheredPages
 from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
+
+HOST_FLAG, STATE_FLAG = "--host-kv-bytes", "--state-bytes"
+MAPPING = "it is being mapped"
 
 
 def open_device_pool(handle: PoolHandle) -> DevicePages:
@@ -61,6 +64,7 @@ class Pools:
         self._host: HostPoolView | None = None
         self._state: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
+        self._refused: dict[str, str] = {}  # Pools of this storage that could not be made, by their flag, and why.
 
     @property
     def host(self) -> HostPoolView:
@@ -94,7 +98,7 @@ class Pools:
         Blocking: it touches every page. Raises ConfigError when there is no room, or a pool of another geometry.
         """
         if self._host is None:
-            self._host = self._create(geometry, self._host_bytes, "--host-kv-bytes")
+            self._host = self._create(geometry, self._host_bytes, HOST_FLAG)
             measures.POOL_BYTES.set(self._host.handle.nbytes)
         elif self._host.geometry != geometry:
             raise ConfigError(f"the host pool has geometry {self._host.geometry}, not {geometry}")
@@ -111,7 +115,7 @@ class Pools:
         if not self._state_bytes:
             raise ConfigError("this storage keeps no state: --state-bytes is 0")
         if self._state is None:
-            self._state = self._create(geometry, self._state_bytes, "--state-bytes")
+            self._state = self._create(geometry, self._state_bytes, STATE_FLAG)
             measures.STATE_POOL_BYTES.set(self._state.handle.nbytes)
         elif self._state.geometry != geometry:
             raise ConfigError(f"the state pool has geometry {self._state.geometry}, not {geometry}")
@@ -119,11 +123,25 @@ class Pools:
 
     def _create(self, geometry: KvGeometry, budget: int, flag: str) -> HostPoolView:
         pages = pages_for(geometry, budget)
-        if not pages:
-            raise ConfigError(
-                f"the budget of {budget} bytes holds no page of {geometry.page_bytes} bytes: raise {flag}"
-            )
-        return HostPoolView.create(self._shm_prefix, geometry, pages)
+        try:
+            if not pages:
+                raise ConfigError(
+                    f"the budget of {budget} bytes holds no page of {geometry.page_bytes} bytes: raise {flag}"
+                )
+            made = HostPoolView.create(self._shm_prefix, geometry, pages)
+        except (ThermoclineError, OSError) as error:
+            self._refused[flag] = str(error)
+            raise
+        self._refused.pop(flag, None)
+        return made
+
+    def faults(self) -> Iterator[tuple[str, str, str]]:
+        """Pools that were asked for and are not there: what, why, and the flag."""
+        for flag, reason in list(self._refused.items()):
+            yield "state pool" if flag == STATE_FLAG else "host pool", reason, flag
+        for worker_id, pool in list(self._devices.items()):
+            if pool.pages is None and pool.error != MAPPING:
+                yield f"device pool of {worker_id}", f"it cannot be mapped: {pool.error}", ""
 
     def attach(self, order: AttachDevicePool) -> None:
         """Map a device pool, replacing an older one of that worker. Blocking.
@@ -131,7 +149,7 @@ class Pools:
         One that cannot be mapped is remembered with the reason, so that backups of it say why they fail; the
         error is raised as well.
         """
-        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, None, "it is being mapped")
+        self._devices[order.worker_id] = _DevicePool(order.worker_incarnation, None, MAPPING)
         try:
             pages = self._open_device(order.handle)
         except ThermoclineError as error:

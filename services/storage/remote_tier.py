@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -47,6 +48,14 @@ class Upload:
     nbytes: int
     digest: int
     failures: int = 0
+
+
+@dataclass(slots=True)
+class Room:
+    """Taken for one chunk of a namespace. ``error`` says why there is none; ``is_used`` that a write has filled it."""
+
+    error: str = ""
+    is_used: bool = False
 
 
 class RemoteTier:
@@ -100,28 +109,50 @@ class RemoteTier:
             measures.moved(self.name, "read", header.nbytes, self._clock_s() - started_s)
         return header
 
-    async def write(self, key: ChunkKey, place: int, blob: memoryview) -> str:
-        """Put a blob into the store. Returns "", or why it could not be: ``OVER_QUOTA``, or what went wrong."""
-        started_s, is_reserved, is_new = self._clock_s(), False, False
+    @asynccontextmanager
+    async def room(self, namespace: str, nbytes: int) -> AsyncIterator[Room]:
+        """Room for one chunk within its owner's quota, given back at the end unless a write has used it.
+
+        Whoever asks first has it first, so that of a prefix the beginning is kept: its end alone is of no use.
+        """
+        room = Room()
         try:
-            is_reserved = await self._reserve(key.namespace, blob.nbytes)
-            if not is_reserved:
+            if not await self._reserve(namespace, nbytes):
+                room.error = OVER_QUOTA
                 measures.UPLOADS.labels("over_quota").inc()
-                return OVER_QUOTA
-            put = self.backend.put
-            is_new = await self._threads.run(False, put, key, blob, stripe=place, timeout_s=self.timeout_s)
+        except (ThermoclineError, OSError) as error:
+            room.error = self._failed(error)
+        try:
+            yield room
+        finally:
+            if not room.error and not room.is_used:
+                self._shares.give_back(namespace, nbytes)
+
+    async def write(self, key: ChunkKey, place: int, blob: memoryview, room: Room | None = None) -> str:
+        """Put a blob into the store, into the room that was taken for it or that there is now.
+
+        Returns "", or why it could not be: ``OVER_QUOTA``, or what went wrong.
+        """
+        if room is None:
+            async with self.room(key.namespace, blob.nbytes) as room:
+                return await self.write(key, place, blob, room)
+        if room.error:
+            return room.error
+        started_s, put = self._clock_s(), self.backend.put
+        try:
+            room.is_used = await self._threads.run(False, put, key, blob, stripe=place, timeout_s=self.timeout_s)
         except (ThermoclineError, OSError) as error:
             # The backend says in the log when the store goes away and when it is back.
-            self.upload_failures += 1
-            measures.UPLOADS.labels("failed").inc()
-            return str(error)
-        finally:
-            if is_reserved and not is_new:
-                self._shares.give_back(key.namespace, blob.nbytes)
+            return self._failed(error)
         self.uploaded += 1
         measures.UPLOADS.labels("done").inc()
         measures.moved(self.name, "write", blob.nbytes, self._clock_s() - started_s)
         return ""
+
+    def _failed(self, error: Exception) -> str:
+        self.upload_failures += 1
+        measures.UPLOADS.labels("failed").inc()
+        return str(error)
 
     def own(self, namespace: str, owner: str, quota: int) -> None:
         """A namespace is this owner's, who may have ``quota`` bytes in the store from now on; 0 is no bound."""
@@ -135,7 +166,7 @@ class RemoteTier:
         async with self._counting:
             for name in self._shares.uncounted(namespace, self._clock_s()):
                 await self._count(name)
-        return self._shares.reserve(namespace, nbytes)
+            return self._shares.reserve(namespace, nbytes)
 
     async def _count(self, namespace: str) -> None:
         begun_s, nbytes, seen = self._clock_s(), 0, COUNTED_AT_ONCE
@@ -176,16 +207,22 @@ class RemoteTier:
                 continue
             upload = self._uploads.popleft()
             measures.UPLOADS_WAITING.set(len(self._uploads))
-            async with buffers[upload.key.geometry].buffer(is_urgent=False) as buffer:
-                try:
-                    nbytes = await self._threads.run(False, _read_again, disk, upload, buffer, self.timeout_s)
-                except (ThermoclineError, OSError):
-                    nbytes = 0  # Whoever fetches it will find out what is wrong with the disk.
-                if not nbytes:
-                    measures.UPLOADS.labels("gone").inc()
-                    continue
-                error = await self.write(upload.key, upload.place, buffer[:nbytes])
-            await self._settle(upload, is_done=error in ("", OVER_QUOTA))
+            async with self.room(upload.key.namespace, upload.nbytes) as room:
+                error = room.error or await self._upload(upload, room, disk, buffers[upload.key.geometry])
+            if error is not None:
+                await self._settle(upload, is_done=error in ("", OVER_QUOTA))
+
+    async def _upload(self, upload: Upload, room: Room, disk: ChunkBackend, buffers: Buffers) -> str | None:
+        """Bring it from the disk to the store. Returns as ``write`` does; None if the disk has it no more."""
+        async with buffers.buffer(is_urgent=False) as buffer:
+            try:
+                nbytes = await self._threads.run(False, _read_again, disk, upload, buffer, self.timeout_s)
+            except (ThermoclineError, OSError):
+                nbytes = 0  # Whoever fetches it will find out what is wrong with the disk.
+            if not nbytes:
+                measures.UPLOADS.labels("gone").inc()
+                return None
+            return await self.write(upload.key, upload.place, buffer[:nbytes], room)
 
     async def _settle(self, upload: Upload, *, is_done: bool) -> None:
         """After a failure, try again later, a few times; until then the line stands still."""

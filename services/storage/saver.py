@@ -23,7 +23,7 @@ from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
-from services.storage.remote_tier import RemoteTier, Upload
+from services.storage.remote_tier import RemoteTier, Room, Upload
 from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
 from shared import logs
@@ -183,6 +183,18 @@ class Saver:
             return
         if self._disk is not None and (chunk.key in self._disk or self._disk.index.is_arriving(chunk.key)):
             return
+        if self._disk is not None or self._remote is None:
+            await self._bring_down(save, chunk, ticket)
+            return
+        # Asked for before anything is waited for, so that chunks of a prefix have what room there is in their order.
+        async with self._remote.room(chunk.key.namespace, self._buffers.blob_bytes) as room:
+            if room.error:
+                save.error = room.error
+            else:
+                await self._bring_down(save, chunk, ticket, room)
+
+    async def _bring_down(self, save: _Save, chunk: SaveChunk, ticket: int, room: Room | None = None) -> None:
+        """From the pools to the tiers; ``room`` was taken for it in the object store."""
         async with self._buffers.buffer(is_urgent=False) as buffer:
             host = self._pools.pool(self._form)
             blob = buffer[: self._buffers.blob_bytes]
@@ -204,12 +216,12 @@ class Saver:
             is_kept = False
             try:
                 digest = await self._threads.run(False, seal, blob, header, key_id, self._keys.cipher)
-                is_kept = await self._keep(save, chunk, blob, digest)
+                is_kept = await self._keep(save, chunk, blob, digest, room)
             finally:
                 if copy is not None and self._copies is not None:
                     await self._copies.finish(copy, is_kept=is_kept)
 
-    async def _keep(self, save: _Save, chunk: SaveChunk, blob: memoryview, digest: int) -> bool:
+    async def _keep(self, save: _Save, chunk: SaveChunk, blob: memoryview, digest: int, room: Room | None) -> bool:
         """Write it to the tiers; whether it is on the disk now."""
         key, error = chunk.key, ""
         if self._disk is not None:
@@ -231,7 +243,7 @@ class Saver:
             error = written.error or "the disk has no room for it"
         if self._remote is not None and not save.is_void:
             # What the disk does not take may still help whoever asks the store.
-            error = await self._remote.write(key, chunk.place, blob)
+            error = await self._remote.write(key, chunk.place, blob, room)
         save.error = error or save.error
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from services.storage import measures
 from services.storage.config import StorageConfig
@@ -16,13 +17,13 @@ from services.storage.pools import Pools
 from services.storage.sparse_calls import CALLS_MOST, SparseCalls
 from services.storage.standing import StandingCheck
 from services.storage.tiers import Tiers
-from shared import logs, subjects
+from shared import logs, progress, subjects
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import EXIT_FAILED, Lifecycle, beat
 from shared.membership import Membership, lists_storage
-from shared.messages.status import GetInventory, Inventory, VerifyChunks
+from shared.messages.status import Degradation, GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
 from shared.plan_receiver import PlanReceiver
@@ -124,7 +125,9 @@ class StorageShell:
                     subjects.rpc("storage", "sparse", self._config.id), self._sparse_calls.answer, at_once=CALLS_MOST
                 ),
             ]
+            await self._tiers.first_look()
             await self._join()
+            progress.ready()
             tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             tasks.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
@@ -195,7 +198,13 @@ class StorageShell:
             self.incarnation,
             lambda: self._plans.last,
             self._tiers.owned_bytes,
+            self._degraded,
         )
+
+    def _degraded(self) -> Iterator[Degradation]:
+        """What this storage was asked for and does not have now."""
+        for what, reason, setting in (*self._pools.faults(), *self._tiers.faults()):
+            yield Degradation(component=self._config.id, what=what, reason=reason, setting=setting)
 
     async def _inventory(self, data: bytes) -> bytes:
         decode(data, GetInventory)

@@ -7,7 +7,7 @@ made when the pool is, because the size of a buffer follows from its geometry.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from services.storage import measures
 from services.storage.buffers import Buffers
@@ -28,6 +28,7 @@ from services.storage.sparse.parts import SparseParts
 from services.storage.sparse.reader import SparseReader
 from services.storage.tier_counters import disk_counters, pipeline_counters, remote_counters
 from services.storage.tier_events import TierEvents
+from services.storage.tier_watch import Fault, TierWatch
 from services.storage.warm_start import WarmStart
 from shared import logs
 from shared.chunks import geometry_id
@@ -65,6 +66,7 @@ class Tiers:
         self._gates: dict[ChunkForm, PageGate] = {"kv": gate, "state": PageGate()}
         self._confirm = confirm
         self._tracer = tracer
+        self._cipher = media.cipher
         self._keys = ChunkKeys(media.cipher)
         self._threads = IoThreads(config.io_threads)
         pace = PacedReads(config.disk_read_bytes_per_s)
@@ -87,6 +89,8 @@ class Tiers:
             events=self._events,
         )
         self._scrubber = Scrubber(self._disk, self._threads, self._events, self._keys.cipher) if self._disk else None
+        self._watch = TierWatch(self._disk, self._warm_start, self._remote)
+        self._unserved: dict[ChunkForm, str] = {}  # Forms for which there is no memory, and why.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
         self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
         self._why_closed: dict[ChunkForm, str] = {
@@ -135,7 +139,7 @@ class Tiers:
         except ConfigError as error:
             measures.TIER_FAILURES.labels("staging").inc()
             _log.error("tiers_left_out", form=form, reason=error.message)
-            self._why_closed[form] = error.message
+            self._why_closed[form] = self._unserved[form] = error.message
             return
         shape = geometry_id(geometry)
         self._pipelines[form] = made
@@ -230,6 +234,25 @@ class Tiers:
             return ChunksVerified(checked=0, nbytes=0)
         return await self._scrubber.verify(call)
 
+    async def first_look(self) -> None:
+        """Find out what the tiers lack, before the storage joins; bounded in time."""
+        await self._watch.first_look()
+
+    def faults(self) -> Iterator[Fault]:
+        """What the tiers were asked for and lack now."""
+        yield from self._watch.faults()
+        for form, reason in self._unserved.items():
+            yield f"{form} below host memory", reason, "--staging-bytes"
+        made = self._pipelines.get("kv")
+        if self.keeps_sparse and made is not None and made.sparse is None:
+            yield (
+                "sparse",
+                "copies that can be read in part cannot be kept; the log of the storage says why",
+                "--sparse",
+            )
+        if self._cipher is not None and (fault := self._cipher.keys.fault):
+            yield "keys", fault, "--keys"
+
     def owned_bytes(self) -> dict[str, int]:
         """Bytes on the disk by owner; empty without a disk."""
         return self._disk.index.owned_bytes(OWNERS_TOLD) if self._disk is not None else {}
@@ -248,6 +271,7 @@ class Tiers:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._endless.append(group.create_task(self._drops.run()))
+            self._endless.append(group.create_task(self._watch.run()))
             if self._disk is not None and self._warm_start is not None:
                 group.create_task(self._disk.removals.run())
                 self._endless.append(group.create_task(self._warm_start.scan()))

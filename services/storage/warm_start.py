@@ -42,6 +42,23 @@ class WarmStart:
         _log.info("disk_listed", chunks=found, nbytes=self._disk.index.nbytes, evicted=len(victims))
         await self._events.dropped(victims)
 
+    async def add(self, entries: Iterator[ChunkEntry]) -> None:
+        """What directories hold that can be used only now: learnt like the rest, and told at once."""
+        await self.is_over.wait()
+        found: list[ChunkKey] = []
+        try:
+            while batch := await asyncio.to_thread(_next, entries):
+                self._disk.found(batch)
+                found += [key for key, _ in batch]
+        except (ThermoclineError, OSError) as error:
+            _log.warning("disk_not_listed", found=len(found), reason=str(error))
+        if not found:
+            return
+        victims = await self._disk.shrink()
+        _log.info("disk_listed", chunks=len(found), nbytes=self._disk.index.nbytes, evicted=len(victims))
+        await self._events.dropped(victims)
+        await self._events.listed(found)
+
     async def announce(self, geometry: bytes) -> None:
         """Tell the scheduler of the chunks of a geometry, given by its digest, for which there is a pool now."""
         await self.is_over.wait()

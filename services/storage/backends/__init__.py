@@ -115,6 +115,37 @@ class PartialReads(Protocol):
         """
 
 
+@runtime_checkable
+class Directories(ChunkBackend, Protocol):
+    """A tier of directories, of which some may be missing for a while. All calls block."""
+
+    left_out: dict[str, str]  # Directories that are not used, and why.
+    failing: dict[str, str]  # Those in use to which the last write failed, and why.
+
+    def retake(self) -> Iterator[ChunkEntry]:
+        """Try what is left out once more; yields what directories hold that can be used now."""
+
+    def probe(self) -> bool:
+        """Write to every directory in use, which is failing from then on or is not; whether there is one, and none
+        fails.
+        """
+
+    def free_bytes(self) -> int:
+        """Bytes that are free in the directories' file systems. Raises OSError."""
+
+
+@runtime_checkable
+class Answering(ChunkBackend, Protocol):
+    """A store that is asked over a network."""
+
+    @property
+    def fault(self) -> str:
+        """Why it counts as one that does not answer; "" while it does."""
+
+    def probe(self) -> None:
+        """Ask it for anything. Blocking. Raises TransportError."""
+
+
 def check_ranges(ranges: Sequence[tuple[int, int]], into: memoryview, first: int) -> None:
     """Raise InvalidRequest for ranges that ``read_ranges`` cannot read."""
     for offset, nbytes in ranges:

@@ -9,6 +9,28 @@ import os
 from shared.errors import ConfigError
 
 
+def holder(path: str) -> str:
+    """Which process holds the lock file ``path``, as its note says: "" if none does, "unknown" without a note.
+
+    Takes the lock for a moment where it is free. Raises OSError when there is a file that cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _note(fd)
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _note(fd: int) -> str:
+    return os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+
+
 class DirectoryLock:
     """Holds ``path`` until :meth:`release`. The file says which process holds it and stays where it is."""
 
@@ -18,10 +40,10 @@ class DirectoryLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            note = _note(fd)
             os.close(fd)
             raise ConfigError(
-                f"{os.path.dirname(path)} is in use by process {holder}: every storage needs directories of its own"
+                f"{os.path.dirname(path)} is in use by process {note}: every storage needs directories of its own"
             ) from error
         except OSError:
             os.close(fd)

@@ -2,11 +2,14 @@
 
 What is where is kept in memory, so that only reading a chunk touches a disk. The map is made from the names of files at
 the start, and :meth:`DiskBackend.entries` makes sure of each by its header. A directory that cannot be used is left
-out; one that fails later is passed over by writes while others take them.
+out until :meth:`DiskBackend.retake` finds that it can be; one that fails later is passed over by writes while others
+take them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +30,8 @@ _SCANNED_AT_ONCE = 256
 CLOSE_S = 30.0
 """The longest wait for writes under way at the end; a disk that hangs must not keep the process."""
 
+PROBE_S = 5.0
+
 _log = logs.get_logger("disk")
 
 
@@ -43,29 +48,41 @@ class DiskBackend:
 
     name = "disk"
 
-    def __init__(self, paths: Sequence[str], *, is_direct_wanted: bool = True, calls: FileCalls | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        is_direct_wanted: bool = True,
+        calls: FileCalls | None = None,
+        on_found: Callable[[int], None] = lambda chunks: None,
+    ) -> None:
         """Take the directories, remove what interrupted writes left, and learn the names of chunks. Blocking.
 
-        Raises ConfigError if another storage has one of them, or none can be used.
+        ``on_found`` is told of chunks as they are found here, by their number.
+
+        Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
+        ConfigError for one that is named twice.
         """
+        if len({os.path.realpath(path) for path in paths}) < len(paths):
+            raise ConfigError(f"a directory of the disk tier is named twice: {', '.join(paths)}")
         self._calls = calls or FileCalls()
         self._lock = threading.Lock()
         self._keys = KeyLocks()
         self._places: dict[ChunkKey, _Place] = {}
-        self._failing: set[str] = set()
+        self._is_direct_wanted = is_direct_wanted
+        self._taking = threading.Lock()
         self._is_closed = False
         self.left_out: dict[str, str] = {}
         """Directories that are not used, and why."""
+        self.failing: dict[str, str] = {}
+        """Directories that are used, and to which the last write failed, and why."""
         self.directories: list[DiskDirectory] = []
         try:
             for path in paths:
-                self._take(path, is_direct_wanted)
+                self._take(path, on_found)
         except BaseException:
             self._release()
             raise
-        if not self.directories:
-            reasons = "; ".join(self.left_out.values()) or "none is named"
-            raise ConfigError(f"no directory of the disk tier can be used: {reasons}")
 
     @property
     def quarantined(self) -> int:
@@ -131,6 +148,32 @@ class DiskBackend:
         """Drop a chunk that failed verification, but keep the file for an operator. False if the tier lacked it."""
         return self._remove(key, timeout_s, DiskDirectory.quarantine)
 
+    def retake(self) -> Iterator[ChunkEntry]:
+        """See :class:`~services.storage.backends.Directories`."""
+        with self._taking:
+            taken = [directory for path in list(self.left_out) if (directory := self._take(path)) is not None]
+        with self._lock:
+            keys = [key for key, place in self._places.items() if place.directory in taken]
+        yield from self._entries(keys)
+
+    def probe(self) -> bool:
+        """See :class:`~services.storage.backends.Directories`: writes a block to each, and removes it."""
+        directories = list(self.directories)
+        for directory in directories:
+            try:
+                directory.probe(time.monotonic() + PROBE_S)
+            except (CapacityError, TransportError) as error:
+                self._note_failing(directory, error.message)
+            else:
+                self._note_failing(directory, "")
+        return bool(directories) and not self.failing
+
+    def free_bytes(self) -> int:
+        """See :class:`~services.storage.backends.Directories`; of what is free, what this user may have."""
+        systems = {os.stat(directory.path).st_dev: directory.path for directory in list(self.directories)}
+        found = [os.statvfs(path) for path in systems.values()]
+        return sum(each.f_bavail * each.f_frsize for each in found)
+
     def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
         """See :class:`~services.storage.backends.ChunkBackend`. Reads headers that were not read before, a few ahead of
         the caller; a file whose header is not that of its chunk is quarantined.
@@ -138,6 +181,9 @@ class DiskBackend:
         with self._lock:
             self._check_open()
             keys = [key for key in self._places if not namespace or key.namespace == namespace]
+        yield from self._entries(keys)
+
+    def _entries(self, keys: Sequence[ChunkKey]) -> Iterator[ChunkEntry]:
         with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as executor:
             for start in range(0, len(keys), _SCANNED_AT_ONCE):
                 for entry in executor.map(self._entry, keys[start : start + _SCANNED_AT_ONCE]):
@@ -153,43 +199,55 @@ class DiskBackend:
             self._places.clear()
         self._release()
 
-    def _take(self, path: str, is_direct_wanted: bool) -> None:
+    def _take(self, path: str, on_found: Callable[[int], None] = lambda chunks: None) -> DiskDirectory | None:
+        """Begin to use a directory; None, and it is left out, if that cannot be."""
         try:
-            directory = DiskDirectory(path, self._calls, is_direct_wanted=is_direct_wanted)
-        except (TransportError, CapacityError) as error:
-            _log.error("disk_directory_left_out", path=path, reason=error.message)
-            self.left_out[path] = error.message
-            return
-        self.directories.append(directory)
+            directory = DiskDirectory(path, self._calls, is_direct_wanted=self._is_direct_wanted)
+        except (TransportError, CapacityError, ConfigError) as error:
+            self._leave_out(path, error.message)
+            return None
         try:
-            before = len(self._places)
-            for key, nbytes in directory.scan():
-                if key in self._places:
-                    # It was written again while this directory was left out; equal names are equal chunks.
-                    directory.delete(key.path)
-                else:
-                    self._places[key] = _Place(directory, nbytes, False)
+            found = []
+            for each in directory.scan():
+                on_found(1)
+                found.append(each)
+            with self._lock:
+                self._check_open()
+                # Written again while this directory was left out; equal names are equal chunks.
+                twice = [key for key, _ in found if key in self._places]
+                self._places.update(
+                    (key, _Place(directory, nbytes, False)) for key, nbytes in found if key not in self._places
+                )
+                self.directories.append(directory)
         except (TransportError, CapacityError) as error:
-            _log.error("disk_directory_left_out", path=path, reason=error.message)
-            self.left_out[path] = error.message
-            self._places = {key: place for key, place in self._places.items() if place.directory is not directory}
-            self.directories.remove(directory)
+            self._leave_out(path, error.message)
             directory.close()
-            return
+            return None
+        for key in twice:
+            with contextlib.suppress(TransportError):  # The next start finds it again.
+                directory.delete(key.path)
+        self.left_out.pop(path, None)
         _log.info(
             "disk_directory_opened",
             path=directory.path,
             direct=directory.is_direct,
-            chunks=len(self._places) - before,
+            chunks=len(found) - len(twice),
             leftovers_removed=directory.leftovers,
         )
+        return directory
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        if self.left_out.get(path) != reason:
+            _log.error("disk_directory_left_out", path=path, reason=reason)
+        self.left_out[path] = reason
 
     def _write(self, key: ChunkKey, blob: memoryview, stripe: int, deadline_s: float) -> DiskDirectory:
         """Write to the directory whose turn it is, or to the next that can take it."""
-        count = len(self.directories)
+        directories = list(self.directories)
+        count = len(directories)
         failure: CapacityError | TransportError | None = None
         for place in range(stripe, stripe + count):
-            directory = self.directories[place % count]
+            directory = directories[place % count]
             try:
                 directory.put(key.path, blob, deadline_s)
             except (CapacityError, TransportError) as error:
@@ -198,13 +256,14 @@ class DiskBackend:
             else:
                 self._note_failing(directory, "")
                 return directory
-        raise failure or TransportError("the tier is closed")
+        raise failure or TransportError(f"no directory can be used: {'; '.join(self.left_out.values())}")
 
     def _note_failing(self, directory: DiskDirectory, reason: str) -> None:
         """Log when a directory begins to fail and when it works again, not every time in between."""
         with self._lock:
-            was_failing = directory.path in self._failing
-            (self._failing.add if reason else self._failing.discard)(directory.path)
+            was_failing = bool(self.failing.pop(directory.path, ""))
+            if reason:
+                self.failing[directory.path] = reason
         if reason and not was_failing:
             _log.error("disk_directory_failing", path=directory.path, reason=reason)
         if was_failing and not reason:

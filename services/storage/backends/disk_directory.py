@@ -137,6 +137,15 @@ class DiskDirectory:
                 raise
             self._calls.sync_directory(os.path.dirname(final))
 
+    def probe(self, deadline_s: float) -> None:
+        """Write one block, durably, and remove it. Raises CapacityError or TransportError if that cannot be done."""
+        temporary = os.path.join(self._writing, f"probe.{next(self._names)}")
+        with translated(f"directory {self.path} cannot be written to"):
+            try:
+                self._write(temporary, memoryview(mmap.mmap(-1, BLOCK_BYTES)), deadline_s)
+            finally:
+                self._remove_quietly(temporary)
+
     def read_ranges(
         self, path: str, ranges: Sequence[tuple[int, int]], into: memoryview, first: int, deadline_s: float
     ) -> bool:

@@ -68,6 +68,8 @@ class GuardedCalls:
         self._policy = policy or RetryPolicy()
         self._breaker = breaker or CircuitBreaker(failures_to_open=FAILURES_TO_OPEN, cool_down_s=COOL_DOWN_S)
         self._breaker_lock = threading.Lock()
+        self._has_answered = False
+        self._last_failure = "it has not been asked yet"
         self._clock = clock
         self._chance = chance
         self._closing = threading.Event()
@@ -82,6 +84,15 @@ class GuardedCalls:
     def timeout_s(self) -> float:
         """The longest that any call takes."""
         return self._timeout_s
+
+    @property
+    def fault(self) -> str:
+        """Why the store counts as one that does not answer; "" while it does. It has to answer once to be taken for one
+        that does, and then a failure among answers says nothing: the breaker decides.
+        """
+        with self._breaker_lock:
+            is_answering = self._has_answered and self._breaker.state == "closed"
+            return "" if is_answering else self._last_failure
 
     def call(self, verb: str, attempt: Callable[[], Coroutine[Any, Any, Answer[T]]], *, timeout_s: float) -> T:
         """Run ``attempt`` until it answers, within ``timeout_s`` and the store's own bound, whichever is less.
@@ -209,6 +220,9 @@ class GuardedCalls:
         with self._breaker_lock:
             before = self._breaker.state
             self._breaker.report(term, verdict, self._clock())
+            self._has_answered = self._has_answered or verdict == "succeeded"
+            if verdict == "failed":
+                self._last_failure = reason or self._last_failure
             after = self._breaker.state
             measures.REMOTE_BREAKER.set(_GAUGE[after])
         if before == "closed" and after == "open":

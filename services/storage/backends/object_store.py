@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 ABSENCE_S = 10.0
 ABSENT_CHUNKS = 16_384
+PROBE_NAME = "thermocline-probe"
 
 _log = logs.get_logger("storage")
 
@@ -130,6 +131,18 @@ class ObjectStoreBackend:
                 except InvalidRequest:
                     continue
                 yield ChunkEntry(key, meta["size"])
+
+    @property
+    def fault(self) -> str:
+        """Why the store counts as one that does not answer; "" while it does."""
+        return self._calls.fault
+
+    def probe(self) -> None:
+        """Ask for an object that is never there, in as far as the breaker lets this call through. Blocking.
+
+        Raises TransportError when the store does not answer, or its bucket is missing.
+        """
+        self._calls.call("probe", lambda: self._get(PROBE_NAME, 0), timeout_s=self._calls.timeout_s)
 
     def close(self) -> None:
         self._calls.close()

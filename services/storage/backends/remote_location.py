@@ -16,6 +16,7 @@ URLs hold no secrets: credentials and endpoints come from the environment variab
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,13 @@ from shared.errors import ConfigError
 Scheme = Literal["s3", "gs", "az", "file", "memory"]
 
 SCHEMES: Final[tuple[Scheme, ...]] = ("s3", "gs", "az", "file", "memory")
+
+_ENDPOINTS: Final[dict[Scheme, tuple[str, ...]]] = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+}
+_ALLOW_HTTP: Final[dict[Scheme, str]] = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP"}
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
@@ -76,7 +84,19 @@ def parse_remote(url: str) -> RemoteLocation:
     if any(part in ("", ".", "..") or not part.isprintable() for part in path.split("/")) and path:
         faults.append("--remote has a path with empty, '.', '..' or unprintable parts")
     if faults:
-        raise ConfigError("; ".join(faults))
+        raise ConfigError.of(faults)
     if scheme == "file":
         return RemoteLocation(scheme, prefix="/" + path)
     return RemoteLocation(scheme, bucket=parts.netloc, prefix=path)
+
+
+def check_transport(scheme: Scheme, environ: Mapping[str, str]) -> bool:
+    """Whether a store of this kind may be spoken to over plain HTTP. Raises ConfigError if ``environ`` names such an
+    endpoint and does not allow it.
+    """
+    variable = _ALLOW_HTTP.get(scheme, "")
+    is_allowed = environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
+    named = [name for name in _ENDPOINTS.get(scheme, ()) if environ.get(name, "").lower().startswith("http://")]
+    if named and not is_allowed:
+        raise ConfigError(f"{named[0]} is not encrypted (http://); set {variable}=true if that is meant")
+    return is_allowed

@@ -12,11 +12,12 @@ from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import StreamLimits
 from shared.memory import SharedSegment, unlink_all
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.run_name import RUN
 
 
 @pytest.fixture
 def shm_prefix() -> Iterator[str]:
-    prefix = f"test-{secrets.token_hex(6)}"
+    prefix = f"{RUN}-{secrets.token_hex(4)}"
     yield prefix
     unlink_all(prefix)
 

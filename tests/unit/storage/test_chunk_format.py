@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -30,7 +31,10 @@ from shared.errors import IntegrityError, InvalidRequest
 from shared.ids import DIGEST_BYTES, chain_root, namespace_digest
 from shared.memory.host_pool import layer_checksum
 from shared.messages.pools import KvGeometry
+from tests.cases import case
 from tests.chunk_makers import SMALL, SMALL_STATE, STATES, make_chain
+
+DEPTH_AT = 32
 
 GEOMETRIES = st.builds(
     KvGeometry,
@@ -50,7 +54,7 @@ def with_fixed(blob: memoryview, offset: int, data: bytes) -> memoryview:
     return memoryview(changed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(geometry=GEOMETRIES, seed=st.integers(0, 2**32))
 def test_what_is_written_is_read(geometry: KvGeometry, seed: int) -> None:
     """A chunk of any geometry is read as it was written, and verifies."""
@@ -64,7 +68,7 @@ def test_what_is_written_is_read(geometry: KvGeometry, seed: int) -> None:
         check(header, chunk.key, geometry)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(geometry=GEOMETRIES)
 def test_sizes_are_whole_blocks_and_follow_from_the_geometry(geometry: KvGeometry) -> None:
     """Header and blob end on blocks, and there is room for tables, payload and sealing."""
@@ -196,7 +200,6 @@ def test_a_header_that_contradicts_itself_is_refused(offset: int, data: bytes, c
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("geometry", [SMALL, *STATES.values()], ids=str)
 @pytest.mark.parametrize(
     ("offset", "fields"),
     [
@@ -211,16 +214,16 @@ def test_a_header_that_contradicts_itself_is_refused(offset: int, data: bytes, c
         (236, (1,)),
     ],
 )
-def test_an_impossible_form_is_refused(geometry: KvGeometry, offset: int, fields: tuple[int, ...]) -> None:
+def test_an_impossible_form_is_refused(offset: int, fields: tuple[int, ...]) -> None:
     """Layers that do not add up, or sizes that are not those of the form, are no chunk of KV or state."""
-    blob = with_fixed(
-        make_chain(1, seed=6, geometry=geometry)[0].blob, offset, struct.pack(f"<{len(fields)}I", *fields)
-    )
+    for geometry in (SMALL, *STATES.values()):
+        chunk = make_chain(1, seed=6, geometry=geometry)[0]
+        blob = with_fixed(chunk.blob, offset, struct.pack(f"<{len(fields)}I", *fields))
 
-    with pytest.raises(IntegrityError) as caught:
-        read_header(blob)
+        with case(geometry=geometry), pytest.raises(IntegrityError) as caught:
+            read_header(blob)
 
-    assert caught.value.code == "wrong_layout"
+        assert caught.value.code == "wrong_layout"
 
 
 def test_a_geometry_that_no_pool_can_have_makes_no_chunk() -> None:
@@ -286,6 +289,27 @@ def test_tokens_must_lead_to_the_identity() -> None:
         assert caught.value.code == "wrong_tokens"
 
 
+def test_the_place_of_a_chunk_is_read_as_it_was_written() -> None:
+    """Depth and parent of each chunk of a sequence, from its first block and from the whole blob."""
+    chain = make_chain(3, seed=11)
+    parents = [chain_root(chain[0].header.namespace), *(chunk.header.identity for chunk in chain)]
+    for place, chunk in enumerate(chain):
+        for header in (read_header(chunk.blob), read_fixed(chunk.blob[:FIXED_BYTES], chunk.blob.nbytes)):
+            assert (header.depth, header.parent) == (64 * place, parents[place])
+            assert header.parent != header.identity
+
+
+def test_a_place_that_is_none_on_the_chain_is_refused() -> None:
+    """The namespace's root is above depth 0 and above no other; a sealed header, whose tokens are unseen, as well."""
+    first, second = make_chain(2, seed=8)
+    deeper = read_fixed(with_fixed(first.blob, DEPTH_AT, struct.pack("<Q", 64))[:FIXED_BYTES], first.blob.nbytes)
+    risen = read_fixed(with_fixed(second.blob, DEPTH_AT, struct.pack("<Q", 0))[:FIXED_BYTES], second.blob.nbytes)
+
+    for chunk, header in ((first, deeper), (second, risen)):
+        with pytest.raises(IntegrityError, match="a place on the chain"):
+            check(msgspec.structs.replace(header, is_sealed=True), chunk.key, SMALL)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -294,6 +318,7 @@ def test_tokens_must_lead_to_the_identity() -> None:
         {"parent": bytes(3)},
         {"depth": 65},
         {"depth": -64},
+        {"depth": -64, "parent": bytes(16)},
         {"depth": 64},
         {"parent": bytes(16)},
     ],

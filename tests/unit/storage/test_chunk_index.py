@@ -379,4 +379,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=60)

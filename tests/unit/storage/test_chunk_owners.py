@@ -245,4 +245,4 @@ class OwnersMachine(RuleBasedStateMachine):
 
 
 TestOwnersMachine = OwnersMachine.TestCase
-TestOwnersMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestOwnersMachine.settings = settings(max_examples=150, stateful_step_count=60)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from services.storage import measures
 from services.storage.cipher import NONCE_BYTES, OVERHEAD_BYTES, Cipher, open_cipher
-from services.storage.config import StorageConfig
-from services.storage.key_ring import DEFAULT_KEY_VARIABLE, KeyRing
+from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
+from services.storage.key_ring import KeyRing
 from shared.errors import ConfigError, IntegrityError, KeyMissing, OperatorError
 from shared.ids import key_digest
 

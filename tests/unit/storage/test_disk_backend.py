@@ -103,21 +103,26 @@ def test_a_directory_belongs_to_one_storage(paths: Paths) -> None:
     """A second storage, of this process or another, hears which process has it; after the end it is free."""
     (path,) = paths(1)
     backend = DiskBackend([path])
-    opening = f"from services.storage.backends.disk import DiskBackend; DiskBackend([{path!r}])"
+    opening = f"from services.storage.backends.disk import DiskBackend; print(DiskBackend([{path!r}]).left_out)"
 
-    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-        DiskBackend([path])
-    other = subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, check=False)
-    assert f"in use by process {os.getpid()}" in other.stderr
+    def of_another() -> str:
+        return subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, check=True).stdout
+
+    here = DiskBackend([path])
+    elsewhere = of_another()
     backend.close()
-    subprocess.run([sys.executable, "-c", opening], check=True)
+
+    assert f"process {os.getpid()}" in here.left_out[path]
+    assert f"in use by process {os.getpid()}" in elsewhere
+    assert of_another().splitlines()[-1] == "{}"
+    here.close()
 
 
 def test_the_same_directory_twice_is_refused_and_lets_go(paths: Paths) -> None:
     """A slip in the settings is a ConfigError, after which nothing is held."""
     first, second = paths(2)
 
-    with pytest.raises(ConfigError, match="in use"):
+    with pytest.raises(ConfigError, match="twice"):
         DiskBackend([first, second, first])
 
     DiskBackend([first, second]).close()
@@ -139,12 +144,60 @@ def test_a_directory_that_cannot_be_used_is_left_out(paths: Paths, tmp_path: Pat
     backend.close()
 
 
-def test_without_any_directory_the_operator_hears_why(tmp_path: Path) -> None:
-    """Nothing to write to is a ConfigError that names each directory."""
-    with pytest.raises(ConfigError, match="missing"):
-        DiskBackend([str(tmp_path / "missing")])
-    with pytest.raises(ConfigError):
-        DiskBackend([])
+def test_without_any_directory_a_write_fails_and_says_why(tmp_path: Path) -> None:
+    """The tier is there, and every write to it is an error that names each directory."""
+    backend = DiskBackend([str(tmp_path / "missing")])
+
+    with pytest.raises(TransportError, match="missing"):
+        put(backend, CHUNKS[0])
+    assert not backend.probe()
+    backend.close()
+
+
+def test_a_directory_is_taken_once_it_can_be(paths: Paths, tmp_path: Path) -> None:
+    """What it holds is told, and what was written elsewhere meanwhile is held once."""
+    (good,) = paths(1)
+    late = tmp_path / "late"
+    late.mkdir()
+    earlier = DiskBackend([str(late)])
+    for chunk in CHUNKS[:2]:
+        put(earlier, chunk)
+    backend = DiskBackend([good, str(late)])
+    put(backend, CHUNKS[0])
+
+    assert list(backend.retake()) == []
+    earlier.close()
+    taken = list(backend.retake())
+
+    assert [entry.key for entry in taken] == [CHUNKS[1].key]
+    assert backend.left_out == {}
+    assert got(backend, CHUNKS[1]) == bytes(CHUNKS[1].blob)
+    assert sorted(entry.key for entry in backend.entries()) == sorted(chunk.key for chunk in CHUNKS[:2])
+    assert len(list(late.glob("chunks/*/*/*/*"))) == 1
+    backend.close()
+
+
+def test_a_directory_that_failed_works_again_without_a_chunk(paths: Paths) -> None:
+    """A block that is written and removed shows it."""
+    bad, good = paths(2)
+    is_broken = True
+
+    class Broken(FileCalls):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            if is_broken and os.readlink(f"/proc/self/fd/{fd}").startswith(bad):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().write(fd, data, offset)
+
+    backend = DiskBackend([bad, good], is_direct_wanted=False, calls=Broken())
+    put(backend, CHUNKS[0], stripe=0)
+
+    assert list(backend.failing) == [bad]
+    assert not backend.probe()
+    is_broken = False
+    assert backend.probe()
+    assert backend.failing == {}
+    assert list(Path(bad).glob("writing/*")) == []
+    backend.close()
 
 
 def test_an_unwritable_directory_is_left_out(paths: Paths) -> None:

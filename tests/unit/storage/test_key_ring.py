@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.storage import measures
-from services.storage.key_ring import DEFAULT_KEY_VARIABLE, KeyRing
+from services.storage.config import DEFAULT_KEY_VARIABLE
+from services.storage.key_ring import KeyRing
 from shared.errors import ConfigError, KeyMissing
 from shared.ids import key_digest
 

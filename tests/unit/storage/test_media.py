@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.storage.backends import Directories
 from services.storage.config import StorageConfig
 from services.storage.media import open_media
 from shared.errors import ConfigError
@@ -18,10 +19,19 @@ def test_a_url_of_no_object_store_is_refused() -> None:
 
 
 def test_a_disk_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
-    """The storage serves without it."""
-    media = open_media(StorageConfig(disk_dir=(str(tmp_path / "missing"),)))
+    """The storage serves without it, and keeps the reason until it can be used."""
+    missing = tmp_path / "missing"
+    media = open_media(StorageConfig(disk_dir=(str(missing),)))
 
-    assert media.disk is None
+    assert isinstance(media.disk, Directories)
+    assert "No such file" in media.disk.left_out[str(missing)]
+    media.close()
+
+
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """Whichever way it is written."""
+    with pytest.raises(ConfigError, match="twice"):
+        open_media(StorageConfig(disk_dir=(str(tmp_path), f"{tmp_path}/.")))
 
 
 def test_a_directory_is_an_object_store(tmp_path: Path) -> None:

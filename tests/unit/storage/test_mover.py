@@ -60,7 +60,7 @@ def test_every_page_arrives_sealed(
     assert not target.identities[untouched].any()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(data=st.data())
 def test_any_transfer_equals_the_naive_copy(shm_prefix: str, make_device_pool: MakePool, data: st.DataObject) -> None:
     """For any assignment of device pages to distinct host pages the result is the naive one."""

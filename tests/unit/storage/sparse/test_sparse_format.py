@@ -37,7 +37,7 @@ GEOMETRIES = st.builds(
     key_id=st.sampled_from(["", ALICE]),
     seed=st.none() | st.integers(0, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int, key_id: str, seed: int | None) -> None:
     """Probe keys and rows are those of the pages, the mapping says where, and the name is found without a key."""
     layout = SparseLayout.of(geometry, block_tokens=block_tokens)

@@ -57,7 +57,7 @@ class _Held(MemoryBackend):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
     """Keys of any heads, rows and values of any tokens: of every shape, in any order of rows, sealed or not."""
     geometry = data.draw(st.sampled_from(GEOMETRIES))

@@ -29,6 +29,7 @@ from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.integration import storage_cell
 from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, running_storage
 from tests.integration.storage_state_cell import STATE, running_with_state
+from tests.run_name import RUN
 
 LAYOUT = SparseLayout.of(GEOMETRY)
 OTHER = namespace_digest("other")
@@ -36,7 +37,7 @@ OTHER = namespace_digest("other")
 
 @pytest.fixture
 def prefix() -> Iterator[str]:
-    made = f"test-{secrets.token_hex(6)}"
+    made = f"{RUN}-{secrets.token_hex(4)}"
     yield made
     unlink_all(made)
 
