@@ -14,7 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shared.guard import guarded
+
 EXIT_USAGE = 2
+
+# These look at the installation only, so that they can be asked anywhere.
+_ANY_SYSTEM = ("version", "doctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ COMMANDS = (
     Command("chaos", "thermocline.chaos.__main__:main", "hurt a cell under load, and prove that nobody noticed"),
     Command("broker-config", "thermocline.broker.__main__:main", "users with permissions for a NATS server"),
     Command("doctor", "thermocline.doctor.__main__:main", "check that this machine has what Thermocline needs"),
+    Command("settings", "thermocline.settings:main", "list every setting of every process, with its default"),
     Command("version", "thermocline.version:main", "print the version, and with --json those of the formats"),
 )
 
@@ -99,8 +105,17 @@ def usage(known: Sequence[Command]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Exit code 2 is a command line that makes no sense."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    """Run one command, that of the process's own command line where ``argv`` is None.
+
+    Exit code 2 is a command line that makes no sense, 130 Ctrl-C, 141 output that nothing reads any more.
+    """
+    if argv is None:
+        return guarded(lambda: run_command(sys.argv[1:]))
+    return run_command(list(argv))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Find the command and run it."""
     known = commands()
     if not arguments:
         print(usage(list(known.values())), file=sys.stderr)
@@ -116,6 +131,9 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"; did you mean `thermocline {close[0]}`?" if close else ""
         print(f"thermocline: there is no command {name!r}{hint}", file=sys.stderr)
         print(f"commands: {', '.join(known)}", file=sys.stderr)
+        return EXIT_USAGE
+    if not sys.platform.startswith("linux") and name not in _ANY_SYSTEM:
+        print(f"thermocline {name}: Thermocline runs on Linux only, because its pools lie in /dev/shm", file=sys.stderr)
         return EXIT_USAGE
     command = known[name]
     if command.asks_broker and not (rest and rest[0] in command.asks_none):

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from shared.errors import ConfigError, InvalidRequest, OperatorError, ThermoclineError
+from shared.guard import guarded
 from thermocline.bench.arrivals import arrival_times
 from thermocline.bench.clock import MonotonicClock
 from thermocline.bench.command_line import DEFAULT_CLOSED_PLACES, MAX_PLACES, check, parser
@@ -213,4 +214,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

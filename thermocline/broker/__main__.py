@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 from shared.errors import ConfigError, OperatorError
+from shared.guard import guarded
 from shared.ids import is_valid_name
 from shared.lifecycle import EXIT_OK, EXIT_REFUSED
+from thermocline.broker.passwords import new_password
 from thermocline.broker.permissions import ANY
 from thermocline.broker.secret_files import write_secret
-from thermocline.broker.users import User, authorization_text, cell_users, new_password, quoted, variable
+from thermocline.broker.users import User, authorization_text, cell_users, quoted, variable
 
 CONFIG_NAME = "users.conf"
 
@@ -83,4 +85,4 @@ def _password(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thermocline.broker.passwords import OPERATOR
 from thermocline.broker.permissions import ANY, OF_KIND, OF_MEMBER, Permissions
-
-OPERATOR = "operator"
 
 _ANSWER_WITHIN = "2m"
 """How long a call may be answered; longer than any caller waits."""
@@ -40,12 +38,6 @@ def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, .
     if twice:
         raise ValueError(f"two users would be called {', '.join(twice)}")
     return tuple(users)
-
-
-def new_password() -> str:
-    """192 bits by chance, in characters that need no quoting anywhere."""
-    # Letters in front: the server reads digits alone as a number.
-    return "tc" + secrets.token_hex(24)
 
 
 def quoted(secret: str) -> str:

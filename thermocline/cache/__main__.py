@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from shared.errors import OperatorError, ThermoclineError
+from shared.guard import guarded
 from thermocline.cache import flush, ls, pin, prewarm, stat, unpin, verify
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -42,4 +43,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

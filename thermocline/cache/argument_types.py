@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 
+from shared.config import parse_bytes
 from shared.ids import is_valid_name
 
 MAX_TTL_S = 366 * 86_400
@@ -33,6 +34,15 @@ def name(text: str) -> str:
     """What may name a pin or a storage."""
     if not is_valid_name(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 64 letters, digits, - or _")
+    return text
+
+
+def size(text: str) -> str:
+    """What :func:`shared.config.parse_bytes` understands, as it was written."""
+    try:
+        parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 

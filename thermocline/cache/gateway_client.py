@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx
 
+from services.gateway.admin_key import ADMIN_HEADER
 from shared.config import ENVIRONMENT_PREFIX
 from shared.errors import OperatorError, ThermoclineError, TransportError
+from thermocline.client import connect
+from thermocline.supervisor import local_cell
 
 TIMEOUT_S = 60.0
 
@@ -27,13 +30,19 @@ def add_key(parser: argparse.ArgumentParser, flag: str, variable: str, what: str
     parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): os.environ.get(name, "")})
 
 
+def admin_headers(base_url: str, given: str) -> dict[str, str]:
+    """With the key that was given, or else the one that a cell of this machine has drawn for this gateway."""
+    key = given or local_cell.admin_key(base_url)
+    return {ADMIN_HEADER: key} if key else {}
+
+
 def client(base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
     """A client of one gateway. Raises OperatorError for an address or a key without sense."""
     try:
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError("it must begin with http:// or https://")
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s)
+        return connect(url, headers=headers, timeout=timeout_s)
     except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
         raise OperatorError(f"--base-url {base_url!r} or its key cannot be used: {error}") from error
 

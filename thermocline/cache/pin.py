@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefix.add_argument("--prompt", metavar="TEXT", help="text; the gateway at --base-url tokenises it")
     prefix.add_argument("--prompt-file", metavar="FILE", help="the same, from a file")
     parser.add_argument("--base-url", metavar="URL", help="pin through this gateway, under its admin key")
-    gateway_client.add_key(parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key")
+    gateway_client.add_key(
+        parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
+    )
     parser.add_argument(
         "--ttl", type=argument_types.duration_ms, default=TTL, help="such as 1h, 30m or 3600s (default %(default)s)"
     )
@@ -84,7 +86,8 @@ async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
         body["prompt"] = arguments.prompt
     else:
         body["prompt"] = read_text(Path(arguments.prompt_file))
-    async with gateway_client.client(arguments.base_url, {"x-admin-key": arguments.admin_key}) as http:
+    headers = gateway_client.admin_headers(arguments.base_url, arguments.admin_key)
+    async with gateway_client.client(arguments.base_url, headers) as http:
         answer = await gateway_client.post(http, "/v1/cache/pins", body)
     return msgspec.convert(answer, Pin)
 

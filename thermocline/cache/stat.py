@@ -10,8 +10,10 @@ import msgspec
 from services.gateway.openai_schema.cache import CacheStats
 from services.gateway.views.cache_view import stats_view
 from shared.broker import add_broker_flags, broker_of
+from shared.degradations import line
+from shared.sizes import size
 from thermocline.cache.connection import cell
-from thermocline.cache.tables import size, table
+from thermocline.cache.tables import table
 
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
@@ -36,7 +38,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def stat_lines(stats: CacheStats) -> list[str]:
-    """Tables of pools and of lower tiers, then hits and counters."""
+    """What is degraded, tables of pools and of lower tiers, then hits and counters."""
     pools = [
         (
             pool.owner,
@@ -45,7 +47,8 @@ def stat_lines(stats: CacheStats) -> list[str]:
         )
         for pool in stats.pools
     ]
-    lines = table(("pool", "tier", "pages", "cached", "leased", "free"), pools)
+    lines = [f"degraded: {line(each)}" for each in stats.degraded]
+    lines += table(("pool", "tier", "pages", "cached", "leased", "free"), pools)
     lines.append(
         f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks of KV and "
         f"{stats.state_chunks:,} of state on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"

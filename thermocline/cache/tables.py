@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WIDTH = 100
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size(nbytes: int) -> str:
-    """``1.5 GiB``."""
-    amount = float(nbytes)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def shortened(text: str, width: int) -> str:

@@ -17,13 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_broker_flags(parser)
     parser.add_argument("name", type=argument_types.name, help="name of the pin; `ls --pins` lists them")
     parser.add_argument("--base-url", metavar="URL", help="through this gateway, under its admin key")
-    gateway_client.add_key(parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key")
+    gateway_client.add_key(
+        parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
+    )
 
 
 async def run(arguments: argparse.Namespace) -> bool:
     """Unpin, and wait until it is so."""
     if arguments.base_url:
-        async with gateway_client.client(arguments.base_url, {"x-admin-key": arguments.admin_key}) as http:
+        headers = gateway_client.admin_headers(arguments.base_url, arguments.admin_key)
+        async with gateway_client.client(arguments.base_url, headers) as http:
             await gateway_client.delete(http, f"/v1/cache/pins/{arguments.name}")
     else:
         async with cell(broker_of(arguments)) as calls:

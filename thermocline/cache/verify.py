@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from services.gateway.cache_calls import CacheCalls
 from shared.broker import add_broker_flags, broker_of
 from shared.errors import NotFound
+from shared.sizes import size
 from thermocline.cache import argument_types
 from thermocline.cache.connection import cell
-from thermocline.cache.tables import size
 
 SUMMARY = "read every chunk of the disks and check it"
 CHUNKS_A_CALL = 256

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shared import logs
 from shared.errors import ConfigError, ThermoclineError
+from shared.guard import guarded
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from thermocline.chaos.journal import Journal
 from thermocline.chaos.plan import PAUSE_S
@@ -110,4 +111,4 @@ def _run(settings: ChaosSettings, folder: Path, json_file: Path | None, console:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -20,6 +20,7 @@ from thermocline.supervisor.commands import nats_child, service_children
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.embedded_broker import write_broker_files
 from thermocline.supervisor.leftovers import clean_up
+from thermocline.supervisor.nats_program import find_nats_program
 from thermocline.supervisor.process_identity import own_identity
 from thermocline.supervisor.records import CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
@@ -103,7 +104,8 @@ class ChaosCell:
         self.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not cell.nats_port:
             raise ConfigError("faults need a broker of their own")
-        await self._supervisor.start(nats_child(cell, nats_server.find_nats_server(), write_broker_files(cell)))
+        program = find_nats_program(cell.config.nats_server)
+        await self._supervisor.start(nats_child(cell, program.path, write_broker_files(cell)))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
         for spec in service_children(cell):
             proxy = self.proxies[spec.name] = Proxy(spec.name, cell.nats_port)

@@ -72,6 +72,7 @@ class ChaosSettings:
             workers=self.workers,
             schedulers=self.schedulers,
             threads=1,
+            device="cpu",  # Answers are compared token for token.
             page_size=16,
             device_kv_bytes=12 * 2**20,  # 128 pages of the bundled model: 2,048 tokens.
             host_kv_bytes=24 * 2**20,

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tools.train_model.grammar import Question, Tokenizer, make_document
+from thermocline.documents.grammar import Question, Tokenizer, make_document
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 

@@ -31,6 +31,8 @@ class Answer:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)  # With ``return_token_ids``.
+    margins: list[float] = field(default_factory=list)  # Logprob of the likeliest token less the next, by token.
     finish_reason: str = ""
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -60,10 +62,12 @@ def _apply(answer: Answer, event: dict[str, Any]) -> bool:
     if "error" in event:
         raise RequestError(str(event["error"].get("code")), str(event["error"].get("message")))
     has_tokens = False
+    answer.prompt_token_ids = event.get("prompt_token_ids") or answer.prompt_token_ids
     for choice in event.get("choices", ()):
         delta = choice.get("delta", {})
         answer.text += choice.get("text") or delta.get("content") or ""
         answer.token_ids += choice.get("token_ids") or []
+        answer.margins += _margins(choice.get("logprobs") or {})
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         has_tokens |= bool(choice.get("token_ids") or choice.get("text") or delta.get("content"))
         has_tokens |= bool(choice.get("finish_reason"))
@@ -78,6 +82,12 @@ def _apply(answer: Answer, event: dict[str, Any]) -> bool:
     if timing := event.get("timing"):
         answer.timing_ms = timing
     return has_tokens
+
+
+def _margins(logprobs: dict[str, Any]) -> list[float]:
+    """Of a chat's chunk that was asked for with ``top_logprobs`` of two or more."""
+    tops = [[top["logprob"] for top in token["top_logprobs"]] for token in logprobs.get("content") or ()]
+    return [top[0] - top[1] for top in tops if len(top) > 1]
 
 
 async def stream_answer(client: httpx.AsyncClient, path: str, payload: dict[str, Any]) -> Answer:

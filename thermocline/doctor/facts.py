@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -12,29 +11,30 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from shared.errors import ConfigError
 from thermocline.supervisor.config import bundled_model
-from thermocline.supervisor.nats_server import find_nats_server
+from thermocline.supervisor.nats_program import find_nats_program
 
 # PyTorch is asked in a process of its own: only the worker imports it, and a broken one must not break us.
-_ASK_TORCH = """
-import json, torch
-count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-print(json.dumps({"version": torch.__version__, "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus]}))
-"""
+_ASK_TORCH = ("-m", "services.worker.torch_gpus")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Sizes in bytes. ``gpus`` are (name, bytes). Errors are texts; "" is none."""
+    """Sizes in bytes. ``gpus`` are (name, bytes). ``auto_device`` is what --device auto takes, and ``auto_reason``
+    why it is no GPU. Errors are texts; "" is none.
+    """
 
     system: str
     python: tuple[int, int, int]
     torch_version: str
     torch_error: str
     gpus: tuple[tuple[str, int], ...]
+    auto_device: str
+    auto_reason: str
     nats_server: str
     nats_server_error: str
     shm_total: int | None
@@ -51,7 +51,7 @@ class Facts:
 
 def gather() -> Facts:
     """Look at everything; takes some seconds because PyTorch is started once."""
-    torch_version, gpus, torch_error = _torch()
+    torch, torch_error = _torch()
     nats_server, nats_server_error = _nats_server()
     memory = _memory_table()
     try:
@@ -62,9 +62,11 @@ def gather() -> Facts:
     return Facts(
         system=f"{platform.system()} {platform.machine()}",
         python=sys.version_info[:3],
-        torch_version=torch_version,
+        torch_version=torch.version,
         torch_error=torch_error,
-        gpus=gpus,
+        gpus=torch.gpus,
+        auto_device=torch.auto,
+        auto_reason=torch.reason,
         nats_server=nats_server,
         nats_server_error=nats_server_error,
         shm_total=shm.total if shm else None,
@@ -120,24 +122,29 @@ def _finite(limit: int) -> int:
     return 2**63 - 1 if limit == resource.RLIM_INFINITY else limit
 
 
-def _torch() -> tuple[str, tuple[tuple[str, int], ...], str]:
+class _Torch(msgspec.Struct, frozen=True):
+    """What ``services.worker.torch_gpus`` prints."""
+
+    version: str = ""
+    gpus: tuple[tuple[str, int], ...] = ()
+    auto: str = ""
+    reason: str = ""
+
+
+def _torch() -> tuple[_Torch, str]:
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, *_ASK_TORCH], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        return "", (), "importing torch took more than 120 s"
+        return _Torch(), "importing torch took more than 120 s"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        return "", (), lines[-1] if lines else f"exit code {done.returncode}"
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["version"], tuple((name, nbytes) for name, nbytes in answer["gpus"]), ""
+        return _Torch(), lines[-1] if lines else f"exit code {done.returncode}"
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=_Torch), ""
 
 
 def _nats_server() -> tuple[str, str]:
+    """What ``thermocline up`` would start here, which a variable may name."""
     try:
-        program = find_nats_server()
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        return str(find_nats_program(os.environ.get("THERMOCLINE_NATS_SERVER", ""))), ""
     except ConfigError as error:
         return "", error.message
-    except (OSError, subprocess.SubprocessError) as error:
-        return "", str(error)
-    return f"{done.stdout.strip()} at {program}", ""

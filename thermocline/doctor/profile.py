@@ -15,13 +15,13 @@ import msgspec
 from services.worker.kv.profile import MoverFigure, Profile, default_path, read_profile, write_profile
 from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError
+from shared.memory.machine_memory import free_shared_memory
 from shared.messages.pools import KvGeometry
-from shared.undecodable import UNDECODABLE
 from thermocline.doctor import restoration
 from thermocline.doctor.disk_speed import measure_disk
 from thermocline.doctor.measuring import run_measurement
-from thermocline.supervisor.cell import data_type, divide_cores, free_shared_memory, usable_cores
-from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.cell import cpu_data_type, divide_cores, usable_cores
+from thermocline.supervisor.model_demand import geometry_of
 
 # Twelve layers, four KV heads of 64: small enough for any machine, and rows as short as they get.
 DEFAULT_GEOMETRY = KvGeometry(layers=12, kv_heads=4, head_dim=64, page_size=16, dtype="float32")
@@ -50,8 +50,7 @@ def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path
     model = Path(wish.model).expanduser().resolve() if wish.model else None
     dtype = "auto"
     if model is not None:
-        asked = SupervisorConfig(model=str(model), device=wish.device, dtype=wish.dtype or None)
-        dtype = data_type(asked, model) or "auto"
+        dtype = wish.dtype or (cpu_data_type(model) if wish.device == "cpu" else "auto")
     geometry = geometry_of(model, dtype) if model is not None else DEFAULT_GEOMETRY
     said("how fast pages move")
     flags = [
@@ -90,36 +89,6 @@ def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile
         return read_profile(path, profile.machine).restorations
     except ConfigError:
         return ()
-
-
-def geometry_of(model: Path, dtype: str = "auto") -> KvGeometry:
-    """Shape of a checkpoint's KV, from its config.json; ``auto`` is the data type that it names. Raises ConfigError if
-    it does not tell.
-    """
-    try:
-        config = msgspec.json.decode((model / "config.json").read_bytes(), type=_ModelConfig)
-    except OSError as error:
-        raise ConfigError(f"cannot read {model / 'config.json'}: {error.strerror}") from error
-    except UNDECODABLE as error:
-        raise ConfigError(f"{model / 'config.json'} does not tell the shape of KV: {error}") from error
-    heads = config.num_attention_heads
-    return KvGeometry(
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads or heads,
-        head_dim=config.head_dim or config.hidden_size // heads,
-        page_size=16,
-        dtype=dtype if dtype != "auto" else config.dtype or config.torch_dtype or "float32",
-    )
-
-
-class _ModelConfig(msgspec.Struct):
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    dtype: str | None = None
-    torch_dtype: str | None = None
 
 
 def report(profile: Profile, path: Path) -> str:

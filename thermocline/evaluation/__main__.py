@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from shared.errors import OperatorError, ThermoclineError
+from shared.guard import guarded
 from shared.logs import kept_off_stdout
 from shared.quality_gate import write_gate
 from thermocline.evaluation.gate import faults, judge
@@ -155,4 +156,4 @@ def _ratios(text: str) -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.errors import ConfigError
-from thermocline.evaluation.task_file import Example, Group, Question, Task
-from tools.train_model import grammar
-from tools.train_model.grammar import (
+from thermocline.documents import grammar
+from thermocline.documents.grammar import (
     Fact,
     Split,
     Tokenizer,
@@ -26,7 +25,8 @@ from tools.train_model.grammar import (
     make_name,
     question_about,
 )
-from tools.train_model.words import MACHINES, PLACES, WORDS
+from thermocline.documents.words import MACHINES, PLACES, WORDS
+from thermocline.evaluation.task_file import Example, Group, Question, Task
 
 CHOICES = 4
 EXAMPLES = 24

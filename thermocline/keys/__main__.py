@@ -18,6 +18,8 @@ from services.gateway.tenant_file import read_tenants, sole_writer, write_tenant
 from services.gateway.tenants import LIMITS, MAX_BYTES, MAX_KEYS, MAX_TENANTS, QUOTAS, Tenant, name_fault
 from shared.config import parse_bytes
 from shared.errors import InvalidRequest, NotFound, OperatorError, ThermoclineError
+from shared.guard import guarded
+from thermocline.cache import argument_types
 from thermocline.cache.tables import table
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -150,16 +152,15 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _limit(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 2**40:
-        raise argparse.ArgumentTypeError("a limit is 0 or more")
-    return value
+    if not (text.isascii() and text.isdigit() and len(text) <= 13 and int(text) <= 2**40):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a limit: a whole number, 0 or more")
+    return int(text)
 
 
 def _quota(text: str) -> int:
-    nbytes = parse_bytes(text)
-    if not 0 <= nbytes <= MAX_BYTES:
-        raise argparse.ArgumentTypeError("a number of bytes is 0 or more, and has a unit or none: 8GiB")
+    nbytes = parse_bytes(argument_types.size(text))
+    if nbytes > MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than any tier has")
     return nbytes
 
 
@@ -178,4 +179,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

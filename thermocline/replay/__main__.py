@@ -14,6 +14,7 @@ from rich.table import Table
 
 from services.scheduler import replay as exact
 from shared.errors import ThermoclineError
+from shared.guard import guarded
 from thermocline.replay.what_if import WhatIf, what_if
 from thermocline.simulate.settings import changes_of
 
@@ -76,4 +77,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

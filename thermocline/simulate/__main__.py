@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from shared.errors import ConfigError, InvalidRequest, OperatorError
+from shared.guard import guarded
 from thermocline.simulate.profiles import hardware_names, load_hardware, load_model, model_names
 from thermocline.simulate.report import show
 from thermocline.simulate.settings import divide
@@ -220,4 +221,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +20,27 @@ from shared.errors import InvariantViolated
 from thermocline.simulate.blocks_hotness import BlockHotness
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
+ANSWER_TOKEN_NS = 30_000_000
+"""From one token of an answer to the next, about what people are served with; traces do not say when answers end."""
+
 _NO_BLOCK = -1
 
 
 class BlockRequest(NamedTuple):
-    """The blocks of a prompt by number, first one first. Two requests share a block where they share all before it."""
+    """The blocks of a prompt by number, first one first. Two requests share a block where they share all before it.
+
+    A request whose time is 0 has none: it has ended when the next one comes.
+    """
 
     blocks: list[int]
     time_ns: int
     prompt_tokens: int
+    answer_tokens: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """When the last token of the answer is sampled, and so its length known."""
+        return self.time_ns + self.answer_tokens * ANSWER_TOKEN_NS if self.time_ns else 0
 
 
 class BlockRequests:
@@ -38,21 +51,29 @@ class BlockRequests:
         self._block_tokens = block_tokens
         self._numbers: dict[tuple[int, Hashable], int] = {}
 
-    def append(self, names: Iterable[Hashable], *, time_ns: int = 0, prompt_tokens: int = 0) -> None:
+    def append(
+        self, names: Iterable[Hashable], *, time_ns: int = 0, prompt_tokens: int = 0, answer_tokens: int = 0
+    ) -> None:
         """One request more. ``prompt_tokens`` is that of its blocks unless it is given."""
         blocks: list[int] = []
         block = _NO_BLOCK
         for name in names:
             block = self._numbers.setdefault((block, name), len(self._numbers))
             blocks.append(block)
-        self.requests.append(BlockRequest(blocks, time_ns, prompt_tokens or len(blocks) * self._block_tokens))
+        prompt_tokens = prompt_tokens or len(blocks) * self._block_tokens
+        self.requests.append(BlockRequest(blocks, time_ns, prompt_tokens, answer_tokens))
 
 
 def read_blocks(path: Path) -> list[BlockRequest]:
     """The requests of a trace in the Mooncake format. Raises InvalidRequest naming the line that is malformed."""
     found = BlockRequests()
     for request in read_trace(path):
-        found.append(request.hash_ids, time_ns=request.timestamp * 1_000_000, prompt_tokens=request.input_length)
+        found.append(
+            request.hash_ids,
+            time_ns=request.timestamp * 1_000_000,
+            prompt_tokens=request.input_length,
+            answer_tokens=request.output_length,
+        )
     return found.requests
 
 
@@ -72,6 +93,9 @@ class BlockCache:
         self._blocks: dict[int, int] = {}  # By node id.
         self._below: dict[int, int] = {}  # Resident children by node id.
         self._own_path: dict[int, bool] = {}  # Nodes that the request at hand keeps from eviction.
+        self._running: list[
+            tuple[int, int, int, int]
+        ] = []  # A heap: when it ends, its number, its answer, its last node.
         self._requests = 0
         self._last_id = 0
 
@@ -85,8 +109,9 @@ class BlockCache:
 
     def ask(self, request: BlockRequest) -> int:
         """Serve one request; returns how many of its blocks were resident."""
+        self._end_requests(request.time_ns)
         self._requests += 1
-        moment = Moment(self._requests, request.time_ns, self._requests, self._hotness)
+        moment = Moment(self._requests, request.time_ns, self._requests, self._hotness, admission=self._requests)
         path = self._reuse(request)
         self._hotness.admitted([node.digest for node in path])
         self._policy.visit(path, request.prompt_tokens, moment)
@@ -101,9 +126,20 @@ class BlockCache:
         for block in request.blocks[hits:wanted]:
             path.append(self._insert(block, path[-1] if path else None, moment))
         self._own_path = {}
-        if path and self._evictable(path[-1].id):
-            self._policy.offer(path[-1])
+        if path:
+            heappush(self._running, (request.end_ns, self._requests, request.answer_tokens, path[-1].id))
+            if self._evictable(path[-1].id):
+                self._policy.offer(path[-1])
         return hits
+
+    def _end_requests(self, now_ns: int) -> None:
+        """Say of the requests that have ended by now how long their answers are."""
+        while self._running and self._running[0][0] <= now_ns:
+            _, number, answer_tokens, node_id = heappop(self._running)
+            self._policy.ended(number, answer_tokens)
+            node = self._evictable(node_id)
+            if node is not None:
+                self._policy.offer(node)
 
     def _reuse(self, request: BlockRequest) -> list[Node]:
         path: list[Node] = []

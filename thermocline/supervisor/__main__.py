@@ -15,32 +15,73 @@ import msgspec
 
 from services.gateway.config import GatewayConfig
 from services.scheduler.config import SchedulerConfig
-from services.storage.config import StorageConfig
-from services.storage.key_ring import DEFAULT_KEY_VARIABLE
+from services.storage.checks import directory_faults
+from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
 from services.worker.config import WorkerConfig
 from shared import logs
 from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
-from shared.config import add_flags, load, misspelt
+from shared.config import add_fields, load, misspelt
 from shared.errors import ConfigError, OperatorError
+from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, die_with_parent
 from thermocline.supervisor.cell import Cell, resolve
+from thermocline.supervisor.commands import service_children
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.leftovers import reap_dead_cells
+from thermocline.supervisor.page_key import with_page_key
+from thermocline.supervisor.preflight import faults_of
 from thermocline.supervisor.records import runs_dir
-from thermocline.supervisor.up import Up
 
 _DESCRIPTION = """Start every process of a cell on this machine, with an embedded NATS, and keep them running.
 A settings file given with --config is handed to every process: section [up] is read here."""
+
+_EPILOG = """These are the settings of `up` itself. Each process that it starts has more of its own: sections [gateway],
+[scheduler], [worker] and [storage] of the file, or variables such as THERMOCLINE_DEFER_TOKENS. `thermocline up
+--help-all` and `thermocline settings` list them all.
+
+Exit codes: 0 stopped as asked, by Ctrl-C or SIGTERM; 1 failed; 2 refused to start, with the reason; 130 Ctrl-C before
+anything was started; 141 nothing reads the output any more."""
+
+GROUPS = {
+    "model and device": ("model", "max_context_tokens", "device", "dtype", "threads", "tensor_parallel", "profile"),
+    "address": ("host", "port", "tls_cert", "tls_key"),
+    "processes": ("workers", "schedulers", "ready_timeout_s", "grace_s"),
+    "device and host memory": (
+        "page_size",
+        "device_kv_bytes",
+        "device_memory_fraction",
+        "host_kv_bytes",
+        "prefix_caching",
+        "policy",
+    ),
+    "disk and object store": (
+        "disk_dir",
+        "disk_kv_bytes",
+        "disk_read_bytes_per_s",
+        "remote",
+        "state_form",
+        "state_bytes",
+        "restoring",
+    ),
+    "prefixes in part": ("importance", "importance_gate", "importance_ratio", "sparse"),
+    "load": ("max_batch_tokens", "max_running", "max_queued"),
+    "broker": ("nats", "nats_server", "nats_port", "stream_replicas"),
+    "files and logs": ("data_dir", "traces", "trace_share", "log_level"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until a signal. Exit codes: 0 stopped as asked, 1 failed, 2 refused to start."""
     arguments = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="thermocline up", description=_DESCRIPTION, allow_abbrev=False)
-    add_flags(parser, SupervisorConfig)
+    if "--help-all" in arguments:
+        from thermocline.settings import main as list_settings
+
+        return list_settings([])
+    parser = parser_of_up()
     parsed, strays = parser.parse_known_args(arguments)
     flags = vars(parsed)
     file = flags.pop("config")
+    flags.pop("help_all")
     if os.environ.get("THERMOCLINE_SUPERVISED"):
         die_with_parent()
     try:
@@ -49,12 +90,47 @@ def main(argv: list[str] | None = None) -> int:
         logs.configure("supervisor", "up", level="info" if config.log_level == "debug" else "warning")
         runs = runs_dir()
         reap_dead_cells(runs)
-        cell = resolve(config, runs, config_file=Path(file).resolve() if file else None)
+        cell = resolve(config, runs, config_file=Path(file).resolve() if file else None, more_faults=_child_faults)
+        cell = with_page_key(cell, os.environ)
         raise_open_files_limit()
-        return asyncio.run(_up(cell, runs))
+        return _serve(cell, runs)
+    except ConfigError as error:
+        print(f"thermocline up: {complaint(error)}", file=sys.stderr)
+        return EXIT_REFUSED
     except OperatorError as error:
         print(f"thermocline up: {error.message}", file=sys.stderr)
         return EXIT_REFUSED
+
+
+def parser_of_up() -> argparse.ArgumentParser:
+    """Up's own settings as flags, in groups; its help says how the others are reached."""
+    parser = argparse.ArgumentParser(
+        prog="thermocline up",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings of all processes")
+    parser.add_argument("--help-all", action="store_true", help="list every setting of every process, and end")
+    for title, names in GROUPS.items():
+        add_fields(parser.add_argument_group(title), SupervisorConfig, names)
+    return parser
+
+
+def complaint(error: ConfigError) -> str:
+    """What to tell an operator: one fault as a sentence, several as a list."""
+    faults = error.each()
+    if len(faults) == 1:
+        return faults[0]
+    return "\n".join([f"{len(faults)} settings are wrong, and nothing was started:", *(f"  {each}" for each in faults)])
+
+
+def _child_faults(cell: Cell) -> list[str]:
+    faults = faults_of(service_children(cell), os.environ)
+    if not cell.data_dir_is_temporary:
+        faults += directory_faults("--data-dir", [str(cell.data_dir)])
+    return faults
 
 
 def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str]) -> SupervisorConfig:
@@ -71,11 +147,9 @@ def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str])
     try:
         config = load(SupervisorConfig, "up", file=file, environ=os.environ, flags=flags, strays=strays)
     except ConfigError as error:
-        raise ConfigError(
-            "; ".join([error.message, *(fault for fault in faults if fault not in error.message)])
-        ) from error
+        raise ConfigError.of([*error.each(), *faults]) from error
     if faults:
-        raise ConfigError("; ".join(faults))
+        raise ConfigError.of(faults)
     return config
 
 
@@ -87,9 +161,15 @@ def raise_open_files_limit(wanted: int = 65_536) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-async def _up(cell: Cell, runs: Path) -> int:
-    return await Up(cell, runs).run()
+def _serve(cell: Cell, runs: Path) -> int:
+    # Imported here so that faulty settings are refused at once.
+    from thermocline.supervisor.up import Up
+
+    async def up() -> int:
+        return await Up(cell, runs).run()
+
+    return asyncio.run(up())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

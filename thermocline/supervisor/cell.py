@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.errors import ConfigError
-from shared.memory.segment import SHM_DIRECTORY
-from thermocline.broker.users import OPERATOR, new_password
+from shared.errors import ConfigError, OperatorError
+from shared.memory.machine_memory import MachineMemory, machine_memory
+from shared.memory.pool_sizes import ChosenSizes, Node, PoolSizes, choose_sizes
+from shared.model_folder import check_model, find_model
+from thermocline.broker.passwords import OPERATOR, new_password
 from thermocline.supervisor import ports
 from thermocline.supervisor.config import SupervisorConfig, bundled_model
-
-DEFAULT_DEVICE_KV_BYTES = 64 * 1024**2
-DEFAULT_HOST_KV_BYTES = 1024**3
-DEFAULT_STATE_BYTES = 256 * 1024**2
+from thermocline.supervisor.model_demand import demand_of
 
 STORAGE_ID = "storage"
 
@@ -27,7 +25,9 @@ _ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1", "": _LOOPBACK}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``nats_port`` is 0 when the broker is somebody else's."""
+    """``nats_port`` is 0 when the broker is somebody else's. ``cpu_kv_bytes`` and ``cpu_dtype`` are what each worker
+    takes on a CPU where the settings leave it open: where it runs is the worker's finding.
+    """
 
     config: SupervisorConfig
     model: Path
@@ -38,12 +38,15 @@ class Cell:
     data_dir: Path
     data_dir_is_temporary: bool
     shm_prefix: str
-    device_kv_bytes: int
+    cpu_kv_bytes: int
     host_kv_bytes: int
     threads: int
     state_bytes: int = 0
-    dtype: str | None = None
+    cpu_dtype: str = "auto"
     config_file: Path | None = None
+    admin_key: str = field(default="", repr=False)
+    """Of the gateway, drawn for this run where it needs none of the operator's."""
+
     broker_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
     """By user of the embedded broker, drawn for this run; empty when the broker is somebody else's."""
 
@@ -81,42 +84,37 @@ def divide_cores(cores: int, workers: int) -> int:
     return max(1, cores // workers)
 
 
-def pool_sizes(config: SupervisorConfig, free_bytes: int) -> tuple[int, int, int]:
-    """Bytes of each worker's device pool, of the host pool, and of the state pool.
-
-    Sizes that are not set shrink to fit the free shared memory: containers often have only 64 MiB of it. The
-    device pools of all workers may take a quarter of it, the host pool half, the state pool an eighth. Without
-    anything below host memory there is no state pool.
-    """
-    device, host, state = config.device_kv_bytes, config.host_kv_bytes, config.state_bytes
-    if device is None:
-        device = min(DEFAULT_DEVICE_KV_BYTES, free_bytes // 4 // config.workers)
-    if host is None:
-        host = min(DEFAULT_HOST_KV_BYTES, free_bytes // 2)
-    if not (config.disk_dir or config.remote) or config.state_form == "off":
-        state = 0
-    elif state is None:
-        state = min(DEFAULT_STATE_BYTES, free_bytes // 8)
-    return device, host, state
-
-
-def data_type(config: SupervisorConfig, model: Path) -> str | None:
-    """The data type of weights and KV; None leaves the checkpoint's own.
+def cpu_data_type(model: Path) -> str:
+    """The data type of weights and KV on a CPU where nothing says which; "auto" is the checkpoint's own.
 
     The bundled model is so small that float32 costs nothing, and with it a continuation that is computed anew,
     after a worker died, equals the one that was lost. In bfloat16 the two may round differently.
     """
-    if config.dtype is None and model == bundled_model() and config.device != "cuda":
-        return "float32"
-    return config.dtype
+    return "float32" if model == bundled_model() else "auto"
 
 
-def free_shared_memory() -> int:
-    """Free bytes of /dev/shm. Raises ConfigError where there is none."""
-    try:
-        return shutil.disk_usage(SHM_DIRECTORY).free
-    except OSError as error:
-        raise ConfigError(f"there is no {SHM_DIRECTORY} on this system: {error}") from error
+def node_of(config: SupervisorConfig, sees_gpus: bool) -> Node:
+    """Who shares this machine's memory."""
+    return Node(
+        workers=config.workers,
+        ranks=config.tensor_parallel or 1,
+        is_on_cpu=None if config.device in (None, "auto") else config.device == "cpu",
+        sees_gpus=sees_gpus,
+        has_lower_tiers=bool(config.disk_dir or config.remote),
+    )
+
+
+def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, *, sees_gpus: bool) -> ChosenSizes:
+    """Sizes of all pools of this node, those that are set and those that are not. Raises ConfigError."""
+    state = 0 if config.state_form == "off" else config.state_bytes
+    asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, state)
+    demand = demand_of(model, config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model))
+    return choose_sizes(asked, machine, demand, node_of(config, sees_gpus))
+
+
+def driver_shows_gpus() -> bool:
+    """Whether NVIDIA's driver shows devices here. Only a worker knows whether they can be used."""
+    return any(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def usable_cores() -> int:
@@ -124,35 +122,46 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = None) -> Cell:
+def resolve(
+    config: SupervisorConfig,
+    runs: Path,
+    *,
+    config_file: Path | None = None,
+    more_faults: Callable[[Cell], Iterable[str]] = lambda cell: (),
+) -> Cell:
     """Make every choice, and check what can be checked before anything is started.
 
-    Raises ConfigError: no model there, a port in use, too little shared memory.
+    Raises ConfigError with all faults and ``more_faults`` of the cell: no model, one that cannot be served, a port in
+    use, too little memory.
     """
-    model = Path(config.model).expanduser().resolve() if config.model else bundled_model()
+    faults: list[str] = []
+    model = find_model(config.model).resolve() if config.model else bundled_model()
     if model is None:
         raise ConfigError("there is no bundled model here; name one with --model DIR")
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"{model} is not the folder of a model: it has no config.json")
+    try:
+        check_model(model)
+    except OperatorError as error:
+        faults.append(error.message)
     # Both ports stay unchecked against each other only if the system hands them out, which it does once each.
-    if config.port:
-        ports.require_free(config.host, config.port, "--port")
-    if config.nats_port and not config.nats:
-        ports.require_free(_LOOPBACK, config.nats_port, "--nats-port")
+    wanted = [(config.host, config.port, "--port")]
+    if not config.nats:
+        wanted.append((_LOOPBACK, config.nats_port, "--nats-port"))
+    for host, port, flag in wanted:
+        try:
+            if port:
+                ports.require_free(host, port, flag)
+        except ConfigError as error:
+            faults.append(error.message)
     if config.port and config.port == config.nats_port and not config.nats:
-        raise ConfigError(f"--port and --nats-port are both {config.port}")
-    free_bytes = free_shared_memory()
-    device_kv_bytes, host_kv_bytes, state_bytes = pool_sizes(config, free_bytes)
-    on_cpu = config.device != "cuda"
-    needed = host_kv_bytes + state_bytes + (device_kv_bytes * config.workers if on_cpu else 0)
-    if needed > free_bytes:
-        raise ConfigError(
-            f"the pools need {needed >> 20} MiB of shared memory and /dev/shm has {free_bytes >> 20} MiB free; "
-            "lower --device-kv-bytes, --host-kv-bytes or --state-bytes, or enlarge /dev/shm (docker run --shm-size)"
-        )
+        faults.append(f"--port and --nats-port are both {config.port}")
+    pools = ChosenSizes(0, 0, 0)
+    try:
+        pools = choose_pools(config, model, machine_memory(), sees_gpus=driver_shows_gpus())
+    except ConfigError as error:
+        faults.append(error.message)
     shm_prefix = f"tc-{os.getpid()}-{secrets.token_hex(3)}"
     nats_port = 0 if config.nats else config.nats_port or ports.any_free(_LOOPBACK)
-    return Cell(
+    cell = Cell(
         config=config,
         model=model,
         host=config.host,
@@ -162,11 +171,16 @@ def resolve(config: SupervisorConfig, runs: Path, *, config_file: Path | None = 
         data_dir=Path(config.data_dir).expanduser().resolve() if config.data_dir else runs / shm_prefix,
         data_dir_is_temporary=not config.data_dir,
         shm_prefix=shm_prefix,
-        device_kv_bytes=device_kv_bytes,
-        host_kv_bytes=host_kv_bytes,
-        state_bytes=state_bytes,
+        cpu_kv_bytes=pools.device_on_cpu,
+        host_kv_bytes=pools.host,
+        state_bytes=pools.state,
         threads=config.threads or divide_cores(usable_cores(), config.workers),
-        dtype=data_type(config, model),
+        cpu_dtype=cpu_data_type(model),
         config_file=config_file,
         broker_passwords={} if config.nats else {name: new_password() for name in broker_users(config)},
     )
+    # What services say again of what was found here is told once.
+    faults += [each for each in more_faults(cell) if not each.endswith(tuple(faults))]
+    if faults:
+        raise ConfigError.of(faults)
+    return cell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared.progress import VARIABLE, Phase
+from thermocline.supervisor.phases import PhaseLines
 from thermocline.supervisor.restarts import EXIT_REFUSED
 
 _PR_SET_PDEATHSIG = 1
@@ -31,6 +34,7 @@ class ChildSpec:
     stage: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     refusal_code: int | None = EXIT_REFUSED
+    tells_phases: bool = False  # Through the pipe of :mod:`shared.progress`.
 
 
 def die_with(parent_pid: int) -> Callable[[], None] | None:
@@ -51,6 +55,14 @@ def die_with(parent_pid: int) -> Callable[[], None] | None:
     return bind
 
 
+async def _phase_pipe(on_phase: Callable[[Phase], None]) -> int:
+    """A pipe whose writing end is returned. It is read until the last process that has this end is gone."""
+    reader, writer = os.pipe()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: PhaseLines(on_phase), os.fdopen(reader, "rb", buffering=0))
+    return writer
+
+
 class Child:
     """A running process in a process group of its own, so that Ctrl-C reaches only the supervisor."""
 
@@ -60,20 +72,30 @@ class Child:
         self._process = process
 
     @classmethod
-    async def spawn(cls, spec: ChildSpec) -> Child:
-        """Start it; output goes to ``spec.log``. Raises OSError if the program cannot be run."""
+    async def spawn(cls, spec: ChildSpec, on_phase: Callable[[Phase], None] = lambda phase: None) -> Child:
+        """Start it; output goes to ``spec.log``, and what it is busy with to ``on_phase``.
+
+        Raises OSError if the program cannot be run.
+        """
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         if spec.log.exists() and spec.log.stat().st_size > _MAX_LOG_BYTES:
             spec.log.replace(spec.log.with_suffix(".log.1"))
-        with spec.log.open("ab") as output:
+        with spec.log.open("ab") as output, contextlib.ExitStack() as ends:
+            env = {**os.environ, **spec.env}
+            passed: tuple[int, ...] = ()
+            if spec.tells_phases:
+                writer = await _phase_pipe(on_phase)
+                ends.callback(os.close, writer)
+                env[VARIABLE], passed = str(writer), (writer,)
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
-                env={**os.environ, **spec.env},
+                env=env,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 preexec_fn=die_with(os.getpid()),
                 process_group=0,
+                pass_fds=passed,
             )
         return cls(spec, process)
 

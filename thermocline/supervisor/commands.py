@@ -17,6 +17,7 @@ from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
 # The order of the shutdown: first whoever takes new work, last whoever all others talk through.
 STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, "nats": 4}
 
+ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
 TOKEN_FILE_VARIABLE = ENVIRONMENT_PREFIX + "NATS_TOKEN_FILE"
 PASSWORD_FILE_VARIABLE = ENVIRONMENT_PREFIX + "NATS_PASSWORD_FILE"
 CREDENTIALS_VARIABLE = ENVIRONMENT_PREFIX + "NATS_CREDENTIALS"
@@ -25,6 +26,9 @@ NATS_ENVIRONMENT = {"GOGC": "50"}
 """The broker collects its garbage at one and a half times what it uses, and not at twice. Nearly all of that is blocks
 of streams, of up to 8 MiB each, which cost nothing to look through: the collector runs a few times a minute.
 """
+
+FLAGS_FROM = 4
+"""Where a service's flags begin in its command line: behind the interpreter, -P, -m and the module."""
 
 Settings = Mapping[str, Any]
 
@@ -67,6 +71,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "max_batch_tokens": config.max_batch_tokens,
         "max_running": config.max_running,
         "max_queued": config.max_queued,
+        "stream_replicas": config.stream_replicas,
     }
     storage: Settings = {
         **common,
@@ -86,11 +91,17 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "data_dir": digests,
         "model": cell.model,
         "page_size": config.page_size,
-        "device_kv_bytes": cell.device_kv_bytes,
+        "max_context_tokens": config.max_context_tokens,
+        "device_kv_bytes": config.device_kv_bytes,
+        "cpu_kv_bytes": cell.cpu_kv_bytes,
+        "device_memory_fraction": config.device_memory_fraction,
+        "max_batch_tokens": config.max_batch_tokens,
+        "node_workers": config.workers,
         "shm_prefix": cell.shm_prefix,
         "threads": cell.threads,
         "tensor_parallel": config.tensor_parallel,
-        "dtype": cell.dtype,
+        "dtype": config.dtype,
+        "cpu_dtype": cell.cpu_dtype,
         "device": config.device,
         "profile": _absolute(config.profile),
         # It drains first, which seldom takes long, and then finishes its step.
@@ -102,6 +113,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "id": "gateway",
         "data_dir": digests,
         "model": cell.model,
+        "max_context_tokens": config.max_context_tokens,
         "host": cell.host,
         "port": cell.port,
         "tls_cert": _absolute(config.tls_cert),
@@ -112,14 +124,23 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "grace_ms": grace_ms,
         "trace_share": config.trace_share,
     }
+    ranks = config.tensor_parallel or 1
     # The first keeps its name however many there are.
     scheduler_ids = ["scheduler", *(f"scheduler-{number}" for number in range(1, config.schedulers))]
     return (
         *(_service(cell, environment, "scheduler", {**scheduler, "id": name}) for name in scheduler_ids),
         _service(cell, environment, "storage", storage),
-        *(_service(cell, environment, "worker", {**worker, "id": worker_id}) for worker_id in worker_ids(config)),
+        *(
+            _service(cell, environment, "worker", {**worker, "id": worker_id, "gpu": number * ranks})
+            for number, worker_id in enumerate(worker_ids(config))
+        ),
         _service(cell, environment, "gateway", gateway),
     )
+
+
+def service_of(child: ChildSpec) -> str:
+    """Which service a child is one of, such as ``worker`` for ``worker-0``."""
+    return child.argv[FLAGS_FROM - 1].removeprefix("services.")
 
 
 def _absolute(path: str) -> str:
@@ -141,6 +162,8 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    if service == "gateway" and cell.admin_key:
+        env[ADMIN_KEY_VARIABLE] = cell.admin_key  # Not a flag, which every process list shows.
     if cell.broker_passwords:
         settings = {**settings, "nats_user": user}
         # What the environment says of another broker's credentials must not be mixed with it.
@@ -157,4 +180,5 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
         log=cell.logs / f"{name}.log",
         stage=STAGES[service],
         env=env,
+        tells_phases=True,
     )

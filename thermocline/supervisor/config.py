@@ -20,7 +20,9 @@ INSTALLED_DATA = Path(sysconfig.get_path("data")) / "share" / "thermocline"  # W
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Section ``[up]``."""
 
-    model: Annotated[str, Meta(description="folder of a Hugging Face model; empty is the bundled one")] = ""
+    model: Annotated[
+        str, Meta(description="folder of a Hugging Face model, or hub id in the hub's cache; empty is the bundled one")
+    ] = ""
     host: Annotated[str, Meta(description="address that the gateway listens on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port that the gateway listens on; 0 is any free one")] = 8000
     workers: Annotated[int, Meta(description="number of workers")] = 1
@@ -28,8 +30,21 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int | None, Meta(description="tokens of a page")] = None
     prefix_caching: Annotated[bool | None, Meta(description="keep KV for later requests and reuse it")] = None
     policy: Annotated[str | None, Meta(description="eviction policy")] = None
-    device_kv_bytes: Annotated[int | None, Meta(description="device pool of each worker, such as 64MiB")] = None
-    host_kv_bytes: Annotated[int | None, Meta(description="host pool of this node, such as 1GiB")] = None
+    max_context_tokens: Annotated[
+        int | None, Meta(description="longest prompt and answer, in tokens; unset is the model's own context")
+    ] = None
+    device_kv_bytes: Annotated[
+        int | None,
+        Meta(
+            description="device pool of each worker, such as 1GiB; unset takes what the GPU has left, or of free memory"
+        ),
+    ] = None
+    device_memory_fraction: Annotated[
+        float | None, Meta(description="on cuda, part of the GPU for weights, the largest prefill and the device pool")
+    ] = None
+    host_kv_bytes: Annotated[
+        int | None, Meta(description="host pool of this node, such as 4GiB; unset takes of free memory")
+    ] = None
     disk_dir: Annotated[tuple[str, ...], Meta(description="directories of the disk tier, separated by commas")] = ()
     disk_kv_bytes: Annotated[int | None, Meta(description="disk space for KV, such as 10GiB")] = None
     disk_read_bytes_per_s: Annotated[
@@ -63,9 +78,18 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     remote: Annotated[str, Meta(description="object store for KV, such as s3://bucket/path; empty is none")] = ""
     data_dir: Annotated[str, Meta(description="keeps streams and logs across runs; empty is a temporary one")] = ""
     nats: Annotated[tuple[str, ...], Meta(description="URLs of a running broker; none starts an embedded one")] = ()
+    stream_replicas: Annotated[
+        int | None, Meta(description="copies of each stream; a cluster of three brokers outlives a loss with 3")
+    ] = None
     nats_port: Annotated[int, Meta(description="port of the embedded broker; 0 is any free one")] = 0
+    nats_server: Annotated[
+        str,
+        Meta(description="nats-server program of the embedded broker; empty is the one on PATH, or else the packaged"),
+    ] = ""
     dtype: Annotated[str | None, Meta(description="data type of weights and KV")] = None
-    device: Annotated[str | None, Meta(description="cpu or cuda")] = None
+    device: Annotated[
+        str | None, Meta(description="cpu, cuda, or auto (the default), which is cuda where a usable GPU is there")
+    ] = None
     threads: Annotated[int | None, Meta(description="threads of each worker; unset divides the cores")] = None
     tensor_parallel: Annotated[
         int | None, Meta(description="processes that share the model in each worker, with a GPU each on cuda")
@@ -80,7 +104,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         float | None, Meta(description="share of requests to trace, where no traceparent of the caller decides")
     ] = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
-    ready_timeout_s: Annotated[float, Meta(description="give up if the cell is not ready by then")] = 300.0
+    ready_timeout_s: Annotated[
+        float, Meta(description="give up a start in which no process has got any further for this long")
+    ] = 300.0
     grace_s: Annotated[float, Meta(description="time for each process to stop by itself")] = 10.0
 
     def __post_init__(self) -> None:
@@ -97,6 +123,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_batch_tokens",
             "max_running",
             "max_queued",
+            "max_context_tokens",
+            "stream_replicas",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -106,8 +134,12 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 0:
                 faults.append(f"{name} must not be negative")
+        if self.device_memory_fraction is not None and not 0 < self.device_memory_fraction <= 1:
+            faults.append("device_memory_fraction must be above 0 and at most 1")
         if bool(self.tls_cert) != bool(self.tls_key):
             faults.append("tls_cert and tls_key need each other")
+        if self.nats and self.nats_server:
+            faults.append("nats_server is the program of an embedded broker, and nats names a running one: give one")
         if self.trace_share is not None and not 0 <= self.trace_share <= 1:
             faults.append("trace_share must lie between 0 and 1")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):

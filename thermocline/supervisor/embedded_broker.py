@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from thermocline.broker.passwords import OPERATOR
 from thermocline.broker.secret_files import write_secret
-from thermocline.broker.users import OPERATOR, authorization_text, cell_users, quoted
+from thermocline.broker.users import authorization_text, cell_users, quoted
 from thermocline.supervisor.cell import STORAGE_ID, Cell, worker_ids
 from thermocline.supervisor.nats_config import nats_config_text
 

@@ -8,8 +8,7 @@ from services.gateway.config import GatewayConfig
 from services.storage.config import StorageConfig
 from shared.config import from_command_line
 from thermocline.supervisor.child import ChildSpec
-
-_FLAGS_FROM = 4  # Before them: the interpreter, -P, -m and the module.
+from thermocline.supervisor.commands import FLAGS_FROM
 
 
 def importance_notice(children: Sequence[ChildSpec], environ: Mapping[str, str]) -> str:
@@ -18,7 +17,7 @@ def importance_notice(children: Sequence[ChildSpec], environ: Mapping[str, str])
     The settings are those that gateway and storage come to by flags, ``environ`` and a settings file of their own.
     Raises ConfigError where they would.
     """
-    flags = {child.name: child.argv[_FLAGS_FROM:] for child in children}
+    flags = {child.name: child.argv[FLAGS_FROM:] for child in children}
     gateway = from_command_line(GatewayConfig, "gateway", flags["gateway"], environ=environ)
     storage = from_command_line(StorageConfig, "storage", flags["storage"], environ=environ)
     if gateway.importance == "off" or (storage.sparse and storage.disk_dir):

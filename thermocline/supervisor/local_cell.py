@@ -1,4 +1,4 @@
-"""The broker of the one cell that runs on this machine, for commands that were not told of another.
+"""The cell that runs on this machine, for commands that were not told of another: its broker, and its admin key.
 
 ``thermocline up`` gives its broker a password at every start, which nobody should have to copy: it stands in the record
 of the run, and this user may read that.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shared.config import ENVIRONMENT_PREFIX
 from shared.memory.segment_name import process_start_time
@@ -36,6 +37,25 @@ def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: P
             f"several cells run here: {places}. Give the flags that `thermocline up` printed behind Broker:"
         )
     return [_FLAG, cells[0].nats_url] if cells else []
+
+
+def admin_key(base_url: str, folder: Path | None = None) -> str:
+    """The admin key that a cell of this machine has drawn for the gateway at ``base_url``; "" where none has.
+
+    ``folder`` is as for :func:`broker_flags`. The key is sent to no address but the one that its record names.
+    """
+    origin = _origin(base_url)
+    found = (record for _, record in all_records(folder or runs_dir()) if _runs(record))
+    return next((record.admin_key for record in found if _origin(record.base_url) == origin), "")
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "", url, None
+    return parts.scheme, "127.0.0.1" if host == "localhost" else host, port
 
 
 def _runs(record: CellRecord) -> bool:

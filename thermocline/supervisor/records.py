@@ -38,6 +38,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     data_dir_is_temporary: bool
     shm_prefix: str
+    admin_key: str = ""  # Of the gateway, where this run has drawn one.
     is_ready: bool = False
     children: tuple[ChildRecord, ...] = ()
 
@@ -55,7 +56,7 @@ def write_record(record: CellRecord, paths: tuple[Path, ...]) -> None:
     for path in paths:
         partial = path.with_suffix(".part")
         partial.unlink(missing_ok=True)
-        # The address of an embedded broker holds the operator's password.
+        # The address of an embedded broker holds the operator's password, and the key opens the page.
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
         partial.replace(path)

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 from shared import logs
+from shared.progress import Phase
 from thermocline.supervisor.child import Child, ChildSpec
 from thermocline.supervisor.lifecycle import State, advance
 from thermocline.supervisor.process_identity import start_time
@@ -45,6 +47,7 @@ class Minded:
     started: int = 0  # Start time of the present process, see process_identity.
     deaths: tuple[float, ...] = ()
     restarts: int = 0
+    phase: Phase | None = None  # What the present process was last busy with, until it was ready.
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -59,6 +62,7 @@ class Supervisor:
         now: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
         on_death: Callable[[Death], None] = lambda death: None,
+        on_phase: Callable[[str, Phase], None] = lambda name, phase: None,
     ) -> None:
         self.minded: dict[str, Minded] = {}
         self.policy = policy or RestartPolicy()  # May be replaced at any time; the next death is judged by it.
@@ -66,6 +70,7 @@ class Supervisor:
         self._now = now
         self._on_change = on_change
         self._on_death = on_death
+        self._on_phase = on_phase
         self._failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
 
     async def start(self, spec: ChildSpec) -> None:
@@ -84,7 +89,8 @@ class Supervisor:
 
     async def _spawn(self, minded: Minded) -> bool:
         try:
-            child = await Child.spawn(minded.spec)
+            minded.phase = None
+            child = await Child.spawn(minded.spec, partial(self._take_phase, minded))
         except OSError as error:
             self._fail(minded, Failure(minded.spec.name, refused=True, reason=f"cannot be run: {error}"))
             return False
@@ -97,6 +103,10 @@ class Supervisor:
         log.info("child_started", child=minded.spec.name, pid=child.pid, restarts=minded.restarts)
         self._on_change()
         return True
+
+    def _take_phase(self, minded: Minded, phase: Phase) -> None:
+        minded.phase = phase
+        self._on_phase(minded.spec.name, phase)
 
     async def _mind(self, minded: Minded) -> None:
         """Wait for deaths and act on the policy's verdict, until stopped or beyond help."""
@@ -127,7 +137,9 @@ class Supervisor:
 
     def _fail(self, minded: Minded, failure: Failure) -> None:
         minded.state = advance(minded.state, "gave_up")
-        log.error("child_failed", child=failure.name, refused=failure.refused, reason=failure.reason)
+        # Why a child refused is said to the operator in a line of its own.
+        say = log.info if failure.refused else log.error
+        say("child_failed", child=failure.name, refused=failure.refused, reason=failure.reason)
         if not self._failure.done():
             self._failure.set_result(failure)
         self._on_change()

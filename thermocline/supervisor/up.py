@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 from shared import logs
 from shared.errors import ConfigError
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from shared.progress import Phase
 from thermocline.supervisor import nats_server, readiness
 from thermocline.supervisor.cell import Cell
 from thermocline.supervisor.commands import nats_child, service_children
@@ -22,10 +24,16 @@ from thermocline.supervisor.embedded_broker import broker_flags, write_broker_fi
 from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
 from thermocline.supervisor.log_tail import readable, refusal_reason, tail
+from thermocline.supervisor.nats_program import find_nats_program
+from thermocline.supervisor.page_key import page_line
+from thermocline.supervisor.phases import StartDisplay, described
 from thermocline.supervisor.process_identity import own_identity
+from thermocline.supervisor.ready_lines import ReadyFacts, ready_lines
 from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
+from thermocline.supervisor.shortfalls import degraded_lines
 from thermocline.supervisor.supervisor import Failure, Supervisor
+from thermocline.supervisor.tier_check import check_tiers
 
 log = logs.get_logger("supervisor")
 
@@ -49,13 +57,19 @@ class Up:
         self._owner = own_identity()
         self._is_ready = False
         self._stopping = asyncio.Event()
-        self._supervisor = Supervisor(STARTING, grace_s=cell.config.grace_s, on_change=self._write_record)
+        self._supervisor = Supervisor(
+            STARTING, grace_s=cell.config.grace_s, on_change=self._write_record, on_phase=self._on_phase
+        )
+        self._display = StartDisplay(sys.stdout)
+        self._ready_by: asyncio.Timeout | None = None  # While the cell starts.
+        self._unheard: OSError | None = None
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit code."""
         cell = self._cell
-        cell.logs.mkdir(parents=True, exist_ok=True)
         _make_disk_directories(cell)
+        await asyncio.to_thread(check_tiers, cell, self._runs, os.environ)
+        cell.logs.mkdir(parents=True, exist_ok=True)
         lock = _lock(cell.data_dir)
         loop = asyncio.get_running_loop()
         # SIGHUP: the terminal was closed, and nobody is left to read what we say.
@@ -63,8 +77,14 @@ class Up:
             loop.add_signal_handler(number, self._on_signal)
         try:
             self._write_record()
-            return await self._serve()
+            code = await self._serve()
+            if self._unheard is not None:
+                raise self._unheard
+            return code
         finally:
+            self._display.close()
+            if self._stopping.is_set() and self._unheard is None:
+                _say("stopping; Ctrl-C again kills at once")
             await self._supervisor.stop()
             clean_up(self._record(), self._runs)
             if not cell.data_dir_is_temporary:
@@ -76,17 +96,36 @@ class Up:
             self._supervisor.hurry()  # The second Ctrl-C: the operator does not want to wait.
         self._stopping.set()
 
+    def _on_phase(self, name: str, phase: Phase) -> None:
+        """A process told what it is busy with, and each time how far it is: the wait for it begins anew."""
+        self._put_off()
+        try:
+            self._display.show(name, phase)
+        except OSError as error:
+            self._unheard = error  # Nobody reads our output any more. Raised once everything is stopped.
+            self._stopping.set()
+
+    def _put_off(self) -> None:
+        if self._ready_by is not None and not self._ready_by.expired():
+            self._ready_by.reschedule(asyncio.get_running_loop().time() + self._cell.config.ready_timeout_s)
+
     async def _serve(self) -> int:
         cell = self._cell
         try:
-            async with asyncio.timeout(cell.config.ready_timeout_s):
+            async with asyncio.timeout(cell.config.ready_timeout_s) as self._ready_by:
                 if await self._unless_over(self._start()):
+                    self._display.close()
                     await self._announce()
         except TimeoutError:
-            _say(f"not ready within {cell.config.ready_timeout_s:.0f} s; the last lines of every log:")
+            self._display.close()
+            _say(f"no progress for {cell.config.ready_timeout_s:.0f} s; the last lines of every log:")
             for name, minded in self._supervisor.minded.items():
+                if minded.phase is not None and minded.phase.name:
+                    _say(f"{name} is {described(minded.phase)}")
                 _say_tail(name, minded.spec.log, lines=5)
             return EXIT_FAILED
+        finally:
+            self._ready_by = None
         await self._unless_over(asyncio.Event().wait())
         failure = self._supervisor.failure
         if failure is not None and not self._stopping.is_set():
@@ -125,8 +164,9 @@ class Up:
 
     async def _start_nats(self) -> None:
         cell = self._cell
-        program = nats_server.find_nats_server()
-        await self._supervisor.start(nats_child(cell, program, write_broker_files(cell)))
+        program = find_nats_program(cell.config.nats_server)
+        print(f"Broker program: {program}", flush=True)
+        await self._supervisor.start(nats_child(cell, program.path, write_broker_files(cell)))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
 
     async def _announce(self) -> None:
@@ -134,14 +174,20 @@ class Up:
         self._supervisor.policy = RUNNING
         open_model = await readiness.served_model(cell.base_url)
         model = open_model or cell.model.name
-        workers = "1 worker" if cell.config.workers == 1 else f"{cell.config.workers} workers"
-        if cell.config.schedulers > 1:
-            workers += f", {cell.config.schedulers} schedulers"
+        facts = ReadyFacts(
+            base_url=cell.base_url,
+            model=model,
+            workers=cell.config.workers,
+            schedulers=cell.config.schedulers,
+            serving=await readiness.serving(cell.base_url),
+            degraded=await degraded_lines(cell.base_url),
+            page=page_line(cell, os.environ),
+        )
         headers = "-H 'content-type: application/json'"
         if open_model is None:
             headers += " -H 'authorization: Bearer YOUR-KEY'"
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
-        print(f"Thermocline is ready at {cell.base_url} (model {model}, {workers})")
+        print("\n".join(ready_lines(facts)))
         print(f"Broker: {broker_flags(cell)}")
         notice = importance_notice(service_children(cell), os.environ)
         if notice:
@@ -152,12 +198,15 @@ class Up:
         self._write_record()
 
     def _explain(self, failure: Failure) -> None:
-        log_file = self._supervisor.minded[failure.name].spec.log
+        self._display.close()
+        minded = self._supervisor.minded[failure.name]
+        log_file = minded.spec.log
+        while_busy = f" while {minded.phase.name}" if minded.phase is not None and minded.phase.name else ""
         reason = refusal_reason(tail(log_file, 200)) if failure.refused else None
         if reason:
-            _say(f"{failure.name} refused to start: {reason}")
+            _say(f"{failure.name} refused to start{while_busy}: {reason}")
             return
-        _say(f"{failure.name}: {failure.reason}; the last lines of its log:")
+        _say(f"{failure.name}: {failure.reason}{while_busy}; the last lines of its log:")
         _say_tail(failure.name, log_file)
 
     def _record(self) -> CellRecord:
@@ -170,6 +219,7 @@ class Up:
             data_dir=str(cell.data_dir),
             data_dir_is_temporary=cell.data_dir_is_temporary,
             shm_prefix=cell.shm_prefix,
+            admin_key=cell.admin_key,
             is_ready=self._is_ready,
             children=tuple(
                 ChildRecord(
@@ -193,7 +243,8 @@ def _make_disk_directories(cell: Cell) -> None:
     """What --disk-dir names, for this user only. Raises ConfigError."""
     for path in cell.config.disk_dir:
         try:
-            Path(path).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # What is no directory is for the check of the tiers.
+                Path(path).expanduser().mkdir(mode=0o700, parents=True)
         except OSError as error:
             raise ConfigError(f"cannot make --disk-dir {path}: {error.strerror}") from error
 

@@ -14,10 +14,10 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from services.gateway.admin_key import ADMIN_HEADER
 from shared.config import ENVIRONMENT_PREFIX
 from shared.errors import OperatorError
-from thermocline.cache.gateway_client import client
+from shared.guard import guarded
+from thermocline.cache.gateway_client import admin_headers, client
 from thermocline.top.frames import VIEWS, frame
 from thermocline.top.screen import Screen
 from thermocline.top.source import ASK_S, Snapshot, look
@@ -32,7 +32,8 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="thermocline top",
         description="Watch a running cell in a terminal: tiers, radix tree, requests and workers.",
-        epilog=f"The admin key is read from --admin-key-file, or from {KEY_VARIABLE}.",
+        epilog=f"The admin key is read from --admin-key-file, or from {KEY_VARIABLE}; "
+        "without either it is the one that `thermocline up` made for a gateway of this machine.",
         allow_abbrev=False,
     )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"a gateway of the cell; default {DEFAULT_URL}")
@@ -58,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    key = _admin_key(options.admin_key_file)
-    async with client(options.url, {ADMIN_HEADER: key} if key else {}, timeout_s=ASK_S) as http:
+    headers = admin_headers(options.url, _admin_key(options.admin_key_file))
+    async with client(options.url, headers, timeout_s=ASK_S) as http:
         if options.once or options.json:
             return await _print_once(options, http)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -99,4 +100,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -7,7 +7,8 @@ from rich.text import Text
 from services.gateway.openai_schema.cell import CellReport, CellTenant
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.views.cache_view import HIT_TIERS
-from thermocline.cache.tables import shortened, size
+from shared.sizes import size
+from thermocline.cache.tables import shortened
 from thermocline.top.request_figures import cached_share, ttft_quantile_ms
 from thermocline.top.source import Snapshot
 from thermocline.top.styles import SOURCES, bar, milliseconds, percent

@@ -19,7 +19,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from shared.errors import InvalidRequest
-from thermocline.client import Answer, RequestError, served_model, stream_answer
+from shared.guard import guarded
+from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
 from thermocline.client.figures import quantile
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
@@ -118,7 +119,7 @@ def _print(console: Console, summary: dict[str, Any], scale: Scale) -> None:
 
 async def _run(options: argparse.Namespace, requests: list[TraceRequest], console: Console) -> Outcome:
     limits = httpx.Limits(max_connections=options.max_in_flight + 4)
-    async with httpx.AsyncClient(base_url=options.base_url, timeout=300, limits=limits) as client:
+    async with connect(options.base_url, timeout=300, limits=limits) as client:
         served = await served_model(client)
         with Progress(console=console) as bar:
             return await _drive(
@@ -167,4 +168,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

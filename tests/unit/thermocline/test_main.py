@@ -74,3 +74,15 @@ def test_usage_aligns_the_summaries() -> None:
 
     lines = [line for line in text.splitlines() if line.endswith(("first", "second"))]
     assert lines[0].index("first") == lines[1].index("second")
+
+
+@pytest.mark.parametrize("name", ["up", "demo", "worker", "bench"])
+def test_another_system_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Before anything is imported that such a system lacks; the version can be asked anywhere."""
+    monkeypatch.setattr("sys.platform", "darwin")
+
+    assert main([name]) == 2
+    assert "Thermocline runs on Linux only" in capsys.readouterr().err
+    assert main(["version"]) == 0

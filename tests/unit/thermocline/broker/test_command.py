@@ -10,7 +10,7 @@ import pytest
 
 from thermocline.broker.__main__ import main
 from thermocline.broker.users import cell_users, variable
-from thermocline.supervisor.nats_server import find_nats_server
+from thermocline.supervisor.nats_program import find_nats_program
 
 
 def made(folder: Path, *flags: str) -> dict[str, str]:
@@ -28,7 +28,7 @@ def test_the_server_accepts_what_it_writes(tmp_path: Path) -> None:
     assert len(set(files.values())) == len(files)
     assert all(f'password: "{files[f"{user}.password"].strip()}"' in files["users.conf"] for user in users)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "users").iterdir()} == {0o600}
-    command = [find_nats_server(), "-t", "-c", tmp_path / "users" / "users.conf"]
+    command = [find_nats_program().path, "-t", "-c", tmp_path / "users" / "users.conf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
 

@@ -8,12 +8,13 @@ from services.gateway.cache_calls import Flushed
 from services.gateway.openai_schema.cache import CacheNode, Pin
 from services.gateway.views.cache_view import node_view, stats_view
 from shared.messages.status import CellStatus, Inventory, PoolStatus
+from shared.sizes import size
 from tests.unit.gateway.scripted_cache import node
 from thermocline.cache.flush import flush_lines
 from thermocline.cache.ls import pin_lines
 from thermocline.cache.pin import pin_text
 from thermocline.cache.stat import stat_lines
-from thermocline.cache.tables import WIDTH, shortened, size, table
+from thermocline.cache.tables import WIDTH, shortened, table
 from thermocline.cache.tree import DEEPEST, tree_lines
 
 STATUS = CellStatus(

@@ -64,3 +64,16 @@ async def test_a_stream_that_breaks_off_is_an_error() -> None:
     """An answer without its end is none."""
     with pytest.raises(RequestError, match="ended before"):
         await answer_of({"choices": [{"text": "ye"}]})
+
+
+async def test_margins_and_the_prompt_are_read_where_they_were_asked_for() -> None:
+    """The distance between the two likeliest tokens, by token; none without logprobs."""
+    tops = [[{"logprob": -0.1}, {"logprob": -2.6}], [{"logprob": -0.5}, {"logprob": -0.75}]]
+    content = [{"token": "x", "top_logprobs": top} for top in tops]
+
+    answer = await answer_of(
+        {"choices": [{"delta": {"content": "xx"}, "logprobs": {"content": content}}], "prompt_token_ids": [7, 8]}, ENDED
+    )
+
+    assert (answer.margins, answer.prompt_token_ids) == ([2.5, 0.25], [7, 8])
+    assert (await answer_of(ENDED)).margins == []

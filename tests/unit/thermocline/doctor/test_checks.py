@@ -1,6 +1,7 @@
 """The doctor's judgement: what is fatal, what is only worth knowing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ HEALTHY = Facts(
     torch_version="2.13.0",
     torch_error="",
     gpus=(("NVIDIA H100", 80 * GIB),),
+    auto_device="cuda",
+    auto_reason="",
     nats_server="nats-server: v2.15.1",
     nats_server_error="",
     shm_total=8 * GIB,
@@ -46,8 +49,11 @@ def test_a_healthy_machine_has_no_remarks() -> None:
     [
         ({"system": "Darwin arm64"}, {"system": "bad"}),
         ({"python": (3, 10, 9)}, {"python": "bad"}),
+        ({"python": (3, 14, 0)}, {"python": "bad"}),
         ({"torch_error": "no module"}, {"torch": "bad"}),
-        ({"gpus": ()}, {"gpu": "note"}),
+        ({"gpus": (), "auto_device": "cpu"}, {"gpu": "note"}),
+        ({"auto_device": "cpu", "auto_reason": "broken"}, {"device": "note"}),
+        ({"torch_error": "no module", "auto_device": ""}, {"torch": "bad", "device": "note"}),
         ({"nats_server_error": "none"}, {"nats-server": "bad"}),
         ({"shm_free": None}, {"/dev/shm": "bad"}),
         ({"shm_free": 10 * 1024**2}, {"/dev/shm": "bad"}),
@@ -97,3 +103,18 @@ def test_limits_of_containers() -> None:
 def test_the_memory_table_is_in_bytes() -> None:
     """The kernel's kB are multiples of 1024."""
     assert parse_memory_table("MemTotal:  2 kB\nHugePages_Total:  0\nodd\n") == {"MemTotal": 2048, "HugePages_Total": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, "auto takes cuda: NVIDIA H100"),
+        ({"auto_device": "cpu", "auto_reason": "GPU 0 cannot be used"}, "auto takes cpu: GPU 0 cannot be used"),
+        ({"gpus": (), "auto_device": "cpu"}, "auto takes cpu: there is no GPU"),
+    ],
+)
+def test_it_says_what_auto_takes_and_why(changes: dict[str, Any], found: str) -> None:
+    """Which device ``thermocline up`` would run the model on."""
+    checks = {check.name: check for check in judge(replace(HEALTHY, **changes))}
+
+    assert checks["device"].found == found

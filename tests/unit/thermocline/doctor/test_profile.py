@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 from thermocline.doctor.__main__ import main
 from thermocline.doctor.disk_speed import measure_disk
-from thermocline.doctor.profile import geometry_of
+from thermocline.supervisor.model_demand import geometry_of
 
 QUICK = ["--profile-tokens", "64", "--page-sizes", "16", "--rounds", "1"]
 

@@ -110,7 +110,26 @@ def test_quotas_are_given_with_units(file: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert main(["ls"]) == EXIT_OK
     assert str(2**35) in capsys.readouterr().out
-    for senseless in ("much", "-5", "3000000TiB"):
-        with pytest.raises(SystemExit) as refused:
-            main(["new", "other", "--device-bytes", senseless])
-        assert refused.value.code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "told"),
+    [
+        ("--device-bytes", "much", "'much' is not a size such as 64MiB"),
+        ("--device-bytes", "3000000TiB", "more than any tier has"),
+        ("--device-bytes=-5", None, "'-5' is not a size"),
+        ("--requests-per-minute", "often", "'often' is not a limit"),
+        ("--requests-per-minute=-1", None, "'-1' is not a limit"),
+        ("--requests-per-minute", "9999999999999", "is not a limit"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_in_plain_words(
+    flag: str, text: str | None, told: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no tenant is made."""
+    with pytest.raises(SystemExit) as refused:
+        main(["new", "other", flag, *([] if text is None else [text])])
+
+    assert refused.value.code == EXIT_USAGE
+    assert told in capsys.readouterr().err
+    assert not file.exists()

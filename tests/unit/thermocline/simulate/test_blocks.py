@@ -114,7 +114,7 @@ def test_trace_is_read_with_times_and_lengths(tmp_path: Path):
 
     (request,) = read_blocks(path)
 
-    assert request == ([0, 1], 3_000_000, 700)
+    assert request == ([0, 1], 3_000_000, 700, 1)
 
 
 def test_malformed_line_is_named(tmp_path: Path):
@@ -149,3 +149,38 @@ def test_full_filter_keeps_what_is_resident():
 
     assert all(hotness.lookup(digest)[0] for digest in cache.digests())
     assert hotness.filter.doublings == 0
+
+
+class Hearing(LruPolicy, tag="hears of ends"):
+    """Keeps what it is told of ends, and how many requests had come before."""
+
+    seen: int = 0
+    heard: list[tuple[int, int, int]] = []
+
+    def visit(self, path, prompt_tokens, moment):
+        self.seen += 1
+        assert moment.admission == self.seen
+
+    def ended(self, admission, answer_tokens):
+        self.heard.append((self.seen, admission, answer_tokens))
+
+
+def test_length_of_an_answer_is_told_when_it_has_been_sampled():
+    """Not with the request, and in the order of ends; a request without a time has ended when the next one comes."""
+    found = BlockRequests(16)
+    second = 1_000_000_000
+    for name, seconds, answer_tokens in (
+        ("a", 1, 100),
+        ("b", 2, 10),
+        ("c", 3, 1),
+        ("d", 5, 1),
+        ("e", 0, 7),
+        ("f", 0, 7),
+    ):
+        found.append(name, time_ns=seconds * second, answer_tokens=answer_tokens)
+    policy = Hearing()
+    cache = BlockCache(policy, 10, ExactHotness(), block_tokens=16)
+    for request in found.requests:
+        cache.ask(request)
+
+    assert policy.heard == [(2, 2, 10), (3, 3, 1), (3, 1, 100), (5, 5, 7)]

@@ -61,7 +61,7 @@ def best_of_all(requests, capacity):
     return best(0, frozenset())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(names=prompts, capacity=st.integers(1, 6))
 def test_it_equals_an_exhaustive_search(names, capacity):
     """On tiny workloads nothing that evicts leaves to make room finds more hits."""
@@ -71,7 +71,7 @@ def test_it_equals_an_exhaustive_search(names, capacity):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(names=more_prompts, capacity=st.integers(1, 12))
 def test_no_policy_finds_more_hits(name, names, capacity):
     """Every online policy stays at or below it."""

@@ -2,14 +2,23 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.errors import ConfigError
-from thermocline.supervisor.cell import data_type, divide_cores, pool_sizes, resolve
-from thermocline.supervisor.config import SupervisorConfig, bundled_model
+from shared.memory.machine_memory import MachineMemory
+from thermocline.supervisor.cell import choose_pools, cpu_data_type, divide_cores, resolve
+from thermocline.supervisor.config import BUNDLED_MODEL, PACKAGE_ROOT, SupervisorConfig
 
-MIB = 1024**2
+MIB, GIB = 2**20, 2**30
+BUNDLED = PACKAGE_ROOT / "models" / BUNDLED_MODEL
+
+
+def sizes(machine: MachineMemory, **settings: Any) -> tuple[int, int, int]:
+    """Device pool of each worker, host pool and state pool of the bundled model on a machine without GPUs."""
+    found = choose_pools(SupervisorConfig(**settings), BUNDLED, machine, sees_gpus=False)
+    return found.device_on_cpu, found.host, found.state
 
 
 def test_cores_are_divided_among_workers() -> None:
@@ -18,29 +27,39 @@ def test_cores_are_divided_among_workers() -> None:
 
 
 def test_unset_pools_shrink_to_fit_the_shared_memory() -> None:
-    """With 64 MiB of shared memory all device pools take 16 MiB and the host pool 32."""
-    assert pool_sizes(SupervisorConfig(workers=2), 64 * MIB) == (8 * MIB, 32 * MIB, 0)
+    """With 64 MiB of shared memory all device pools take 16 MiB, the host pool 32, and with a disk the state pool 8."""
+    machine = MachineMemory(64 * GIB, 64 * MIB)
+
+    assert sizes(machine, workers=2) == (8 * MIB, 32 * MIB, 0)
+    assert sizes(machine, workers=2, disk_dir=("/d",)) == (8 * MIB, 32 * MIB, 8 * MIB)
 
 
 def test_unset_pools_have_a_bound() -> None:
-    """Plenty of shared memory does not make the pools huge."""
-    assert pool_sizes(SupervisorConfig(), 1024**4) == (64 * MIB, 1024 * MIB, 0)
+    """Plenty of memory does not make the pools huge: eight contexts of the bundled model, and 1 GiB on the host."""
+    assert sizes(MachineMemory(1024 * GIB, 1024 * GIB)) == (192 * MIB, GIB, 0)
 
 
 def test_set_pools_are_taken_as_they_are() -> None:
     """A size that somebody chose is never changed."""
-    config = SupervisorConfig(device_kv_bytes=5 * MIB, host_kv_bytes=7 * MIB)
+    machine = MachineMemory(64 * GIB, 64 * GIB)
 
-    assert pool_sizes(config, 1 * MIB) == (5 * MIB, 7 * MIB, 0)
+    assert sizes(machine, device_kv_bytes=5 * MIB, host_kv_bytes=7 * MIB) == (5 * MIB, 7 * MIB, 0)
+    assert sizes(machine, remote="s3://b", state_bytes=3 * MIB)[2] == 3 * MIB
+    assert sizes(machine, disk_dir=("/d",), state_form="off", state_bytes=3 * MIB)[2] == 0
 
 
-def test_there_is_a_state_pool_where_something_is_below_host_memory() -> None:
-    """An eighth of the shared memory at the most, or what was chosen; none where state is switched off."""
-    disk, remote = SupervisorConfig(disk_dir=("/d",)), SupervisorConfig(remote="s3://b", state_bytes=3 * MIB)
-    off = SupervisorConfig(disk_dir=("/d",), state_form="off", state_bytes=3 * MIB)
+def test_beside_gpus_a_device_pool_takes_no_shared_memory() -> None:
+    """It may be larger than all memory of the machine, wherever --device leaves room for a GPU."""
+    machine = MachineMemory(16 * GIB, 8 * GIB)
 
-    assert [pool_sizes(disk, free)[2] for free in (64 * MIB, 1024**4)] == [8 * MIB, 256 * MIB]
-    assert [pool_sizes(config, 64 * MIB)[2] for config in (remote, off)] == [3 * MIB, 0]
+    def host(sees_gpus: bool, **settings: Any) -> int:
+        config = SupervisorConfig(device_kv_bytes=100 * GIB, **settings)
+        return choose_pools(config, BUNDLED, machine, sees_gpus=sees_gpus).host
+
+    assert host(sees_gpus=True) == host(sees_gpus=False, device="cuda") == 4 * GIB
+    for settings in ({"device": "cpu"}, {"device": "auto"}, {}):
+        with pytest.raises(ConfigError, match="--device-kv-bytes"):
+            host(sees_gpus=False, **settings)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -61,10 +80,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_pools_that_do_not_fit_are_refused_with_figures(tmp_path: Path) -> None:
-    """Pools larger than /dev/shm are found before anything starts."""
+    """Pools larger than memory are found before anything starts."""
     config = SupervisorConfig(port=0, host_kv_bytes=1 << 50)
 
-    with pytest.raises(ConfigError, match=r"need \d+ MiB of shared memory and /dev/shm has \d+ MiB free"):
+    with pytest.raises(ConfigError, match=r"need \d+ MiB of shared memory and /dev/shm has \d+ MiB free, the machine"):
         resolve(config, tmp_path)
     with pytest.raises(ConfigError, match="--state-bytes"):
         resolve(SupervisorConfig(port=0, disk_dir=("/d",), state_bytes=1 << 50), tmp_path)
@@ -102,12 +121,7 @@ def test_with_a_certificate_the_gateway_is_reached_by_https(tmp_path: Path) -> N
     assert cell.base_url == f"https://127.0.0.1:{cell.port}"
 
 
-def test_the_bundled_model_runs_in_float32_unless_told_otherwise() -> None:
-    """Any other model, and any choice of the operator, is left alone."""
-    bundled = bundled_model()
-    assert bundled is not None
-
-    assert data_type(SupervisorConfig(), bundled) == "float32"
-    assert data_type(SupervisorConfig(dtype="bfloat16"), bundled) == "bfloat16"
-    assert data_type(SupervisorConfig(device="cuda"), bundled) is None
-    assert data_type(SupervisorConfig(), Path("/models/other")) is None
+def test_the_bundled_model_runs_in_float32_on_a_cpu() -> None:
+    """Any other model has its checkpoint's own type."""
+    assert cpu_data_type(BUNDLED) == "float32"
+    assert cpu_data_type(Path("/models/other")) == "auto"

@@ -29,7 +29,7 @@ def make_cell(config: SupervisorConfig, **changes: object) -> Cell:
         "data_dir": Path("/data"),
         "data_dir_is_temporary": False,
         "shm_prefix": "tc-1-abc",
-        "device_kv_bytes": 1024,
+        "cpu_kv_bytes": 1024,
         "host_kv_bytes": 2048,
         "threads": 3,
     }
@@ -91,12 +91,12 @@ def test_every_child_is_told_the_broker_and_its_name() -> None:
 
 def test_workers_get_their_share_of_the_machine() -> None:
     """Threads, pools and the cell's own shared memory prefix reach the worker."""
-    worker = service_children(make_cell(SupervisorConfig(), dtype="float32"), {})[2]
+    worker = service_children(make_cell(SupervisorConfig(), cpu_dtype="float32"), {})[2]
 
     flags = flags_of(worker)
     assert worker.argv[:4] == (sys.executable, "-P", "-m", "services.worker")
-    assert (flags["threads"], flags["device-kv-bytes"], flags["shm-prefix"]) == ("3", "1024", "tc-1-abc")
-    assert flags["dtype"] == "float32"
+    assert (flags["threads"], flags["cpu-kv-bytes"], flags["shm-prefix"]) == ("3", "1024", "tc-1-abc")
+    assert flags["cpu-dtype"] == "float32"
     assert worker.env["OMP_NUM_THREADS"] == "3"
 
 
@@ -165,6 +165,7 @@ def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
         max_batch_tokens=8,
         max_running=2,
         max_queued=9,
+        stream_replicas=3,
         disk_dir=("/d",),
         disk_read_bytes_per_s=10**8,
         state_form="auto",
@@ -177,7 +178,9 @@ def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
         sparse=True,
     )
     child = next(
-        child for child in service_children(make_cell(config, dtype="float32"), {}) if child.name.startswith(service)
+        child
+        for child in service_children(make_cell(config, cpu_dtype="float32"), {})
+        if child.name.startswith(service)
     )
     module = importlib.import_module(f"services.{service}.config")
 
@@ -223,3 +226,25 @@ def test_with_somebody_elses_broker_its_settings_are_left_alone() -> None:
     for child in service_children(cell, {}):
         assert "nats-user" not in flags_of(child)
         assert not any(name.startswith("THERMOCLINE_NATS") for name in child.env)
+
+
+def test_each_worker_is_told_its_gpus_and_what_it_takes_on_a_cpu() -> None:
+    """Where the model runs is the worker's finding, so it gets the choices for both."""
+    config = SupervisorConfig(workers=2, tensor_parallel=2, device_memory_fraction=0.8, max_batch_tokens=512)
+    children = service_children(make_cell(config, cpu_dtype="float32"), {})
+    workers = [flags_of(child) for child in children if child.name.startswith("worker")]
+
+    assert [flags["gpu"] for flags in workers] == ["0", "2"]
+    for flags in workers:
+        assert flags["node-workers"] == "2"
+        assert (flags["cpu-kv-bytes"], flags["cpu-dtype"]) == ("1024", "float32")
+        assert (flags["device-memory-fraction"], flags["max-batch-tokens"]) == ("0.8", "512")
+        assert not {"device", "dtype", "device-kv-bytes"} & set(flags)
+
+
+def test_sizes_and_devices_that_were_chosen_reach_every_worker() -> None:
+    """They win over what a worker would find out."""
+    config = SupervisorConfig(device="cuda", dtype="float16", device_kv_bytes=7)
+    flags = flags_of(next(child for child in service_children(make_cell(config), {}) if child.name == "worker-0"))
+
+    assert (flags["device"], flags["dtype"], flags["device-kv-bytes"]) == ("cuda", "float16", "7")

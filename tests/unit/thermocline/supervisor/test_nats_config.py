@@ -8,7 +8,7 @@ from thermocline.supervisor.cell import resolve
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.embedded_broker import write_broker_files
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES, nats_config_text
-from thermocline.supervisor.nats_server import find_nats_server
+from thermocline.supervisor.nats_program import find_nats_program
 
 
 def test_the_server_accepts_it(tmp_path: Path) -> None:
@@ -16,7 +16,9 @@ def test_the_server_accepts_it(tmp_path: Path) -> None:
     config_file = tmp_path / "nats.conf"
     config_file.write_text(nats_config_text(server_name="cell-1", port=4222, store_dir=tmp_path / 'a "b" c'))
 
-    done = subprocess.run([find_nats_server(), "-t", "-c", config_file], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [find_nats_program().path, "-t", "-c", config_file], capture_output=True, text=True, timeout=30
+    )
 
     assert done.returncode == 0, done.stderr
 
@@ -26,7 +28,9 @@ def test_the_server_accepts_the_users_of_a_cell(tmp_path: Path) -> None:
     cell = resolve(SupervisorConfig(data_dir=str(tmp_path), port=0, workers=2), tmp_path)
     config_file = write_broker_files(cell)
 
-    done = subprocess.run([find_nats_server(), "-t", "-c", config_file], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [find_nats_program().path, "-t", "-c", config_file], capture_output=True, text=True, timeout=30
+    )
 
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(config_file.stat().st_mode) == 0o600

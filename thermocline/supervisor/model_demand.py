@@ -1,0 +1,76 @@
+"""What a checkpoint takes, as far as its files say: nothing of it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared import model_files
+from shared.errors import ConfigError, OperatorError
+from shared.memory.pool_sizes import ModelDemand
+from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.undecodable import UNDECODABLE
+
+
+class _ModelConfig(msgspec.Struct):
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    max_position_embeddings: int = 0
+
+    @property
+    def stored_dtype(self) -> str:
+        return self.dtype or self.torch_dtype or "float32"
+
+
+def geometry_of(model: Path, dtype: str = "auto", page_size: int = 16) -> KvGeometry:
+    """Shape of a checkpoint's KV, from its config.json; ``auto`` is the data type that it names. Raises ConfigError if
+    it does not tell.
+    """
+    return _geometry(_read(model), dtype, page_size)
+
+
+def demand_of(model: Path, dtype: str = "auto") -> ModelDemand:
+    """What a worker takes for this checkpoint in ``dtype``; what the files do not tell is 0."""
+    try:
+        weights = sum(path.stat().st_size for path in model_files.weight_files(model))
+    except (OperatorError, OSError):
+        weights = 0  # The worker refuses it, and says why.
+    try:
+        config = _read(model)
+        geometry = _geometry(config, dtype, 1)
+        token_bytes = geometry.token_bytes
+        ratio = DTYPE_BYTES[geometry.dtype] / DTYPE_BYTES[config.stored_dtype]
+    except (ConfigError, KeyError, ZeroDivisionError):
+        return ModelDemand(weight_bytes=weights)
+    return ModelDemand(
+        weight_bytes=int(weights * ratio),
+        token_bytes=max(0, token_bytes),
+        context_tokens=max(0, config.max_position_embeddings),
+        kv_heads=max(0, geometry.kv_heads),
+    )
+
+
+def _read(model: Path) -> _ModelConfig:
+    try:
+        return msgspec.json.decode((model / "config.json").read_bytes(), type=_ModelConfig)
+    except OSError as error:
+        raise ConfigError(f"cannot read {model / 'config.json'}: {error.strerror}") from error
+    except UNDECODABLE as error:
+        raise ConfigError(f"{model / 'config.json'} does not tell the shape of KV: {error}") from error
+
+
+def _geometry(config: _ModelConfig, dtype: str, page_size: int) -> KvGeometry:
+    heads = config.num_attention_heads
+    return KvGeometry(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads or heads,
+        head_dim=config.head_dim or config.hidden_size // heads,
+        page_size=page_size,
+        dtype=dtype if dtype != "auto" else config.stored_dtype,
+    )

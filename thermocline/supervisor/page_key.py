@@ -1,0 +1,38 @@
+"""The admin key that a cell on loopback has by itself, so that its page works at once.
+
+It is new at every start. The gateway gets it in its environment, the operator in the fragment of a link, which browsers
+send to no server, and commands on this machine in the cell's record, which only this user may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.gateway.config import GatewayConfig
+from services.gateway.keys import new_key
+from shared.loopback import is_loopback
+from thermocline.supervisor.cell import Cell
+from thermocline.supervisor.child_settings import child_settings
+from thermocline.supervisor.commands import ADMIN_KEY_VARIABLE
+
+
+def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
+    """The cell with a key, if only this machine reaches its gateway and nobody is told apart there yet.
+
+    Raises ConfigError where the gateway would.
+    """
+    gateway = child_settings(GatewayConfig, "gateway", cell, environ)
+    if gateway.admin_key or gateway.tenants or gateway.api_keys or not is_loopback(gateway.host):
+        return cell
+    return replace(cell, admin_key=new_key())
+
+
+def page_line(cell: Cell, environ: Mapping[str, str]) -> str:
+    """Where the page is, and how it opens."""
+    page = f"{cell.base_url}/ui"
+    if cell.admin_key:
+        return f"Page: {page}#key={cell.admin_key}"
+    if child_settings(GatewayConfig, "gateway", cell, environ).admin_key:
+        return f"Page: {page} (asks for the admin key that you have set)"
+    return f"Page: {page} (set {ADMIN_KEY_VARIABLE} to 16 characters or more before the start to open it)"

@@ -1,0 +1,34 @@
+"""What a cell was asked for and does not have, for the lines that say that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import httpx
+
+from services.gateway.openai_schema.models import Health
+from shared.degradations import line
+from thermocline.supervisor.readiness import client, health_of
+
+MEMBERS = ("storage", "worker")
+"""What is told of a process that has not joined, or has not said yet what it lacks."""
+
+HEARD_S = 10.0
+_POLL_S = 0.1
+
+
+async def degraded_lines(base_url: str, *, heard_s: float = HEARD_S) -> list[str]:
+    """A line for each degradation, once every process of the cell has been heard of, or ``heard_s`` are over."""
+    health = Health(status="unknown")
+    try:
+        async with asyncio.timeout(heard_s), client() as http:
+            while True:
+                with suppress(httpx.HTTPError):
+                    health = await health_of(http, base_url) or health
+                if health.status != "unknown" and not any(each.what in MEMBERS for each in health.degraded or ()):
+                    break
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        pass  # What is missing is told like the rest.
+    return [f"Degraded: {line(each)}" for each in health.degraded or ()]

@@ -1,0 +1,30 @@
+"""Refuses a cell whose tiers below host memory cannot be had, before anything of it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.storage.config import StorageConfig
+from services.storage.disk_check import tier_faults
+from shared.errors import ConfigError
+from thermocline.supervisor.cell import Cell
+from thermocline.supervisor.child_settings import child_settings
+from thermocline.supervisor.records import all_records
+
+
+def check_tiers(cell: Cell, runs: Path, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError with every fault. Blocking.
+
+    A directory that another storage holds is named with its cell, where that is one of this user's.
+    """
+
+    def whose(process: str) -> str:
+        for _, record in all_records(runs):
+            if any(str(child.pid) == process for child in record.children):
+                return f"of the cell at {record.base_url}, whose data are in {record.data_dir}"
+        return ""
+
+    faults = tier_faults(child_settings(StorageConfig, "storage", cell, environ), whose)
+    if faults:
+        raise ConfigError("; ".join(faults))
