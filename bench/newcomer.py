@@ -1,10 +1,14 @@
 """How long a newcomer waits: a fresh user, a fresh clone, a Python, and the commands of the README.
 
-    python -m bench.newcomer [--repository .] [--user nobody] [--command "./task demo"]... [--save]
+    env -i PATH="$PATH" .venv/bin/python -m bench.newcomer [--user nobody] [--python /usr/bin/python3.12] [--save]
 
-Commands run one after another in a new clone, with an empty home, no variables but those that name a package index to
-pip, and a ``PATH`` of the system alone. The first sets up ``.venv`` too, which is mostly the time of downloading and
-unpacking PyTorch. Needs root where ``--user`` names somebody else. Ends with 1 if a command fails.
+The commands run one after another in a new clone with HOME (an empty folder), PATH (the system's), LANG and
+PIP_CONFIG_FILE=/dev/null, and with the variables that name certificates where they are set, because some networks
+cannot be left without them; the result says which. The first command sets up ``.venv`` too: ``install_s`` is the time
+until that was done, downloads included. Where pip or uv is configured nothing is reported, because the figures would be
+this machine's and not a stranger's.
+
+Needs root where ``--user`` names another user. Ends with 1 if a command fails.
 """
 
 from __future__ import annotations
@@ -16,67 +20,137 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import results_file
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+UV_SYSTEM_FILES = (Path("/etc/uv/uv.toml"), Path("/etc/xdg/uv/uv.toml"))
 COMMANDS = ("./task demo", "./task demo", "./task test")
 OUTPUT_LINES = 40
+_STAMP = Path(".venv/.thermocline-stamp")  # Written by ./task as soon as everything is installed.
 
 
-def environment(home: Path) -> dict[str, str]:
-    """What a newcomer's shell has."""
-    index = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    return {"PATH": SYSTEM_PATH, "HOME": str(home), "LANG": "C.UTF-8", "TERM": "dumb", **index}
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """Who runs the commands, where and with what."""
+
+    clone: Path
+    home: Path
+    user: str | None
+    python: str | None
+    torch: str | None
+
+    def environment(self) -> dict[str, str]:
+        """What a newcomer's shell has."""
+        asked = {"THERMOCLINE_PYTHON": self.python, "THERMOCLINE_TORCH": self.torch}
+        return {
+            "PATH": SYSTEM_PATH,
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "PIP_CONFIG_FILE": os.devnull,
+            **{name: os.environ[name] for name in CERTIFICATES if name in os.environ},
+            **{name: value for name, value in asked.items() if value},
+        }
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Exit code and output of one command."""
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=self.clone,
+            env=self.environment(),
+            user=self.user,
+            group=None if self.user is None else pwd.getpwnam(self.user).pw_gid,
+            extra_groups=None if self.user is None else [],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.returncode, done.stdout
+
+    def timed(self, command: str) -> float:
+        """Seconds of one command. Raises SystemExit with the end of its output if it fails."""
+        begun = time.perf_counter()
+        code, output = self.run(command)
+        seconds = time.perf_counter() - begun
+        lines = output.splitlines()
+        if code:
+            raise SystemExit("\n".join([*lines[-OUTPUT_LINES:], f"{command} ended with {code}"]))
+        print(f"{command}: {seconds:.1f} s; {lines[-1] if lines else ''}", flush=True)
+        return seconds
 
 
-def timed(command: str, folder: Path, home: Path, user: str | None) -> float:
-    """Seconds of one command. Raises SystemExit with the end of its output if it fails."""
-    begun = time.perf_counter()
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=folder,
-        env=environment(home),
-        user=user,
-        group=None if user is None else pwd.getpwnam(user).pw_gid,
-        extra_groups=None if user is None else [],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    seconds = time.perf_counter() - begun
-    lines = done.stdout.splitlines()
-    if done.returncode:
-        raise SystemExit("\n".join([*lines[-OUTPUT_LINES:], f"{command} ended with {done.returncode}"]))
-    print(f"{command}: {seconds:.1f} s; {lines[-1] if lines else ''}", flush=True)
-    return seconds
+def configured(environ: Mapping[str, str]) -> list[str]:
+    """What configures pip or uv for whoever starts this: variables and files."""
+    variables = [name for name in environ if name.startswith(("PIP_", "UV_")) and environ[name] != os.devnull]
+    return sorted(variables) + [str(path) for path in UV_SYSTEM_FILES if path.exists()]
 
 
-def main() -> None:
+def pip_settings(newcomer: Newcomer) -> list[str]:
+    """The settings that the installed pip goes by, as it says itself, but for the one that switches its files off."""
+    code, output = newcomer.run(".venv/bin/python -m pip config list")
+    if code:
+        return [output.strip()]
+    return [line for line in output.splitlines() if line and not line.startswith(":env:.config-file")]
+
+
+def megabytes(folder: Path) -> int:
+    """What the files of a folder take."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return round(sum(path.stat().st_size for path in paths) / 1e6)
+
+
+def measure(newcomer: Newcomer, commands: list[str]) -> dict[str, Any]:
+    """Run the commands. Raises SystemExit where one fails, or where pip turns out to be configured."""
+    begun = time.time()
+    rows = [{"command": command, "seconds": round(newcomer.timed(command), 1)} for command in commands]
+    settings = pip_settings(newcomer)
+    if settings:
+        raise SystemExit("nothing is reported, because pip is configured: " + "; ".join(settings))
+    stamp = newcomer.clone / _STAMP
+    _, version = newcomer.run(".venv/bin/python --version")
+    return {
+        "python": version.strip(),
+        "torch": newcomer.torch or "default",
+        "is_other_user": newcomer.user is not None,
+        "certificates": sorted(newcomer.environment().keys() & set(CERTIFICATES)),
+        "install_s": round(stamp.stat().st_mtime - begun, 1),
+        "venv_mb": megabytes(newcomer.clone / ".venv"),
+        "commands": rows,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
     """Clone, run, time, and keep the figures if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repository", default=str(Path(__file__).parents[1]))
-    parser.add_argument("--user", default=None, help="who runs it (default: whoever runs this)")
+    parser.add_argument("--user", default=None, help="the user that runs it, by default the present one")
+    parser.add_argument("--python", default=None, help="path of the Python, by default what ./task finds")
+    parser.add_argument("--torch", default=None, help="cpu, or the path of a wheel; by default what pip chooses")
     parser.add_argument("--command", action="append", dest="commands", help=f"default: {', then '.join(COMMANDS)}")
     parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    present = configured(os.environ)
+    if present:
+        raise SystemExit(
+            f"nothing is measured, because pip or uv is configured here: {', '.join(present)}. "
+            'Start it with env -i PATH="$PATH", and with the variables of certificates if it needs them'
+        )
     with tempfile.TemporaryDirectory(prefix="newcomer-") as name:
         place = Path(name)
-        home, clone = place / "home", place / "thermocline"
-        home.mkdir()
-        subprocess.run(["git", "clone", "--quiet", options.repository, str(clone)], check=True)
-        python = subprocess.run(
-            ["/bin/sh", "-c", "python3 --version"], env=environment(home), capture_output=True, text=True
-        ).stdout.strip()
+        newcomer = Newcomer(place / "thermocline", place / "home", options.user, options.python, options.torch)
+        newcomer.home.mkdir()
+        subprocess.run(["git", "clone", "--quiet", options.repository, str(newcomer.clone)], check=True)
         if options.user is not None:
             subprocess.run(["chown", "-R", options.user, str(place)], check=True)
-        rows = [
-            {"command": command, "seconds": round(timed(command, clone, home, options.user), 1)}
-            for command in options.commands or COMMANDS
-        ]
-    found = {"python": python, "is_other_user": options.user is not None, "commands": rows}
+        found = measure(newcomer, options.commands or list(COMMANDS))
+    figures = {name: value for name, value in found.items() if name != "commands"}
+    print(", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
     if options.save:
         print("->", results_file.write("newcomer", found, seed=0))
 

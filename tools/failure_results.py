@@ -38,6 +38,16 @@ the longest time between two messages with tokens that a client of its saw. What
 known is told apart. Before each kill the longest pause of all streams is measured, too.
 """
 
+_BROKER_LOSS = """\
+## One of three brokers is killed
+
+A cluster of three keeps three copies of each stream. In turn the server that leads the metadata, which makes consumers,
+and the one that leads the stream of inputs, which stores requests, is killed while clients stream, and started again.
+The servers that are left elect leaders 4 to 9 s after the last word of one that is gone, which cannot be set; until
+then the scheduler learns nothing new. Streams pause where they need its word for more pages. What is sent meanwhile
+waits, or is answered 503 with `Retry-After`; the time until it is answered counts the tries.
+"""
+
 _SCALING = """\
 ## Workers come and go
 
@@ -68,6 +78,7 @@ def page(found: dict[str, Result]) -> str:
     known: tuple[Section, ...] = (
         ("take_over", _TAKE_OVER, _take_overs),
         ("worker_loss", _WORKER_LOSS, _worker_losses),
+        ("broker_loss", _BROKER_LOSS, _broker_losses),
         ("scaling", _SCALING, _stretches),
         ("simulated_faults", _SIMULATED, _seeds),
         ("chaos_soak", _SOAK, _soak),
@@ -90,6 +101,24 @@ def _take_overs(figures: dict[str, Any]) -> list[str]:
         "calm_pause_ms": "the same before the kill",
     }
     return [f"{figures['kills']} kills.", "", *_spreads(figures, names)]
+
+
+def _broker_losses(figures: dict[str, Any]) -> list[str]:
+    leaders = {"metadata": "the metadata's leader", "inputs": "the inputs' leader"}
+    measures = {
+        "longest_pause_ms": "longest pause of a stream",
+        "answered_ms": "from the kill until what is sent behind it has its first token",
+        "calm_pause_ms": "longest pause of a stream before the kill",
+    }
+    names = {
+        f"{leader}_{measure}": f"{title}: {what}"
+        for leader, title in leaders.items()
+        for measure, what in measures.items()
+    }
+    told = (
+        f"{figures['kills']} kills; clients were answered 503 {figures['refused_503']} times, and no answer differed."
+    )
+    return [told, "", *_spreads(figures, names)]
 
 
 def _worker_losses(figures: dict[str, Any]) -> list[str]:

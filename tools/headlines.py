@@ -1,18 +1,72 @@
-"""The figures in the README, from committed results."""
+"""The figures at a glance, from committed results: five in the README, all of them on a page of their own.
+
+A figure never stands alone: beside it stand its conditions (model, load, storage, hardware) and where it falls short.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.command_line import GENERATED
-from tools import peer_results
+from bench.peers.command_line import BUNDLED, GENERATED
+from tools import peer_results, targets
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- begin: headlines, made by `python -m tools.reference_docs` -->\n", "<!-- end: headlines -->\n"
+
+MODELS = {
+    GENERATED: "Llama, 88M parameters, random weights",
+    BUNDLED: "thermocline-mha, 2.3M parameters, trained",
+}
+WORKLOADS = {
+    "documents": "documents of twice the device's size",
+    "burst": "eight at once on a new document",
+    "chat": "conversations",
+    "fits": "documents that fit the device",
+    "unshared": "nothing shared",
+}
+"""What a reader calls a workload of ``bench.peers``."""
+RATIOS = {
+    "requests_per_s": "requests/s",
+    "ttft_mean_ms": "mean TTFT",
+    "ttft_p50_ms": "TTFT p50",
+    "first_ttft_mean_ms": "mean TTFT of first questions",
+    "repeat_ttft_mean_ms": "mean TTFT of repeated questions",
+    "token_p50_ms": "time per token",
+    "prefill_tokens_per_s": "prefill",
+    "decode_tokens_per_s": "decode",
+    "output_tokens_per_s": "output tokens/s",
+}
+"""What a reader calls a ratio; those that the page of other servers shows of a workload are shown here."""
+
+_LENGTH = re.compile(r"([\d,]+)(?= tokens)")
+
+_INTRODUCTION = """\
+# Figures at a glance
+
+Made by `python -m tools.reference_docs` from `bench/results/`. Each row says what was measured, under which conditions,
+and where it falls short; the page behind it says how. The machine is client, broker and server at once. No figure was
+measured on a GPU.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row. ``short`` lists where the figure falls short; ``page`` is relative to ``docs/results``."""
+
+    what: str
+    conditions: str
+    measured: str
+    short: tuple[str, ...]
+    page: str
+    machine: str
 
 
 def readme(text: str) -> str:
@@ -20,90 +74,273 @@ def readme(text: str) -> str:
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError("the README must have one place for its figures")
     before, rest = text.split(BEGIN)
-    return before + BEGIN + block() + END + rest.split(END)[1]
+    return before + BEGIN + block(RESULTS) + END + rest.split(END)[1]
 
 
-def block() -> str:
-    """A table: what, how much, and where more is said."""
-    rows = [*_newcomer(), *_tiers(), *_peers(), *_policy(), *_failures(), *_watching()]
-    return "\n".join(["| what | measured | more |", "|---|---|---|", *rows, ""])
+def block(results: Path) -> str:
+    """The README's table of five, and how many targets were met."""
+    rows = [make(results) for make in (_tiers, _peers_at_a_glance, _chaos, _pause, _policies)]
+    found = targets.read(results)
+    met = sum(target.is_met for target in found)
+    link = "(docs/results/headlines.md"
+    return "\n".join(
+        [
+            "| measured | result | falls short |",
+            "|---|---|---|",
+            *(
+                f"| [{row.what}](docs/results/{row.page}): {row.conditions} | {row.measured} | {_listed(row.short)} |"
+                for row in rows
+            ),
+            "",
+            f"{met} of {len(found)} [targets]{link}#targets) are met. [All figures]{link}).",
+            "",
+        ]
+    )
 
 
-def _result(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["results"]
+def page(results: Path = RESULTS) -> str:
+    """Every figure with its machine, then every target, those that are missed first."""
+    rows = [
+        f"| [{row.what}]({row.page}) | {row.conditions} | {row.machine} | {row.measured} | {_listed(row.short)} |"
+        for row in _figures(results)
+    ]
+    found = sorted(targets.read(results), key=lambda target: target.is_met)
+    met = sum(target.is_met for target in found)
+    verdicts = [
+        f"| `{target.result}` | {target.says} | {target.measured} | {target.wanted} "
+        f"| {'met' if target.is_met else '**not met**'} |"
+        for target in found
+    ]
+    head = ["| what | conditions | machine | measured | falls short |", "|---|---|---|---|---|"]
+    below = ["", "## Targets", "", f"{met} of {len(found)} are met.", ""]
+    table = ["| result | what | measured | target | |", "|---|---|---|---|---|"]
+    return "\n".join([_INTRODUCTION, *head, *rows, *below, *table, *verdicts, ""])
+
+
+def _figures(results: Path) -> Iterator[Figure]:
+    yield _newcomer(results)
+    yield _tiers(results)
+    yield from _peers(results)
+    yield _policies(results)
+    yield _chaos(results)
+    yield _take_over(results)
+    yield _pause(results)
+    yield _metrics(results)
+
+
+def _listed(short: tuple[str, ...]) -> str:
+    return "; ".join(short) or "-"
+
+
+def _read(results: Path, name: str) -> tuple[dict[str, Any], str]:
+    """A result, and the machine that it was measured on."""
+    document = json.loads((results / f"{name}.json").read_text("utf-8"))
+    return document["results"], _machine(document["hardware"])
+
+
+def _machine(hardware: dict[str, Any]) -> str:
+    return (
+        f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, "
+        f"load {hardware['load_average_1min']:.1f}"
+    )
+
+
+def _newcomer(results: Path) -> Figure:
+    """From a fresh clone to the end of the first command, and of all of them."""
+    found, machine = _read(results, "newcomer")
+    first, *later = found["commands"]
+    short = "; then " + ", ".join(f"`{one['command']}` {one['seconds']:,.0f} s" for one in later)
+    return Figure(
+        what="first command of a fresh user in a fresh clone",
+        conditions=f"`{first['command']}`, downloads included, {found['python']}, {MODELS[BUNDLED]}",
+        measured=f"{first['seconds']:,.0f} s{short}",
+        short=("depends on the network and on the build of PyTorch that pip is given",),
+        page="../quickstart.md",
+        machine=machine,
+    )
+
+
+def _tiers(results: Path) -> Figure:
+    found, machine = _read(results, "ttft_ladder")
+    times = {name: tier["ttft_ms"] for name, tier in found["by_tier"].items()}
+    names = {"device": "device", "host": "host", "disk": "disk", "remote": "object store"}
+    cached = ", ".join(f"{title} {times[name]:,.0f} ms" for name, title in names.items())
+    return Figure(
+        what="TTFT by the tier that holds the prefix",
+        conditions=f"{found['tokens']:,} tokens, {MODELS[GENERATED]}, {found['dtype']}, one at a time",
+        measured=f"{cached}; recomputed {times['recomputed']:,.0f} ms",
+        short=("object store is a directory on the same disk",),
+        page="data-plane.md",
+        machine=machine,
+    )
+
+
+def _peers(results: Path) -> list[Figure]:
+    """A row for each run beside another server, with everything in which the other is faster."""
+    found = peer_results.read(results)
+    return [_beside(workload, run) for workload in found for run in found[workload]["runs"].values()]
+
+
+def _peers_at_a_glance(results: Path) -> Figure:
+    """Documents larger than the device, against the peer with the most targets; with what any run misses."""
+    found = peer_results.read(results)
+    chosen = max(found["documents"]["runs"].values(), key=lambda run: len(run["results"]["targets"]))
+    runs = [run["results"] for workload in found.values() for run in workload["runs"].values()]
+    slower = [line for figures in runs for line in _slower_decode(figures)]
+    missed = _together([(figures["model"], row) for figures in runs for row in figures["targets"] if not row["is_met"]])
+    return dataclasses.replace(_beside("documents", chosen), short=(*missed, *slower))
+
+
+def _together(missed: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Misses of one target at several lengths as one: ``burst of 512, 2,048 tokens 1.01×, 1.33× (target 3×)``."""
+    grouped: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    for model, row in missed:
+        before, length, after = [*_LENGTH.split(row["says"], maxsplit=1), "", ""][:3]
+        grouped.setdefault((model, f"{row['target']:g}", before, after), []).append((length, row["ratio"]))
+    return [
+        f"{before}{', '.join(length for length, _ in rows)}{after} {', '.join(f'{ratio:.2f}×' for _, ratio in rows)}, "
+        f"target {target}×" + ("" if model == GENERATED else f" ({MODELS[model]})")
+        for (model, target, before, after), rows in grouped.items()
+    ]
+
+
+def _beside(workload: str, run: dict[str, Any]) -> Figure:
+    figures = run["results"]
+    ours, peer = list(figures["systems"])[:2]
+    shown = {name for name, _ in peer_results.columns(workload) if name in RATIOS}
+    ratios = {
+        f"{_pass(passed)}, {RATIOS[name]}": ratio["median"]
+        for passed, by_figure in figures["ratios"][f"{ours} to {peer}"].items()
+        for name, ratio in by_figure.items()
+        if name in shown
+    }
+    better = [f"{row['says']} {row['ratio']:.2f}×" for row in figures["targets"] if row["is_met"]]
+    if not figures["targets"]:
+        better = [f"{says} {ratio:.2f}×" for says, ratio in ratios.items() if ratio >= 1]
+    slower = [f"{says} {ratio:.2f}×" for says, ratio in ratios.items() if ratio < 1]
+    titles = [figures["systems"][name]["title"] for name in (ours, peer)]
+    bounds = figures["bounds"]
+    return Figure(
+        what=f"{WORKLOADS[workload]}: {titles[0]} over {titles[1]}",
+        conditions=f"{MODELS[figures['model']]}, {bounds['dtype']}, device KV {bounds['device_tokens']:,} tokens, "
+        f"{figures['repeats']} round{'s' if figures['repeats'] > 1 else ''}",
+        measured="; ".join(better) or "no target met",
+        short=(*_missed(figures), *slower),
+        page="peers.md",
+        machine=_machine(run["hardware"]),
+    )
+
+
+def _pass(name: str) -> str:
+    """``one at a time, 512 tokens`` of ``single_512``."""
+    kind, _, size = name.partition("_")
+    title = {"single": "one at a time", "eight": "eight at once"}.get(kind, kind)
+    return f"{title}, {int(size):,} tokens" if size else title
+
+
+def _missed(figures: dict[str, Any]) -> list[str]:
+    """Targets of a run that were not met."""
+    return [
+        f"{row['says']} {row['ratio']:.2f}×, target {row['target']:g}×"
+        + ("" if figures["model"] == GENERATED else f" ({MODELS[figures['model']]})")
+        for row in figures["targets"]
+        if not row["is_met"]
+    ]
+
+
+def _slower_decode(figures: dict[str, Any]) -> list[str]:
+    """Where another server decodes a single stream faster."""
+    found = []
+    for pair, passes in figures["ratios"].items():
+        peer = figures["systems"][pair.split(" to ")[1]]["title"]
+        for passed, by_figure in passes.items():
+            ratio = by_figure["decode_tokens_per_s"]["median"]
+            if passed.startswith("single_") and ratio < 1:
+                tokens = int(passed.removeprefix("single_"))
+                found.append(f"decode after {tokens:,} tokens {ratio:.2f}× {peer}'s")
     return found
 
 
-def _newcomer() -> list[str]:
-    """From a fresh clone to the end of the first command."""
-    first = _result("newcomer")["commands"][0]
-    return [
-        f"| `{first['command']}` of a fresh user in a fresh clone, downloads included | {first['seconds']:.0f} s "
-        "| [quickstart](docs/quickstart.md) |"
-    ]
-
-
-def _tiers() -> list[str]:
-    found = _result("ttft_ladder")
-    tiers = found["by_tier"]
-    cached = ", ".join(
-        f"{'object store' if name == 'remote' else name} {tiers[name]['ttft_ms']:,.0f} ms"
-        for name in ("device", "host", "disk", "remote")
+def _policies(results: Path) -> Figure:
+    """Every pool size: ours, the best of the other policies, and what knowing the future would give."""
+    found, machine = _read(results, "policy_hit_ratio")
+    cells, behind, lead = [], [], {}
+    for blocks, by_policy in found["by_blocks"].items():
+        ratios = {name: one["ratio"] for name, one in by_policy.items()}
+        ours, optimum = ratios.pop("thermocline"), ratios.pop("optimum")
+        ratios.pop("hotprefix, exact", None)
+        best = max(ratios, key=ratios.__getitem__)
+        cells.append(f"{int(blocks):,}: {ours:.3f} / {ratios[best]:.3f} / {optimum:.3f}")
+        lead[blocks] = ours - ratios[best]
+        if ours < ratios[best]:
+            behind.append(f"{best} is better at {int(blocks):,} blocks: {ratios[best]:.3f} to {ours:.3f}")
+    least = min(lead, key=lead.__getitem__)
+    return Figure(
+        what="hit ratio, ours / best other policy / offline optimum",
+        conditions=f"{found['requests']:,} requests of one production trace, by blocks in the pool; no model",
+        measured="; ".join(cells),
+        short=tuple(behind) or (f"leads by {lead[least]:.3f} at {int(least):,} blocks",),
+        page="policies.md",
+        machine=machine,
     )
-    return [
-        f"| time to first token of {found['tokens']:,} tokens, by where they are | {cached}; computed again "
-        f"{tiers['recomputed']['ttft_ms']:,.0f} ms | [data plane](docs/results/data-plane.md) |"
-    ]
 
 
-def _peers() -> list[str]:
-    """What was compared with vLLM, alone and with LMCache's disk tier, a row for each run; met or not."""
-    found = peer_results.read(RESULTS)
-    titles = {
-        "documents": "documents twice the device's size",
-        "burst": "eight at once on a new document",
-        "unshared": "nothing shared",
-    }
-    peers = {"vllm": "vLLM", "lmcache-disk": "vLLM + LMCache"}
-    rows = []
-    for workload, title in titles.items():
-        for run in found[workload]["runs"].values():
-            targets = [target for target in run["results"]["targets"] if target["peer"] in peers]
-            if targets and run["results"]["model"] == GENERATED:
-                shown = "; ".join(f"{target['says']} {target['ratio']:.2f}×" for target in targets)
-                rows.append(
-                    f"| {title}: times better than {peers[targets[0]['peer']]} | {shown} "
-                    "| [beside other servers](docs/results/peers.md) |"
-                )
-    return rows
+def _chaos(results: Path) -> Figure:
+    found, machine = _read(results, "chaos")
+    endings, attempts = found["endings"], found["attempts"]
+    errors = endings.get("error", 0)
+    kinds = ", ".join(
+        f"{count:,} {why.partition(': ')[2]}"
+        for why, count in sorted(found["excused_errors"].items(), key=lambda entry: -entry[1])
+    )
+    pause = found["stream_pause_s_on_worker_loss"]
+    return Figure(
+        what=f"{found['faults']} faults in {found['seconds'] / 60:,.0f} minutes",
+        conditions=f"{found['workers']} workers, {found['schedulers']} schedulers, {MODELS[BUNDLED]}, float32",
+        measured=f"{len(found['violations'])} answers lost, doubled or changed",
+        short=(
+            f"{errors:,} of {attempts:,} requests ended in an error ({kinds})",
+            f"streams paused up to {pause['max']:.1f} s when workers were lost, p99 {pause['p99']:.1f} s",
+        ),
+        page="failures.md",
+        machine=machine,
+    )
 
 
-def _policy() -> list[str]:
-    found = _result("policy_hit_ratio")
-    blocks = "6000"
-    ratios = {name: one["ratio"] for name, one in found["by_blocks"][blocks].items()}
-    known = ("thermocline", "optimum", "hotprefix, exact")
-    others = {name: ratio for name, ratio in ratios.items() if name not in known}
-    best = max(others, key=others.__getitem__)
-    return [
-        f"| hit ratio on a production trace of {found['requests']:,} requests, {int(blocks):,} blocks | "
-        f"{ratios['thermocline']:.3f}; LRU {ratios['lru']:.3f}, best other ({best}) {ratios[best]:.3f}, offline "
-        f"optimum {ratios['optimum']:.3f} | [policies](docs/results/policies.md) |"
-    ]
+def _take_over(results: Path) -> Figure:
+    found, machine = _read(results, "take_over")
+    times = found["take_over_ms"]
+    return Figure(
+        what="a standby scheduler takes over",
+        conditions=f"{found['kills']} kills, {found['settings']['clients']} clients, {MODELS[BUNDLED]}, float32",
+        measured=f"p50 {times['p50']:,.0f} ms, p99 {times['p99']:,.0f} ms",
+        short=(f"streams paused up to {found['longest_pause_ms']['max']:,.0f} ms",),
+        page="failures.md",
+        machine=machine,
+    )
 
 
-def _failures() -> list[str]:
-    chaos, takes, losses = _result("chaos"), _result("take_over"), _result("worker_loss")
-    return [
-        f"| {chaos['faults']} faults in a live cell under load | {len(chaos['violations'])} answers lost, doubled or "
-        "changed | [failures](docs/results/failures.md) |",
-        f"| a standby scheduler takes over | p50 {takes['take_over_ms']['p50']:.0f} ms, p99 "
-        f"{takes['take_over_ms']['p99']:.0f} ms | [failures](docs/results/failures.md) |",
-        f"| longest pause of a stream whose worker is killed | p50 {losses['longest_pause_ms']['p50']:.0f} ms, p99 "
-        f"{losses['longest_pause_ms']['p99']:.0f} ms | [failures](docs/results/failures.md) |",
-    ]
+def _pause(results: Path) -> Figure:
+    found, machine = _read(results, "worker_loss")
+    hurt, _ = _read(results, "chaos")
+    pause, under_faults = found["longest_pause_ms"], hurt["stream_pause_s_on_worker_loss"]
+    return Figure(
+        what="longest pause of a stream whose worker is killed",
+        conditions=f"{found['kills']} single kills, {found['settings']['clients']} clients, {MODELS[BUNDLED]}, float32",
+        measured=f"p50 {pause['p50']:,.0f} ms, p99 {pause['p99']:,.0f} ms",
+        short=(f"p99 {under_faults['p99']:.1f} s in the run of {hurt['faults']} faults",),
+        page="failures.md",
+        machine=machine,
+    )
 
 
-def _watching() -> list[str]:
-    share = _result("metric_calls")["share_of_cpu"]
-    return [f"| all metrics, of CPU time | {share:.1%} | [watching](docs/results/watching.md) |"]
+def _metrics(results: Path) -> Figure:
+    found, machine = _read(results, "metric_calls")
+    return Figure(
+        what="CPU time that all metrics take",
+        conditions=f"{found['requests']} requests, {found['at_once']} at once, {MODELS[BUNDLED]}, float32",
+        measured=f"{found['share_of_cpu']:.1%}",
+        short=("counted calls times the cost of one; end to end it is within the noise of shared cores",),
+        page="watching.md",
+        machine=machine,
+    )

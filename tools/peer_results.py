@@ -76,6 +76,11 @@ _USUAL_COLUMNS = (
 )
 
 
+def columns(workload: str) -> tuple[tuple[str, str], ...]:
+    """The figures that are shown of a workload, each with its heading."""
+    return _COLUMNS.get(workload, _USUAL_COLUMNS)
+
+
 def read(folder: Path) -> dict[str, dict[str, Any]]:
     """The documents of all workloads that have been measured."""
     files = {workload: folder / f"peers_{workload}.json" for workload, _ in _WORKLOADS}
@@ -171,7 +176,6 @@ def _ratio(median: float, least: float, most: float) -> str:
 
 def _run(workload: str, results: dict[str, Any]) -> list[str]:
     """Medians of every system by pass, ratios to every peer, and how far greedy answers are the same."""
-    columns = _COLUMNS.get(workload, _USUAL_COLUMNS)
     parts = []
     passes = dict.fromkeys(name for system in results["systems"].values() for name in system["passes"])
     for passed in passes:
@@ -180,7 +184,7 @@ def _run(workload: str, results: dict[str, Any]) -> list[str]:
             for system in results["systems"].values()
             if passed in system["passes"]
         ]
-        shown = [(name, heading) for name, heading in columns if any(name in median for _, median in rows)]
+        shown = [(name, heading) for name, heading in columns(workload) if any(name in median for _, median in rows)]
         parts += [f"| {passed} | {' | '.join(heading for _, heading in shown)} |", "|---" * (len(shown) + 1) + "|"]
         for system_title, median in rows:
             cells = [_number(median[name]) if name in median else "" for name, _ in shown]

@@ -33,6 +33,7 @@ from tools import (
     headlines,
     importance_results,
     metric_docs,
+    model_support_page,
     papers_pages,
     peer_results,
     policy_results,
@@ -166,7 +167,8 @@ def speed() -> str:
 def policies() -> str:
     """Hit ratios of all eviction policies."""
     limits, _ = _result("policy_limits")
-    return policy_results.page(*_result("policy_hit_ratio"), limits["by_blocks"])
+    judges, _ = _result("policy_judges")
+    return policy_results.page(*_result("policy_hit_ratio"), limits["by_blocks"], judges["judges"])
 
 
 def core() -> str:
@@ -186,7 +188,7 @@ def restoration() -> str:
 
 def failures() -> str:
     """What failures and changes of size do to a cell."""
-    names = ("chaos", "take_over", "worker_loss", "scaling", "simulated_faults", "chaos_soak")
+    names = ("chaos", "take_over", "worker_loss", "broker_loss", "scaling", "simulated_faults", "chaos_soak")
     return failure_results.page(_results(names))
 
 
@@ -207,13 +209,20 @@ def importance_serving() -> str:
     return importance_results.page(_result("importance_serving"), _result("importance_serving_5"))
 
 
+def models() -> str:
+    """Which model types are served."""
+    return model_support_page.page(*_result("model_support"))
+
+
 PAGES = {
     "reference/lifecycles.md": lifecycles,
     "reference/metrics.md": metric_docs.page,
+    "reference/models.md": models,
     "reference/settings.md": settings,
     "results/core.md": core,
     "results/data-plane.md": data_plane,
     "results/failures.md": failures,
+    "results/headlines.md": headlines.page,
     "results/importance-serving.md": importance_serving,
     "results/peers.md": peers,
     "results/policies.md": policies,

@@ -2,8 +2,9 @@
 
 Everything is made from a copy of what git knows, so that nothing left over in the checkout gets in, by the tools that
 are installed (``build --no-isolation``), so that no index is asked. The timestamps are those of the last commit: a
-commit gives the same wheel twice. The wheel is then installed into an environment of its own, without an index, and
-runs there from outside the checkout: its commands, and a cell that answers a request and stops.
+commit gives the same wheel twice. The wheel is then tried (tools/wheel_trial.py): every module of it is imported where
+nothing of the checkout is, and it is installed into an empty environment of each Python that is found, from the index
+that pip is configured for; there its commands run, and a cell that answers a request and stops.
 """
 
 from __future__ import annotations
@@ -12,30 +13,20 @@ import argparse
 import hashlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
-import time
-import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-
 from thermocline.supervisor.config import BUNDLED_MODEL
-from thermocline.supervisor.ports import any_free
 from tools import sbom
+from tools.lock import read_project
+from tools.resolution import supported_pythons
+from tools.wheel_trial import ReleaseFault, import_faults, run, try_on
 
 ROOT = Path(__file__).parents[1]
-STEP_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 90.0
-_POLL_S = 0.2
-
-_PRINT_MODEL = "from thermocline.supervisor.config import bundled_model; print(bundled_model())"
 
 # Ends of names that the archives must hold: one of each kind of file that is not code, and what a source needs.
 WHEEL_HOLDS = (
@@ -48,9 +39,11 @@ WHEEL_HOLDS = (
     ".dist-info/entry_points.txt",
     ".dist-info/licenses/LICENSE",
 )
-WHEEL_LACKS = ("tests/", "bench/", "docs/", "infra/")
+WHEEL_LACKS = ("tests/", "bench/", "docs/", "infra/", "tools/")
 SDIST_HOLDS = (
     "/pyproject.toml",
+    "/requirements.lock",
+    "/requirements-dev.lock",
     "/Taskfile.yml",
     "/task",
     "/CHANGELOG.md",
@@ -61,18 +54,14 @@ SDIST_HOLDS = (
 )
 
 
-class ReleaseFault(Exception):
-    """Something is wrong with what would be released; the message says what."""
-
-
 def changes(root: Path = ROOT) -> list[str]:
     """What differs from the last commit, a line a file."""
-    return _run(["git", "-C", str(root), "status", "--porcelain"]).splitlines()
+    return run(["git", "-C", str(root), "status", "--porcelain"]).splitlines()
 
 
 def copy_source(target: Path, root: Path = ROOT) -> None:
     """Copy the files that git knows or would take, and no others."""
-    listed = _run(["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    listed = run(["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     for name in filter(None, listed.split("\0")):
         source, copy = root / name, target / name
         if source.is_file():  # What is deleted and not committed is still listed.
@@ -83,7 +72,7 @@ def copy_source(target: Path, root: Path = ROOT) -> None:
 def build(source: Path, out: Path, *, epoch_s: int) -> tuple[Path, Path]:
     """Build (sdist, wheel) of ``source`` into the empty folder ``out``. The wheel is built from the sdist."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    _run(command, environ={**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)})
+    run(command, environ={**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)})
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
@@ -103,107 +92,6 @@ def contents_faults(sdist: Path, wheel: Path) -> Iterator[str]:
             yield f"{wheel.name} has files in {start}"
 
 
-def install(wheel: Path, folder: Path) -> Path:
-    """Install the wheel alone into a new environment at ``folder``; returns its Python. No index is asked.
-
-    The dependencies are those of the environment that runs this, which the new one looks into behind its own.
-    """
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    paths = {"base": str(folder), "platbase": str(folder)}
-    packages = Path(sysconfig.get_path("purelib", vars=paths))
-    # A plain path: the hooks of our own environment, which lead to the checkout, are not run in this one.
-    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-    _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", str(wheel)])
-    return python
-
-
-def run_commands(python: Path, folder: Path) -> None:
-    """Run the commands that need no cell in ``folder``. Raises ReleaseFault."""
-    place = _run([str(python), "-c", "import thermocline; print(thermocline.__file__)"], folder).strip()
-    if not Path(place).is_relative_to(python.parents[1]):
-        raise ReleaseFault(f"the environment of the wheel imports {place}")
-    command = str(python.with_name("thermocline"))
-    for arguments in (["version", "--json"], ["--help"], ["up", "--help"], ["doctor"]):
-        _run([command, *arguments], folder)
-    model = _run([str(python), "-c", _PRINT_MODEL], folder).strip()
-    if not Path(model).is_relative_to(python.parents[1]):
-        raise ReleaseFault(f"the environment of the wheel would serve {model}")
-
-
-def serve(python: Path, folder: Path, *flags: str) -> str:
-    """Start a cell in ``folder`` with the model that comes along, ask it once, and stop it; returns its answer.
-
-    Raises ReleaseFault when it does not start, answer or stop.
-    """
-    port = any_free()
-    sizes = ["--threads", "1", "--device-kv-bytes", "16MiB", "--host-kv-bytes", "32MiB"]
-    command = [str(python.with_name("thermocline")), "up", "--port", str(port), *sizes, *flags]
-    with (folder / "up.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=_environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            answer = _ask(f"http://127.0.0.1:{port}", process)
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(STOP_TIMEOUT_S)
-        except (ReleaseFault, httpx.HTTPError, subprocess.TimeoutExpired) as error:
-            said = (folder / "up.log").read_text(encoding="utf-8", errors="replace")[-4000:]
-            raise ReleaseFault(f"the installed cell failed: {error}\n{said}") from error
-        finally:
-            if process.poll() is None:
-                # Its children end with it: each is told by the system when its parent dies.
-                process.kill()
-                process.wait(STOP_TIMEOUT_S)
-    if code != 0:
-        raise ReleaseFault(f"the installed cell ended with exit code {code}")
-    return answer
-
-
-def _ask(url: str, process: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + STEP_TIMEOUT_S
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        while not _is_ready(client):
-            if process.poll() is not None:
-                raise ReleaseFault(f"it ended with exit code {process.returncode}")
-            if time.monotonic() > deadline:
-                raise ReleaseFault(f"it was not ready in {STEP_TIMEOUT_S:.0f} s")
-            time.sleep(_POLL_S)
-        body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
-        body["model"] = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        answered = client.post("/v1/completions", json=body).raise_for_status().json()
-    if answered["usage"]["completion_tokens"] < 1:
-        raise ReleaseFault(f"it answered nothing: {answered}")
-    return str(answered["choices"][0]["text"])
-
-
-def _is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without what would lead a Python elsewhere than to its own environment."""
-    return {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
-
-
-def _run(command: list[str], folder: Path | None = None, *, environ: dict[str, str] | None = None) -> str:
-    """Standard output of a command. Raises ReleaseFault with all that it said when it fails or takes too long."""
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environ or _environment(), capture_output=True, text=True, timeout=STEP_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ReleaseFault(f"{' '.join(command)} took more than {STEP_TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        raise ReleaseFault(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def write_digests(folder: Path) -> None:
     """SHA256SUMS of the folder's files, as ``sha256sum --check`` reads it."""
     files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
@@ -211,7 +99,14 @@ def write_digests(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
-def release(out: Path, *, allows_changes: bool) -> None:
+def found_pythons() -> dict[str, str | None]:
+    """The supported Pythons, and the path of each that is on PATH; the one that runs this counts too."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = {each: shutil.which(f"python{each}") for each in supported_pythons(read_project()["requires-python"])}
+    return {each: sys.executable if each == own else path for each, path in found.items()}
+
+
+def release(out: Path, interpreters: list[str], *, allows_changes: bool) -> None:
     """Make and check everything in ``out``, which is emptied first. Raises ReleaseFault."""
     changed = changes()
     if changed and not allows_changes:
@@ -222,15 +117,18 @@ def release(out: Path, *, allows_changes: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_source(folder / "source")
-        committed_s = int(_run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]))
+        committed_s = int(run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]))
         sdist, wheel = build(folder / "source", out, epoch_s=committed_s)
         faults = list(contents_faults(sdist, wheel))
         if faults:
             raise ReleaseFault("\n".join(faults))
-        python = install(wheel, folder / "environment")
-        run_commands(python, folder)
-        answer = serve(python, folder)
-        print(f"release: the installed cell answered {answer!r}")
+        faults = import_faults(wheel, folder / "unpacked")
+        if faults:
+            raise ReleaseFault("\n".join(faults))
+        for number, interpreter in enumerate(interpreters):
+            place = folder / str(number)
+            place.mkdir()
+            print(f"release: {try_on(interpreter, wheel, folder / 'source', place)}", flush=True)
     sbom.write(out / f"{wheel.name.removesuffix('-py3-none-any.whl')}.cdx.json", epoch_s=committed_s)
     write_digests(out)
     for path in sorted(out.iterdir()):
@@ -244,9 +142,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files, emptied first")
     parser.add_argument("--allow-changes", action="store_true", help="take what is not committed too, to try it out")
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="PATH",
+        help="a Python to try the wheel on (again for more); by default each supported one on PATH",
+    )
     options = parser.parse_args(argv)
+    interpreters = options.python
+    if not interpreters:
+        found = found_pythons()
+        interpreters = [path for path in found.values() if path]
+        for version in (version for version, path in found.items() if not path):
+            print(f"release: not tried on Python {version}, which is not on PATH", flush=True)
     try:
-        release(options.out, allows_changes=options.allow_changes)
+        release(options.out, interpreters, allows_changes=options.allow_changes)
     except ReleaseFault as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

@@ -30,6 +30,7 @@ from packaging.utils import canonicalize_name
 from tools.dependency_audit import ROOT, closure, licence
 
 SCHEMA = SchemaVersion.V1_6
+UNDECLARED = "not declared by the package"  # So with cuda-toolkit, which PyTorch's CUDA build brings.
 
 
 def make(*, epoch_s: int) -> Bom:
@@ -55,7 +56,7 @@ def make(*, epoch_s: int) -> Bom:
 
 def _component(name: str, version: str, told: str, kind: ComponentType) -> Component:
     purl = PackageURL("pypi", name=canonicalize_name(name), version=version)
-    licenses = [LicenseFactory().make_from_string(told)] if told else []
+    licenses = [LicenseFactory().make_from_string(told or UNDECLARED)]
     return Component(name=name, version=version, type=kind, purl=purl, bom_ref=str(purl), licenses=licenses)
 
 
@@ -82,7 +83,7 @@ def table() -> str:
     rows = ["| package | version | licence |", "|---|---|---|"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for name in sorted(closure([Requirement(text) for text in project["dependencies"]])):
-        rows.append(f"| {name} | {metadata.version(name)} | {licence(name)} |")
+        rows.append(f"| {name} | {metadata.version(name)} | {licence(name) or UNDECLARED} |")
     return "\n".join(rows)
 
 

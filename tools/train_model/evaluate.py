@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tools.train_model.grammar import Question, make_document
+from thermocline.documents.grammar import Question, make_document
 
 ANSWER_TOKENS = 16
 """Longer than any answer: a reply cut off here is wrong."""

@@ -6,8 +6,8 @@ when a document brings another one: with unseen filler its exact match fell from
 
 import random
 
-from tools.train_model import filler, grammar
-from tools.train_model.words import WORDS
+from thermocline.documents import filler, grammar
+from thermocline.documents.words import WORDS
 
 EXCHANGED_SHARE = 0.3
 """The chance that a word of a sentence is exchanged for another."""

@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from tools.train_model.grammar import Split
+from thermocline.documents.grammar import Split
 from tools.train_model.model import LanguageModel
 from tools.train_model.rows import Role, RowMix, make_batch
 from tools.train_model.tokenizer import PieceEncoder

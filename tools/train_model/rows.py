@@ -11,8 +11,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.train_model import grammar
-from tools.train_model.filler import filler_sentence
+from thermocline.documents import grammar
+from thermocline.documents.filler import filler_sentence
 from tools.train_model.noise import noisy_sentence
 from tools.train_model.tokenizer import PAD, PieceEncoder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from tools.train_model import filler, grammar, words
+from thermocline.documents import filler, grammar, words
 
 PAD, BEGIN, END = "<pad>", "<s>", "<|end|>"
 SPECIAL_TOKENS = (PAD, BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>")

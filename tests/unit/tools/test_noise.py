@@ -3,9 +3,9 @@
 import random
 import re
 
-from tools.train_model.grammar import FILLER, Split, split_of
+from thermocline.documents.grammar import FILLER, Split, split_of
+from thermocline.documents.words import MACHINES, PLACES, WORDS
 from tools.train_model.noise import FILLER_WORDS, noisy_sentence
-from tools.train_model.words import MACHINES, PLACES, WORDS
 
 
 def test_training_filler_does_not_run_out() -> None:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tools.train_model.grammar import Split, make_document
+from thermocline.documents.grammar import Split, make_document
 from tools.train_model.rows import Role, RowMix, make_batch
 from tools.train_model.tokenizer import PieceEncoder, train_tokenizer
 

@@ -70,6 +70,17 @@ def test_it_says_who_needs_whom(bill: dict[str, Any]) -> None:
     assert reached >= set(refs.values())
 
 
+def test_a_package_that_declares_no_licence_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's cuda-toolkit is one; the bill stays valid whatever build of PyTorch is installed."""
+    monkeypatch.setattr(sbom, "licence", lambda name: "" if name == "numpy" else "MIT")
+
+    made = sbom.to_json(sbom.make(epoch_s=TIME_S))
+
+    assert JsonStrictValidator(sbom.SCHEMA).validate_str(made) is None
+    (numpy,) = [each for each in json.loads(made)["components"] if each["name"] == "numpy"]
+    assert numpy["licenses"] == [{"license": {"name": "not declared by the package"}}]
+
+
 def test_every_licence_is_told_and_allowed(bill: dict[str, Any]) -> None:
     """None without one, and none that asks for more than we may promise (``tools/known_bad.toml`` has exceptions)."""
     accepted = tomllib.loads(KNOWN_BAD.read_text(encoding="utf-8"))["licences"]

@@ -1,0 +1,111 @@
+"""The table of model types is what the installed library and this code give today, for a sample of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from bench.model_support.rope_trials import ROPE_TRIALS
+from bench.model_support.sweep import bounded
+from bench.model_support.trial import Outcome, try_configs, try_type
+from bench.model_support.types import with_text_part
+from bench.results_file import RESULTS
+from services.worker.engine.text_parts import PROVEN
+
+SAMPLE = ("llama", "gemma2", "opt", "nemotron", "qwen3_moe", "llava", "deepseek_v3", "falcon", "mamba", "bart")
+SAMPLE_ROPE = ("longrope, long factors", "dynamic", "proportional")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """The committed sweep."""
+    document = json.loads((RESULTS / "model_support.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = document["results"]
+    return found
+
+
+def test_every_type_of_the_library_has_a_row(results: dict[str, Any]) -> None:
+    """After an update of transformers, ``python -m bench.model_support`` must be run and its result committed."""
+    assert set(results["types"]) == {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *with_text_part()}
+    assert results["with_text_part"] == with_text_part()
+    assert set(results["rope"]) == set(ROPE_TRIALS)
+
+
+def test_no_type_crashes_or_answers_otherwise(results: dict[str, Any]) -> None:
+    """Each is served, refused, or could not be tried, and what is not served has a reason."""
+    rows = {**results["types"], **results["rope"]}
+
+    assert {row["outcome"] for row in rows.values()} <= {"served", "refused", "untried"}
+    assert [name for name, row in rows.items() if row["outcome"] != "served" and not row.get("reason")] == []
+
+
+def test_text_parts_are_used_where_the_sweep_proved_them(results: dict[str, Any]) -> None:
+    """No type is taken to be exact that was not compared."""
+    assert {name for name in with_text_part() if results["types"][name]["outcome"] == "served"} == PROVEN
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_comes_out_as_it_was_recorded(name: str, results: dict[str, Any], tmp_path: Path) -> None:
+    """Tried anew, a type has the outcome and the reason of its row."""
+    row = results["types"][name]
+
+    found = try_type(name, tmp_path, seed=0)
+
+    assert found == Outcome(row["outcome"], row.get("reason", ""))
+
+
+@pytest.mark.parametrize("name", SAMPLE_ROPE)
+def test_a_sample_of_rotary_embeddings_too(name: str, results: dict[str, Any], tmp_path: Path) -> None:
+    """Rows of the second table are tried anew as well."""
+    row = results["rope"][name]
+
+    assert ROPE_TRIALS[name](tmp_path) == Outcome(row["outcome"], row.get("reason", ""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_causal": False}, "its attention is not causal"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with GPTQ"),
+    ],
+    ids=["bidirectional", "quantised"],
+)
+def test_refusals_are_rows_too(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """A configuration that is refused comes out as refused, with the reason, and not as a crash."""
+    found = try_configs(
+        iter([LlamaConfig(vocab_size=300, hidden_size=32, num_attention_heads=2, **changes)]), tmp_path, 0
+    )
+
+    assert found.outcome == "refused"
+    assert reason in found.reason
+
+
+def test_a_trial_that_dies_or_never_ends_is_an_outcome(tmp_path: Path) -> None:
+    """A killed process is a crash, an exception one that is named, and one without end is ended."""
+
+    def spin(folder: Path) -> Outcome:
+        while True:
+            pass
+
+    def die(folder: Path) -> Outcome:
+        os._exit(3)
+
+    def fail(folder: Path) -> Outcome:
+        raise TypeError("odd")
+
+    assert bounded(lambda folder: Outcome("served"), cpu_s=60) == Outcome("served")
+    assert bounded(die, cpu_s=60).outcome == "crashed"
+    assert bounded(fail, cpu_s=60) == Outcome("crashed", "TypeError: odd")
+    assert bounded(spin, cpu_s=1).outcome == "untried"

@@ -1,0 +1,68 @@
+"""Targets that committed results were measured against, each with what was reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LONGEST = {
+    "target_p99_ms": ("broker_and_scheduler_ms", "broker and scheduler, p99"),
+    "target_take_over_p99_ms": ("take_over_ms", "a standby takes over, p99"),
+    "target_longest_pause_p99_ms": ("longest_pause_ms", "longest pause of a stream whose worker is killed, p99"),
+}
+"""By the name of a target in milliseconds: the spread whose p99 it bounds, and what a reader calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One target: ``measured`` and ``wanted`` are ``1.33×`` and ``≥ 3×``, or ``3.3 ms`` and ``≤ 2 ms``."""
+
+    result: str
+    says: str
+    measured: str
+    wanted: str
+    is_met: bool
+
+
+def read(results: Path) -> list[Target]:
+    """All targets of the results in a folder, by file. Raises KeyError for a kind of target that is not known here."""
+    found: list[Target] = []
+    for file in sorted(results.glob("*.json")):
+        found += of(file.stem, json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def of(result: str, document: Any) -> Iterator[Target]:
+    """The targets in one result, wherever they stand in it."""
+    if isinstance(document, list):
+        for one in document:
+            yield from of(result, one)
+    if not isinstance(document, dict):
+        return
+    for name, value in document.items():
+        if name.startswith("target_"):
+            yield _longest(result, document, name)
+        elif name == "targets":
+            yield from (_beside(result, document, row) for row in value)
+        elif isinstance(value, dict) and "target" in value:
+            yield _ratio(result, name.replace("_", " "), value["ratio"], value["target"])
+        else:
+            yield from of(result, value)
+
+
+def _beside(result: str, run: dict[str, Any], row: dict[str, Any]) -> Target:
+    says = f"{row['says']}: {run['systems'][row['ours']]['title']} over {run['systems'][row['peer']]['title']}"
+    return _ratio(result, f"{says}, {run['model']} model", row["ratio"], row["target"])
+
+
+def _ratio(result: str, says: str, ratio: float, wanted: float) -> Target:
+    return Target(result, says, f"{ratio:.2f}×", f"≥ {wanted:g}×", ratio >= wanted)
+
+
+def _longest(result: str, figures: dict[str, Any], name: str) -> Target:
+    spread, says = LONGEST[name]
+    measured, wanted = figures[spread]["p99"], figures[name]
+    return Target(result, says, f"{measured:,.1f} ms", f"≤ {wanted:,.0f} ms", measured <= wanted)
