@@ -33,8 +33,9 @@ from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
 from shared.messages.cell_events import FlushCache
 from shared.messages.status import CellStatus, GetInventory, Inventory
-from tests.idle import ask_status, settled
+from tests.idle import ask_status, hears_of_chunks, settled
 from tests.nats_server import free_port
+from tests.run_name import RUN
 
 READY_S = 120.0
 IDLE_S = 60.0
@@ -69,20 +70,8 @@ class Cell:
         return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
 
     async def hears_of_chunks(self, count: int) -> None:
-        """Wait until the scheduler knows of so many chunks on disks, in either form: a storage lists its disk after
-        it has joined.
-        """
-        status = await self.status()
-        try:
-            async with asyncio.timeout(READY_S):
-                while status.chunks_in_all < count:
-                    await asyncio.sleep(0.01)
-                    status = await self.status()
-        except TimeoutError:
-            raise AssertionError(
-                f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not {count}; "
-                f"storages {status.storage_incarnations}, pools {status.pools}, counters {status.counters}"
-            ) from None
+        """See :func:`tests.idle.hears_of_chunks`."""
+        await hears_of_chunks(self.status, count, timeout_s=READY_S)
 
     async def flush(self, *tiers: str) -> CellStatus:
         """Drop what nothing uses from these tiers; returns when nothing moves any more.
@@ -103,8 +92,8 @@ class Cell:
         counters = (await self.storage_inventory()).counters
         return sum(count for name, count in counters.items() if name.endswith("_outstanding"))
 
-    async def complete(self, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
-        """POST /v1/completions with token ids, greedy unless told otherwise; returns the response's JSON."""
+    async def complete(self, prompt: list[int] | list[list[int]], max_tokens: int, **extra: Any) -> dict[str, Any]:
+        """POST /v1/completions with token ids, of one prompt or several, greedy unless told otherwise."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         response = await self.http.post("/v1/completions", json=body | {"return_token_ids": True} | extra)
         assert response.status_code == httpx.codes.OK, response.text
@@ -129,10 +118,12 @@ async def running_cell(
     host_kv_bytes: int = 64 * 2**20,
 ) -> AsyncIterator[Cell]:
     """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
-    prefix = f"test-{secrets.token_hex(4)}"
+    prefix = f"{RUN}-{secrets.token_hex(4)}"
     port = free_port()
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
-    worker_common = {"model": str(model), "dtype": "float32", "threads": 1, "shm_prefix": prefix, **common}
+    # Tokens are compared, and a pool's size must not depend on what this machine has free.
+    fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}
+    worker_common = {"model": str(model), "shm_prefix": prefix, **fixed, **common}
     parts = {
         "scheduler": (
             scheduler.run,

@@ -46,6 +46,25 @@ async def settled(
     return status
 
 
+async def hears_of_chunks(
+    status_of: Callable[[], Awaitable[CellStatus]], count: int, *, timeout_s: float = 60.0
+) -> None:
+    """Wait until the scheduler knows of a host pool and of so many chunks on disks, in either form: a cell serves
+    before its storage is there, and a storage lists its disk after it has joined.
+    """
+    status = await status_of()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while status.chunks_in_all < count or not any(pool.tier == "host" for pool in status.pools):
+                await asyncio.sleep(0.01)
+                status = await status_of()
+    except TimeoutError:
+        raise AssertionError(
+            f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not {count}; "
+            f"storages {status.storage_incarnations}, pools {status.pools}, counters {status.counters}"
+        ) from None
+
+
 def _is_idle(status: CellStatus, workers: int | None) -> bool:
     leased = any(pool.leased for pool in status.pools)
     complete = workers is None or len(status.workers) == workers

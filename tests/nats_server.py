@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,16 @@ def find_nats_server() -> str:
 
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones: what is free once may be handed out twice otherwise."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class NatsServer:
@@ -50,8 +57,7 @@ class NatsServer:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.host = host
-        self.port = free_port()
-        self.monitor_port = free_port()
+        self.port, self.monitor_port = free_ports(2)
         self.url = f"{scheme}://{host}:{self.port}"
         self._config = folder / "nats.conf"
         self._log = folder / "nats.log"
@@ -103,7 +109,7 @@ class NatsServer:
 
     def monitor(self, path: str) -> dict[str, Any]:
         """An answer of the monitoring port, such as that of ``varz``."""
-        with urllib.request.urlopen(f"http://{self.host}:{self.monitor_port}/{path}", timeout=5.0) as answer:
+        with urllib.request.urlopen(f"http://{self.host}:{self.monitor_port}/{path}", timeout=30.0) as answer:
             told: dict[str, Any] = json.load(answer)
         return told
 
@@ -133,7 +139,7 @@ class NatsCluster:
         max_payload: int = 1024 * 1024,
         config: str = "",
     ) -> None:
-        routes = [free_port() for _ in hosts]
+        routes = free_ports(len(hosts))
         addresses = ", ".join(f'"nats://{host}:{port}"' for host, port in zip(hosts, routes, strict=True))
         self.servers = [
             NatsServer(
@@ -172,19 +178,29 @@ class NatsCluster:
         """The server that listens on this port."""
         return next(server for server in self.servers if server.port == client_port)
 
-    def leader_of(self, stream: str) -> NatsServer:
+    def metadata_leader(self) -> NatsServer:
+        """The server that streams and consumers are made by."""
+        running = [server for server in self.servers if server.is_running]
+        name = running[0].monitor("jsz")["meta_cluster"]["leader"]
+        return next(server for server in running if server.name == name)
+
+    def led_streams(self) -> list[tuple[NatsServer, dict[str, Any]]]:
+        """The leader of each stream that has one, and what it tells of it."""
+        return [
+            (server, stream)
+            for server in self.servers
+            if server.is_running
+            for account in server.monitor("jsz?streams=true&accounts=true&config=false").get("account_details", [])
+            for stream in account.get("stream_detail", [])
+            if stream.get("cluster", {}).get("leader") == server.name
+        ]
+
+    def leader_of(self, name: str) -> NatsServer:
         """The server that leads a stream."""
-        for server in self.servers:
-            if not server.is_running:
-                continue
-            accounts = server.monitor("jsz?streams=true&accounts=true&config=false").get("account_details", [])
-            for account in accounts:
-                for each in account.get("stream_detail", []):
-                    leader = each.get("cluster", {}).get("leader", "")
-                    found = [one for one in self.servers if one.name == leader and one.is_running]
-                    if each["name"] == stream and found:
-                        return found[0]
-        raise RuntimeError(f"{stream} has no leader")
+        for server, stream in self.led_streams():
+            if stream["name"] == name:
+                return server
+        raise RuntimeError(f"{name} has no leader")
 
     def stop(self) -> None:
         """End those that run, in no particular order."""

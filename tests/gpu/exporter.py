@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shared.codec import decode
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.run_name import shm_prefix
 
 GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
 PAGES = 32
@@ -24,7 +25,7 @@ from services.worker.kv.device_pool import DevicePool
 from shared.codec import encode
 from shared.messages.pools import KvGeometry
 geometry = KvGeometry(layers=4, kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
-pool = DevicePool.create(geometry, {PAGES}, device="cuda", shm_prefix="test-exporter")
+pool = DevicePool.create(geometry, {PAGES}, device="cuda", shm_prefix="{shm_prefix("exporter")}")
 content = np.random.default_rng(7).integers(0, 256, {PAGES} * geometry.page_bytes, dtype=np.uint8)
 pool.tensor.view(torch.uint8).reshape(-1).copy_(torch.from_numpy(content))
 torch.cuda.synchronize()

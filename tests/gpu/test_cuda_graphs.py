@@ -13,6 +13,7 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from tests.checkpoints import make_checkpoint
 from tests.engine_driver import page_tables, random_prompt
+from tests.run_name import shm_prefix
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +30,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelRunn
     family, dtype = request.param
     made = ModelRunner.load(
         make_checkpoint(family, tmp_path), dtype=dtype, device="cuda", page_size=16, device_kv_bytes=None,
-        pages=512, threads=0, shm_prefix="gputest",
+        pages=512, threads=0, shm_prefix=shm_prefix("graphs"),
     )  # fmt: skip
     try:
         made.warm_up()
@@ -124,7 +125,7 @@ def test_graphs_take_bounded_memory(tmp_path: Path) -> None:
     """Those of 64 rows take less than the bound beside the pool."""
     made = ModelRunner.load(
         make_checkpoint("llama", tmp_path), dtype="bfloat16", device="cuda", page_size=16, device_kv_bytes=None,
-        pages=512, threads=0, shm_prefix="gputest",
+        pages=512, threads=0, shm_prefix=shm_prefix("graphs"),
     )  # fmt: skip
     try:
         made.warm_up()

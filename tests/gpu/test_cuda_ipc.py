@@ -11,6 +11,7 @@ from services.storage.mover import copy_transfer
 from services.storage.pools import open_device_pool
 from shared.memory import HostPoolView, unlink_all
 from tests.gpu.exporter import GEOMETRY, exported_bytes, exported_pool
+from tests.run_name import shm_prefix
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +21,7 @@ pytestmark = [
 
 def test_pages_of_another_processs_gpu_memory_arrive_sealed() -> None:
     """Pages copied through CUDA IPC equal the worker's, half by half, and verify."""
-    host = HostPoolView.create("test-ipc", GEOMETRY, 16)
+    host = HostPoolView.create(shm_prefix("ipc"), GEOMETRY, 16)
     device_pages = np.array([3, 4, 5, 31, 0], dtype=np.int32)
     host_pages = np.array([8, 9, 10, 0, 15], dtype=np.int32)
     identities = tuple(bytes([page + 1]) * 16 for page in host_pages.tolist())
@@ -37,4 +38,4 @@ def test_pages_of_another_processs_gpu_memory_arrive_sealed() -> None:
                 assert host.pages[target, layer].tobytes() == halves[layer, :, device].tobytes()
                 host.verify_layer(target, layer, identity)
     finally:
-        unlink_all("test-ipc")
+        unlink_all(shm_prefix("ipc"))

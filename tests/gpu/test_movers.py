@@ -15,6 +15,8 @@ from services.worker.kv.page_memory import PageMemory
 from services.worker.kv.pinning import CudaPins
 from shared.errors import TransportError
 from shared.memory import HostPoolView, unlink_all
+from tests.cases import case
+from tests.run_name import shm_prefix
 from tests.unit.worker.kv.movers.cases import EVERY_CHECK, Case, every_case, scene
 from tests.unit.worker.pools import GEOMETRY
 
@@ -24,11 +26,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", every_case("per_page", "batched", "gpu_assisted", device="cuda"), ids=str)
+@pytest.mark.parametrize("mover", ["per_page", "batched", "gpu_assisted"])
 @pytest.mark.parametrize("check", EVERY_CHECK, ids=lambda check: check.__name__)
-def test_a_mover_on_cuda(case: Case, check: Callable[[Case], None]) -> None:
+def test_a_mover_on_cuda(mover: str, check: Callable[[Case], None]) -> None:
     """Rows go where they belong, wrong ones nowhere, in both directions and from another pool on a GPU."""
-    check(case)
+    for geometry in every_case(mover, device="cuda"):
+        with case(geometry=geometry):
+            check(geometry)
 
 
 def test_more_rows_than_the_staging_buffers_hold() -> None:
@@ -60,7 +64,7 @@ def test_memory_that_is_not_pinned_is_staged_or_refused() -> None:
 
 def test_a_mapped_host_pool_is_pinned_and_let_go() -> None:
     """A segment of another owner, in /dev/shm, registered by the driver and unregistered before it is unmapped."""
-    host = HostPoolView.create("test-pins", GEOMETRY, 64)
+    host = HostPoolView.create(shm_prefix("pins"), GEOMETRY, 64)
     try:
         pools = HostPools(GEOMETRY, CudaPins())
         for _ in range(2):
@@ -71,4 +75,4 @@ def test_a_mapped_host_pool_is_pinned_and_let_go() -> None:
             pools.detach("s")
     finally:
         host.close()
-        unlink_all("test-pins")
+        unlink_all(shm_prefix("pins"))

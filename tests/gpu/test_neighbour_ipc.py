@@ -13,6 +13,7 @@ from services.worker.kv.movers.protocol import MoverName
 from shared.messages.base import pack_int32
 from shared.messages.worker_plans import PageLoad
 from tests.gpu.exporter import GEOMETRY, exported_bytes, exported_pool
+from tests.run_name import shm_prefix
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ pytestmark = [
 def test_pages_of_a_neighbours_gpu_memory_arrive(mover: MoverName) -> None:
     """To the bit, layer by layer behind the gate; after the neighbour is detached its loads fail."""
     with exported_pool() as handle:
-        pool = DevicePool.create(GEOMETRY, 8, device="cuda", shm_prefix="test-neighbour-ipc")
+        pool = DevicePool.create(GEOMETRY, 8, device="cuda", shm_prefix=shm_prefix("neighbour"))
         moving = make_mover(pool, mover, programs=2)
         loads = Loads(GEOMETRY, 8, moving, timeout_s=30, clock_ns=lambda: 7, device_type="cuda")
         load = PageLoad(

@@ -7,6 +7,7 @@ import torch
 
 from services.worker.kernels import kv_write, oracles, paged_attention
 from services.worker.kernels.block_sizes import SPLIT_KEYS
+from tests.cases import case
 from tests.unit.worker.kernels.paged_batches import Shape, make_batch
 
 pytestmark = [
@@ -20,34 +21,27 @@ SEGMENTS = {
     "prompt": ((300, 0), (17, 0)),
     "mixed": ((1, 900), (130, 600), (1, 2), (64, 0)),
 }
+SHAPES = [(64, 8, 8, 16), (80, 4, 2, 1), (128, 32, 8, 16), (256, 8, 4, 64), (128, 24, 1, 32)]
+"""Width of a head, heads, KV heads, tokens of a page."""
+MASKS = [(None, None), (100, None), (None, 30.0), (700, 50.0)]
+"""Window and soft-cap."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
-@pytest.mark.parametrize(
-    ("head_dim", "heads", "kv_heads", "page_size"),
-    [(64, 8, 8, 16), (80, 4, 2, 1), (128, 32, 8, 16), (256, 8, 4, 64), (128, 24, 1, 32)],
-)
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0), (700, 50.0)])
-def test_the_kernels_equal_the_oracle(
-    dtype: torch.dtype,
-    segments: tuple[tuple[int, int], ...],
-    head_dim: int,
-    heads: int,
-    kv_heads: int,
-    page_size: int,
-    window: int | None,
-    softcap: float | None,
-) -> None:
+def test_the_kernels_equal_the_oracle(dtype: torch.dtype, segments: tuple[tuple[int, int], ...]) -> None:
     """For every dtype, shape, window and soft-cap, decode and extend equal the fp32 oracle."""
-    shape = Shape(segments, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype)
-    batch = make_batch(shape, device="cuda")
-    settings = {"scaling": head_dim**-0.5, "window": window, "softcap": softcap}
+    for head_dim, heads, kv_heads, page_size in SHAPES:
+        shape = Shape(segments, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype)
+        batch = make_batch(shape, device="cuda")
+        for window, softcap in MASKS:
+            settings = {"scaling": head_dim**-0.5, "window": window, "softcap": softcap}
 
-    actual = paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
+            actual = paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
 
-    expected = oracles.paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
-    torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            expected = oracles.paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, **settings)
+            with case(shape=shape, window=window, softcap=softcap):
+                torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -23,6 +23,7 @@ from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.staging import StagingMemory
 from services.worker.restore.two_stage import TwoStageSaver
 from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.run_name import shm_prefix
 from tests.unit.worker.restore.restoring import beside
 from tests.unit.worker.restore.saved import Shelf
 
@@ -47,7 +48,7 @@ def runner(request: pytest.FixtureRequest, family: str, tmp_path: Path) -> Itera
     """A runner on the GPU in every dtype."""
     made = ModelRunner.load(
         make_checkpoint(family, tmp_path), dtype=request.param, device="cuda", page_size=16, device_kv_bytes=None,
-        pages=64, threads=0, shm_prefix="restoregpu",
+        pages=64, threads=0, shm_prefix=shm_prefix("restore"),
     )  # fmt: skip
     yield made
     made.close()
@@ -65,7 +66,7 @@ def test_a_prefix_comes_back(runner: ModelRunner, mix: str) -> None:
     projection = KvProjection(runner)
     shape, shelf = projection.shape, Shelf()
     layers = range(shape.layers)
-    ring = SnapshotRing(shape, 16 << 20, device=runner.pool.device, shm_prefix="restoregpu", layers=layers)
+    ring = SnapshotRing(shape, 16 << 20, device=runner.pool.device, shm_prefix=shm_prefix("restore"), layers=layers)
     saver = TwoStageSaver(ring, HiddenPieces(shelf, layers), max_sequences=1)
     table = np.random.default_rng(1).permutation(64)[:19].astype(np.int32)
     ids = torch.randint(6, 300, (TOKENS,), generator=torch.Generator().manual_seed(2))

@@ -20,6 +20,7 @@ from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import page_tables, random_prompt
+from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch
 from tests.unit.worker.restore.saved import kv_of
 from tests.unit.worker.restore.state_pages import Computed, state_forms
@@ -33,6 +34,7 @@ TOKENS, PAGES = 256, 16
 MIXED = KvGeometry(
     layers=3, kv_heads=4, head_dim=32, page_size=16, dtype="bfloat16", hidden=128, absent=1, from_hidden=1
 )
+
 """Layer 1 is hidden states (unit 0), layer 2 is K and V (units 1 and 2)."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 """Relative to the largest value: cuBLAS takes other kernels for other numbers of rows, and they round otherwise."""
@@ -50,7 +52,7 @@ def test_a_prompt_comes_back_by_every_form(family: str, dtype: str, tmp_path: Pa
     checkpoint = make_checkpoint(family, tmp_path)
     runner = ModelRunner.load(
         checkpoint, dtype=dtype, device="cuda", page_size=16, device_kv_bytes=None, pages=64, threads=0,
-        shm_prefix="restoregpu",
+        shm_prefix=shm_prefix("restore"),
     )  # fmt: skip
     projection = KvProjection(runner)
     staging = 2 * 96 * projection.shape.row_bytes
@@ -78,7 +80,7 @@ def test_a_prompt_comes_back_by_every_form(family: str, dtype: str, tmp_path: Pa
 @pytest.fixture
 def pool() -> Iterator[HostPoolView]:
     """Sixteen state pages of random bytes, sealed."""
-    made = HostPoolView.create("restoregpu", MIXED, PAGES)
+    made = HostPoolView.create(shm_prefix("restore"), MIXED, PAGES)
     random = np.random.default_rng(1)
     made.pages[:] = random.integers(0, 256, made.pages.shape, dtype=np.uint8)
     for page in range(PAGES):
@@ -98,7 +100,7 @@ def test_units_arrive_unchanged(pages_at_once: int, pool: HostPoolView) -> None:
     """However few pages a turn has: every byte of hidden states, K and V is where it belongs."""
     device = torch.device("cuda")
     turns = PinnedTurns(device, pages_at_once * MIXED.unit_bytes)
-    kv_pool = DevicePool.create(MIXED.as_kv, 20, device="cuda", shm_prefix="restoregpu")
+    kv_pool = DevicePool.create(MIXED.as_kv, 20, device="cuda", shm_prefix=shm_prefix("restore"))
     table = np.random.default_rng(2).permutation(20)[:PAGES].astype(np.int32)
     into = torch.zeros(TOKENS, MIXED.hidden, dtype=torch.bfloat16, device=device)
     source = StateKv(pages_of(pool), kv_pool, table, turns)

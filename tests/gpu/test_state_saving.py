@@ -13,6 +13,7 @@ from services.worker.restore.projection import KvProjection
 from shared.messages.requests import SamplingParams
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import random_prompt
+from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 from tests.unit.worker.restore.saved_state import Witness, assert_saved, state_lease
 from tests.unit.worker.restore.state_pages import state_forms
@@ -36,7 +37,7 @@ def runner(request: pytest.FixtureRequest, checkpoint: Path) -> ModelRunner:
     """A runner on the GPU in every dtype; whoever drives it closes it."""
     return ModelRunner.load(
         checkpoint, dtype=request.param, device="cuda", page_size=PAGE_SIZE, device_kv_bytes=None, pages=64,
-        threads=0, shm_prefix="savinggpu",
+        threads=0, shm_prefix=shm_prefix("saving"),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from shared.memory import HostPoolView, unlink_all
 from tests.checkpoints import make_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
 from tests.reference import Reference
+from tests.run_name import shm_prefix
 
 RANKS = 2
 
@@ -35,19 +37,20 @@ def test_a_group_on_gpus_answers_and_moves_pages_as_one_rank_does(tmp_path: Path
     model = make_checkpoint("llama", tmp_path / "model")
     start = StartRank(
         rank=0, ranks=RANKS, model_dir=str(model), dtype="float32", device="cuda", threads=0, page_size=16,
-        shm_prefix="test-group", store_port=0, timeout_ms=60_000,
+        shm_prefix=shm_prefix("group"), store_port=0, timeout_ms=60_000,
     )  # fmt: skip
     group = load_group(start, device_kv_bytes=0, pages=32)
     try:
-        prompts = [random_prompt(length, seed=length) for length in (37, 5, 70)]
+        reference, seeds = Reference(model), itertools.count()
+        prompts = [reference.decided(lambda n=length: random_prompt(n, next(seeds)), 12) for length in (37, 5, 70)]
         tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
         requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
         decode_greedily(group, requests, [16, 5, 33], 12)
         for request, prompt in zip(requests, prompts, strict=True):
-            expected = Reference(model).greedy(prompt, 12)
+            expected = reference.greedy(prompt, 12)
             assert request.output[: len(expected)] == expected
 
-        host = HostPoolView.create("test-group", group.geometry, 4)
+        host = HostPoolView.create(shm_prefix("group"), group.geometry, 4)
         host.pages[...] = np.random.default_rng(1).integers(0, 256, host.pages.shape, dtype=np.uint8)
         memory = PageMemory(PageLayout.page_first(group.geometry, 4), array=host.flat_pages())
         mover = PartsMover(group.geometry, group.parts.parts, BatchedCudaMover)
@@ -61,4 +64,4 @@ def test_a_group_on_gpus_answers_and_moves_pages_as_one_rank_does(tmp_path: Path
         assert len(view.handle.parts) == RANKS
     finally:
         group.close()
-        unlink_all("test-group")
+        unlink_all(shm_prefix("group"))

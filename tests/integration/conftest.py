@@ -12,6 +12,7 @@ from shared.memory import unlink_all
 from tests.checkpoints import make_checkpoint
 from tests.nats_server import NatsServer
 from tests.reference import Reference
+from tests.run_name import RUN
 
 
 class Checkpoints(dict[str, tuple[Path, Reference]]):
@@ -45,6 +46,6 @@ def second_broker(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def prefix() -> Iterator[str]:
     """A prefix for shared segments that nobody else uses; what is left of it goes at the end."""
-    name = f"test-{secrets.token_hex(6)}"
+    name = f"{RUN}-{secrets.token_hex(4)}"
     yield name
     unlink_all(name)

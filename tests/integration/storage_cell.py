@@ -152,7 +152,7 @@ class StorageCell:
         self.host: HostPoolView | None = None
         self.device: DevicePoolView | None = None
         self._events = self.bus.follow(subjects.INPUTS_STREAM)
-        self._number = 0
+        self.ordered = 0
         self._ids = 0
         self.seen: list[Input] = []
         self._passed: list[Input] = []  # Seen on the way to an event of another kind.
@@ -170,9 +170,9 @@ class StorageCell:
 
     async def order(self, order: StorageOrder) -> None:
         assert self.joined is not None
-        self._number += 1
+        self.ordered += 1
         plan = StoragePlan(
-            storage_id="s0", incarnation=self.joined.incarnation, number=self._number, epoch=1, cause=1, order=order
+            storage_id="s0", incarnation=self.joined.incarnation, number=self.ordered, epoch=1, cause=1, order=order
         )
         await self.bus.publish(subjects.storage_output("s0"), encode(plan))
 
@@ -274,9 +274,22 @@ class StorageCell:
             async with asyncio.timeout(TIMEOUT_S):
                 await self.task
 
+    async def idle(self) -> dict[str, int]:
+        """The counters once every order has been taken and nothing is under way."""
+        kinds = ("saves", "fetches", "removals", "uploads", "promotions", "drops")
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                inventory = await self.inventory()
+                counters = inventory.counters
+                if inventory.last_plan == self.ordered and not any(
+                    counters.get(f"{kind}_outstanding") for kind in kinds
+                ):
+                    return counters
+                await asyncio.sleep(0.01)
+
     def begin_incarnation(self) -> None:
         """The storage starts anew: plans are counted from one again."""
-        self._number = 0
+        self.ordered = 0
 
     async def rest(self) -> list[Input]:
         """Events that were not read yet."""

@@ -64,11 +64,11 @@ async def append_numbers(bus: Bus, first: int, last: int) -> None:
         await retried(lambda text=text: bus.append("tc.in.cell", text.encode(), message_id=text, timeout_s=2.0))
 
 
-@pytest.mark.parametrize("victim", ["leader", "ours", "follower's"])
+@pytest.mark.parametrize("victim", ["leader", "metadata's leader", "ours", "follower's"])
 async def test_what_is_appended_and_followed_survives_the_loss_of_a_server(
     cluster: NatsCluster, bus: Bus, victim: str
 ) -> None:
-    """The stream's leader, the publisher's server or the follower's: each message once, in order, to everybody."""
+    """A leader, the publisher's server or the follower's: each message once, in order, to everybody."""
     other = await connect(cluster.urls, "second")
     seen: list[bytes] = []
 
@@ -83,6 +83,7 @@ async def test_what_is_appended_and_followed_survives_the_loss_of_a_server(
     await until(lambda: len(seen) > 60)
     servers = {
         "leader": lambda: cluster.leader_of(subjects.INPUTS_STREAM),
+        "metadata's leader": cluster.metadata_leader,
         "ours": lambda: server_of(cluster, bus),
         "follower's": lambda: server_of(cluster, other),
     }
@@ -162,9 +163,10 @@ async def test_objects_and_calls_survive_the_loss_of_a_server(cluster: NatsClust
 
 
 async def test_streams_get_the_copies_that_are_asked_for(cluster: NatsCluster) -> None:
-    """A cell that began with one copy is given three, and keeps what it had."""
-    bus = await connect(cluster.urls, "first")
-    await ensured(bus, StreamLimits(max_bytes=2**20))
+    """A cell that began with one copy, which is warned of, is given three and keeps what it had."""
+    bus = await connect(cluster.urls[:1], "first")
+    with capture_logs() as warned:
+        await ensured(bus, StreamLimits(max_bytes=2**20))
     await retried(lambda: bus.append("tc.in.cell", b"kept"))
     with capture_logs() as logged:
         await ensured(bus, StreamLimits(max_bytes=2**21, replicas=3))
@@ -174,6 +176,8 @@ async def test_streams_get_the_copies_that_are_asked_for(cluster: NatsCluster) -
     stored = [message.data for message in await read(bus, subjects.INPUTS_STREAM)]
     await bus.close()
 
+    assert "streams_have_one_copy" in [entry["event"] for entry in warned]
+    assert "streams_have_one_copy" not in [entry["event"] for entry in logged]
     assert {subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM} <= set(updated)
     assert updated[subjects.INPUTS_STREAM]["num_replicas"] == 3
     assert (details.config.num_replicas, details.config.max_bytes) == (3, 2**21)
@@ -185,7 +189,9 @@ async def test_copies_need_servers(nats_server: NatsServer) -> None:
     bus = await connect([nats_server.url], "first")
     with pytest.raises(ConfigError, match="--stream-replicas"):
         await bus.ensure_streams(LIMITS)
-    await bus.ensure_streams(StreamLimits(max_bytes=2**20))
+    with capture_logs() as logged:
+        await bus.ensure_streams(StreamLimits(max_bytes=2**20))
+    assert logged == []
     with pytest.raises(ConfigError, match="--stream-replicas"):
         await bus.ensure_streams(LIMITS)
     await bus.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +29,9 @@ pytestmark = pytest.mark.integration
 USERS = cell_users(["worker-0", "worker-1"], ["storage-0"])
 LIMITS = StreamLimits(max_bytes=2**20)
 GATEWAY = "gateway-0-ab12"
+ANSWER_S = 60.0
+"""Longest wait for a word of the server, which is certain to come."""
+_DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 PLANS = "$JS.API.CONSUMER.CREATE.TC_OUTPUTS.mine"
 
 
@@ -222,14 +227,45 @@ async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: s
         assert [await scheduler.stream_info(stream) for stream in streams] == before
 
 
-async def asked(client: Any, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """JetStream's answer; None where the call does not reach it."""
-    try:
-        reply = await client.request(subject, msgspec.json.encode(body) if body else b"", timeout=0.5)
-    except nats.errors.TimeoutError:
-        return None
-    answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    return answer
+class Caller:
+    """A user who calls JetStream, and hears what the server denies."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self._denied: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, server: NatsServer, user: str) -> AsyncIterator[Caller]:
+        caller = cls()
+        caller.client = await nats.connect(url(server, user), inbox_prefix=f"_INBOX.{user}", error_cb=caller._hear)
+        try:
+            yield caller
+        finally:
+            await caller.client.close()
+
+    async def _hear(self, error: Exception) -> None:
+        if denied := _DENIED.search(str(error)):
+            self._denied[denied[1]].set()
+
+    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """JetStream's answer, or None where the server says that it does not let the call through.
+
+        A server that says neither fails the test with TimeoutError.
+        """
+        data = msgspec.json.encode(body) if body else b""
+        answering = asyncio.create_task(self.client.request(subject, data, timeout=ANSWER_S))
+        denied = asyncio.create_task(self._denied[subject.lower()].wait())
+        try:
+            await asyncio.wait({answering, denied}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                return None
+            answer: dict[str, Any] = msgspec.json.decode(answering.result().data)
+            return answer
+        finally:
+            for task in (answering, denied):
+                task.cancel()
+            await asyncio.wait({answering, denied})
 
 
 def reading(subject: str | list[str] | None, **more: Any) -> dict[str, Any]:
@@ -279,29 +315,22 @@ async def test_a_worker_reads_nothing_of_others_out_of_a_stream(
         for output in (OTHERS, OWN):
             await scheduler.publish(output, b"plan")
         await scheduler.flush()
-    client = await nats.connect(url(refusing, "worker-0"), inbox_prefix="_INBOX.worker-0", error_cb=_ignore_error)
     heard: list[str] = []
 
     async def hear(message: Any) -> None:
         heard.append(message.subject)
 
-    try:
-        await client.subscribe("_INBOX.worker-0.x", cb=hear)
-        answer = await asked(client, subject, body)
+    async with Caller.connected(refusing, "worker-0") as caller:
+        await caller.client.subscribe("_INBOX.worker-0.x", cb=hear)
+        answer = await caller.ask(subject, body)
         # What a consumer would deliver comes before the answer to a later call.
-        control = await asked(client, f"$JS.API.CONSUMER.CREATE.TC_OUTPUTS.own.{OWN}", reading(OWN, name="own"))
-        await client.flush()
-    finally:
-        await client.close()
+        control = await caller.ask(f"$JS.API.CONSUMER.CREATE.TC_OUTPUTS.own.{OWN}", reading(OWN, name="own"))
+        await caller.client.flush()
 
     assert answer is None or "error" in answer
     assert control is not None
     assert "error" not in control
     assert set(heard) <= {OWN}
-
-
-async def _ignore_error(error: Exception) -> None:
-    """The server's word that something is denied, which is what the tests are about."""
 
 
 async def test_what_a_worker_has_delivered_elsewhere_is_not_taken_for_that(server: NatsServer) -> None:
@@ -320,15 +349,14 @@ async def test_what_a_worker_has_delivered_elsewhere_is_not_taken_for_that(serve
         await worker.append(own_input, b"forged plan")
         await scheduler.publish(OWN, b"plan")
         await scheduler.flush()
-        client = await nats.connect(url(server, "worker-0"), inbox_prefix="_INBOX.worker-0")
         body = reading(own_input, deliver_subject=OTHERS) | {"stream_name": "TC_INPUTS"}
-        made = await asked(client, f"$JS.API.CONSUMER.CREATE.TC_INPUTS.mine.{own_input}", body)
-        async with asyncio.timeout(5.0):
-            while (await scheduler.stream_info(subjects.OUTPUTS_STREAM)).last_seq < 2:
-                await asyncio.sleep(0.01)
-        await client.close()
+        async with Caller.connected(server, "worker-0") as caller:
+            made = await caller.ask(f"$JS.API.CONSUMER.CREATE.TC_INPUTS.mine.{own_input}", body)
+            async with asyncio.timeout(ANSWER_S):
+                while (await scheduler.stream_info(subjects.OUTPUTS_STREAM)).last_seq < 2:
+                    await asyncio.sleep(0.01)
         await scheduler.publish(OTHERS, b"true plan")
-        first = await asyncio.wait_for(plans.get(), 5.0)
+        first = await asyncio.wait_for(plans.get(), ANSWER_S)
         await scheduler.flush()
         outputs = await stored(scheduler, subjects.OUTPUTS_STREAM, ">")
 

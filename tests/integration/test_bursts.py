@@ -38,10 +38,12 @@ def draw(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
 
 
-async def ask(cell: Cell, reference: Reference, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+async def ask(
+    cell: Cell, reference: Reference, prompt: list[int], max_tokens: int, *, ignore_eos: bool = False
+) -> dict[str, Any]:
     """Ask and compare with the reference; returns the usage details."""
-    answer = await cell.complete(prompt, max_tokens)
-    assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, max_tokens)
+    answer = await cell.complete(prompt, max_tokens, ignore_eos=ignore_eos)
+    assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, max_tokens, ignore_eos=ignore_eos)
     details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
     return details
 
@@ -56,7 +58,7 @@ async def test_a_burst_on_a_new_document_computes_it_once(tmp_path: Path, nats_s
     reference = Reference(model)
     rng = random.Random(32)
     document = draw(rng, DOCUMENT_TOKENS)
-    prompts = [document + draw(rng, QUESTION_TOKENS) for _ in range(BURST)]
+    prompts = [reference.decided(lambda: document + draw(rng, QUESTION_TOKENS), ANSWER) for _ in range(BURST)]
     worker = {"page_size": PAGE_SIZE, "device_pages": 1024}
     async with running_cell(nats_server.url, model, worker_settings=worker) as cell:
         usages = await asyncio.gather(*(ask(cell, reference, prompt, ANSWER) for prompt in prompts))
@@ -102,7 +104,9 @@ async def test_a_loading_batch_is_filled_with_decode_steps(
     model, reference = wide
     rng = random.Random(7)
     document = draw(rng, 1600)
-    other = endless_prompt(rng, reference)
+    questions = [reference.decided(lambda: document + draw(rng, QUESTION_TOKENS), ANSWER) for _ in range(2)]
+    fillers = [reference.decided(lambda: draw(rng, 1200), 2) for _ in range(3)]
+    other = reference.decided(lambda: draw(rng, 40), DECODED_TOKENS, ignore_eos=True)
     worker = {"page_size": PAGE_SIZE, "device_pages": 200}
     # Under LRU the fillers drive all of the document out of the device, whatever the timing.
     scheduler = {"bubble_filling": bubble_filling, "load_compute_ratio": 1.0, "policy": "lru"}
@@ -110,16 +114,16 @@ async def test_a_loading_batch_is_filled_with_decode_steps(
     async with running_cell(
         nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler, host_kv_bytes=2**28
     ) as cell:
-        await ask(cell, reference, document + draw(rng, QUESTION_TOKENS), ANSWER)
-        for _ in range(3):
-            await ask(cell, reference, draw(rng, 1200), 2)  # Pushes the document out of the device.
+        await ask(cell, reference, questions[0], ANSWER)
+        for filler in fillers:
+            await ask(cell, reference, filler, 2)  # Pushes the document out of the device.
             await cell.settle()
         decoded = await counted(cell, "decode_tokens")
-        beside = asyncio.create_task(ask(cell, reference, other, DECODED_TOKENS))
+        beside = asyncio.create_task(ask(cell, reference, other, DECODED_TOKENS, ignore_eos=True))
         async with asyncio.timeout(60):
             while await counted(cell, "decode_tokens") < decoded + 5:
                 await asyncio.sleep(0.005)
-        usage = await ask(cell, reference, document + draw(rng, QUESTION_TOKENS), ANSWER)
+        usage = await ask(cell, reference, questions[1], ANSWER)
         was_decoding = not beside.done()
         await beside
         counters = (await cell.inventory()).counters
@@ -158,13 +162,6 @@ def load_no_faster_than_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bubble, "fill", watched)
     monkeypatch.setattr(LayerGate, "release", held)
-
-
-def endless_prompt(rng: random.Random, reference: Reference) -> list[int]:
-    """A prompt whose answer goes on for as long as it may."""
-    while len(reference.greedy(prompt := draw(rng, 40), DECODED_TOKENS)) < DECODED_TOKENS:
-        pass
-    return prompt
 
 
 def bubble_metrics() -> dict[str, float]:

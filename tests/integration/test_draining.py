@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 
 import pytest
 
+from services.worker.engine.model_runner import ModelRunner
 from tests.cell import Cell, running_cell
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.reference import Reference
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -30,8 +34,38 @@ async def holder_of(cell: Cell) -> str:
 async def stop_worker(cell: Cell, name: str) -> None:
     """SIGTERM, and wait for its end."""
     cell.lives[name].signalled()
+    await ended(cell, name)
+
+
+async def ended(cell: Cell, name: str) -> None:
+    """Wait until a worker that was told to end has ended."""
     async with asyncio.timeout(50):  # Less than it would wait for, had nobody let it go.
         await cell.tasks[name]
+
+
+async def cell_is(cell, claim):
+    """Wait until the scheduler's status is so."""
+    async with asyncio.timeout(60):
+        while not claim(await cell.status()):
+            await asyncio.sleep(0.01)
+
+
+def held_steps(monkeypatch):
+    """Hold every step of the workers back until the event is set, so that no answer ends before."""
+    may_go, forward = threading.Event(), ModelRunner.forward
+
+    def held(*arguments, **options):
+        assert may_go.wait(120)
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(ModelRunner, "forward", held)
+    return may_go
+
+
+def prompt_of(reference, length, max_tokens, seed):
+    """A prompt to which rounding decides no token of the answer, in whatever batch it is computed."""
+    rng = random.Random(seed)
+    return reference.decided(lambda: [rng.randrange(8, VOCAB_SIZE) for _ in range(length)], max_tokens)
 
 
 def details(answer):
@@ -40,7 +74,7 @@ def details(answer):
 
 async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(nats_server, checkpoint):
     """Nothing evicted it, so without the hand-over it would be nowhere; and the answer is the same."""
-    prompt = [5 + number % 50 for number in range(8 * PAGE + 3)]
+    prompt = prompt_of(Reference(checkpoint), 8 * PAGE + 3, 4, seed=1)
     async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
         before = (await cell.flush("host")).counters
         first = await cell.complete(prompt, 4)
@@ -58,19 +92,22 @@ async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(nats_serv
     assert counters["hit_tokens_host"] - before.get("hit_tokens_host", 0) == 8 * PAGE
 
 
-async def test_answers_of_a_worker_that_drains_end_where_they_began(nats_server, checkpoint):
+async def test_answers_of_a_worker_that_drains_end_where_they_began(nats_server, checkpoint, monkeypatch):
     """They have the time for it, so nobody is asked to go on elsewhere, and no token is another."""
-    prompts = [[7 + number + place % 40 for place in range(20)] for number in range(4)]
+    reference = Reference(checkpoint)
+    prompts = [prompt_of(reference, 20, 60, seed=number) for number in range(4)]
     async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
         alone = [(await cell.complete(prompt, 60))["choices"][0]["token_ids"] for prompt in prompts]
         before = (await cell.flush("device", "host")).counters
+        steps = held_steps(monkeypatch)
         asked = [asyncio.create_task(cell.complete(prompt, 60)) for prompt in prompts]
-        async with asyncio.timeout(60):
-            while (await cell.status()).running < len(prompts):
-                await asyncio.sleep(0.01)
+        await cell_is(cell, lambda status: status.running == len(prompts))
         running = {worker.worker_id: worker.running for worker in (await cell.status()).workers}
         leaving = max(running, key=running.__getitem__)
-        await stop_worker(cell, leaving)
+        cell.lives[leaving].signalled()
+        await cell_is(cell, lambda status: any(worker.draining for worker in status.workers))
+        steps.set()
+        await ended(cell, leaving)
         answers = [(await task)["choices"][0]["token_ids"] for task in asked]
 
         counters = (await cell.settle()).counters

@@ -48,12 +48,28 @@ class Scenario:
     def tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
 
+    async def prompt(self, start: list[int], count: int, max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
+        """``start`` and ``count`` more tokens, to which rounding decides no token of the answer.
+
+        It is looked for in a thread: the cell lives on this one.
+        """
+        return await asyncio.to_thread(
+            self.reference.decided, lambda: start + self.tokens(count), max_tokens, ignore_eos=ignore_eos
+        )
+
     async def ask(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Ask and compare; returns the usage details."""
         answer = await self.cell.complete(prompt, max_tokens)
         assert answer["choices"][0]["token_ids"] == self.reference.greedy(prompt, max_tokens)
         details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
         return details
+
+    async def ask_together(self, prompts: list[list[int]], max_tokens: int) -> None:
+        """Ask in one request for answers to all, each of ``max_tokens``, and compare."""
+        answer = await self.cell.complete(prompts, max_tokens, ignore_eos=True)
+        found = [choice["token_ids"] for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+        assert found == [self.reference.greedy(prompt, max_tokens, ignore_eos=True) for prompt in prompts]
+        assert all(len(tokens) == max_tokens for tokens in found)
 
     async def ask_counting(self, prompt: list[int], max_tokens: int) -> tuple[dict[str, Any], int]:
         """Ask alone; also returns the prefill tokens that the worker computed for it."""
@@ -93,11 +109,11 @@ async def test_served_tokens_equal_generate(
 
 async def _hits(run: Scenario, document: list[int]) -> None:
     """A prompt longer than a batch is computed in chunks; the next over the same document computes its tail."""
-    first = document + run.tokens(9)
+    first = await run.prompt(document, 9, 12)
     details, computed = await run.ask_counting(first, 12)
     assert (details["cached_tokens"], computed) == (0, len(first))
 
-    second = document + run.tokens(13)
+    second = await run.prompt(document, 13, 12)
     details, computed = await run.ask_counting(second, 12)
     cached = run.whole_pages(DOCUMENT_TOKENS)
     assert (details["device_tokens"], details["host_tokens"], computed) == (cached, 0, len(second) - cached)
@@ -111,7 +127,7 @@ async def _hits(run: Scenario, document: list[int]) -> None:
 async def _mixed(run: Scenario) -> None:
     """Prompts of all lengths at once over two documents, while neighbours are cancelled in their midst."""
     documents = [run.tokens(70), run.tokens(33)]
-    prompts = [documents[n % 2] + run.tokens(n * 5 + 1) for n in range(7)]
+    prompts = [await run.prompt(documents[n % 2], n * 5 + 1, 6 + 3 * n) for n in range(7)]
     doomed = [asyncio.create_task(run.cell.complete(documents[0] + run.tokens(21), 120)) for _ in range(3)]
     asked = [asyncio.create_task(run.ask(prompt, 6 + 3 * n)) for n, prompt in enumerate(prompts)]
     for task in doomed:
@@ -125,9 +141,9 @@ async def _mixed(run: Scenario) -> None:
 async def _host(run: Scenario, document: list[int]) -> None:
     """What was pushed out of the device comes back from host memory and is not computed again."""
     for _ in range(2 * DEVICE_TOKENS // 100):
-        await run.ask(run.tokens(100), 2)
+        await run.ask(await run.prompt([], 100, 2), 2)
     await run.cell.settle()
-    prompt = document + run.tokens(5)
+    prompt = await run.prompt(document, 5, 12)
     details, computed = await run.ask_counting(prompt, 12)
     cached = run.whole_pages(DOCUMENT_TOKENS)
     assert details["host_tokens"] > 0
@@ -135,8 +151,12 @@ async def _host(run: Scenario, document: list[int]) -> None:
 
 
 async def _preempted(run: Scenario) -> None:
-    """Answers that outgrow the pool together: some are preempted, recomputed, and still exact."""
-    prompts = [run.tokens(50) for _ in range(6)]
-    await asyncio.gather(*(run.ask(prompt, 110) for prompt in prompts))
+    """Answers that outgrow the pool together: some are preempted, recomputed, and still exact.
+
+    Any two outgrow it, and all come in one request: of several, one could have its answer before the next has come.
+    """
+    prompts = [await run.prompt([], 50, 220, ignore_eos=True) for _ in range(4)]
+    assert DEVICE_TOKENS < 2 * (50 + 220)
+    await run.ask_together(prompts, 220)
     status = await run.cell.settle()
     assert status.counters.get("preemptions", 0) > 0

@@ -53,7 +53,7 @@ class Walk:
     async def learn(self) -> None:
         """Have every document computed and kept."""
         for document in self._documents:
-            await self.ask(document + self._tokens(5), None)
+            await self.ask(self._decided(document, 5), None)
         await self._cell.flush("device", "host")
 
     async def step(self) -> None:
@@ -80,14 +80,18 @@ class Walk:
         self.turns.append(Turn(prompt, found, importance is not None))
 
     def truth(self, prompt: list[int]) -> list[int]:
-        return self._reference.greedy(prompt, ANSWER_TOKENS)
+        return self._reference.greedy(prompt, ANSWER_TOKENS, ignore_eos=True)
 
     def _prompt(self) -> list[int]:
         """A question about a document, or the next turn of a conversation."""
         if self.turns and self._rng.random() < 0.5:
             last = self._rng.choice(self.turns)
-            return last.prompt + last.answer + self._tokens(self._rng.randrange(1, 20))
-        return self._rng.choice(self._documents) + self._tokens(self._rng.randrange(1, 40))
+            return self._decided(last.prompt + last.answer, self._rng.randrange(1, 20))
+        return self._decided(self._rng.choice(self._documents), self._rng.randrange(1, 40))
+
+    def _decided(self, start: list[int], count: int) -> list[int]:
+        """``start`` and ``count`` more tokens, to which rounding decides no token of an exact answer."""
+        return self._reference.decided(lambda: start + self._tokens(count), ANSWER_TOKENS, ignore_eos=True)
 
     def _ratio(self) -> float | None:
         return self._rng.choice((None, *RATIOS))

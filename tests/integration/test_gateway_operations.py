@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from services.gateway.cell_events import cell_event
+from services.gateway.tenant_file import write_tenants
 from shared import errors, subjects
 from shared.codec import decode
-from shared.messages.status import Heartbeat
+from shared.messages.status import Degradation, Heartbeat
 from tests.unit.gateway.running_gateway import running_gateway, says, tokenizer
 from tests.waiting import until
 
+ADMIN_KEY = "an-admin-key-of-some-length"
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
+
+
+def said_by(response: httpx.Response) -> dict[str, Any]:
+    """What readiness says beside devices and pools, which the tests of its view are about."""
+    said: dict[str, Any] = response.json()
+    assert said.pop("serving")
+    return said
 
 
 async def test_ready_needs_a_worker() -> None:
@@ -26,11 +39,37 @@ async def test_ready_needs_a_worker() -> None:
         live = await harness.client.get("/health/live")
         head = await harness.client.head("/health/ready")
 
-    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert (ready.status_code, said_by(ready)) == (200, {"status": "ready"})
     assert not_ready.status_code == head.status_code == 503
     assert not_ready.json()["reasons"] == ["no worker has joined"]
     assert not_ready.json()["error"]["code"] == "service_unavailable"
     assert (live.status_code, live.json()) == (200, {"status": "live"})
+
+
+async def test_what_is_missing_is_told_while_requests_are_answered(tmp_path: Path) -> None:
+    """200 all the same, with who lacks what, why, and by which setting; the cell's events have it too."""
+    disk = Degradation(component="storage", what="disk", reason="in use by process 7", setting="--disk-dir")
+    told = {"component": "storage", "what": "disk", "reason": "in use by process 7", "setting": "--disk-dir"}
+    tenants = tmp_path / "tenants.toml"
+    write_tenants(tenants, {})
+    async with running_gateway(tenants=str(tenants), admin_key=ADMIN_KEY) as harness:
+        await harness.cell.announce(degraded=(disk,))
+        await until(lambda: bool(harness.gateway.degraded()))
+        degraded = await harness.client.get("/health/ready")
+        event = cell_event(harness.gateway)
+        tenants.write_text("no table")
+        await harness.gateway.callers.reload()
+        own = (await harness.client.get("/health/ready")).json()["degraded"]
+        write_tenants(tenants, {})
+        await harness.gateway.callers.reload()
+        await harness.cell.announce()
+        await until(lambda: not harness.gateway.degraded())
+        ready = await harness.client.get("/health/ready")
+
+    assert (degraded.status_code, said_by(degraded)) == (200, {"status": "degraded", "degraded": [told]})
+    assert json.loads(event.decode().removeprefix("data: "))["degraded"] == [told]
+    assert [(each["what"], each["setting"]) for each in own] == [("disk", "--disk-dir"), ("tenants", "--tenants")]
+    assert (ready.status_code, said_by(ready)) == (200, {"status": "ready"})
 
 
 async def test_metrics_count_requests_and_tokens() -> None:

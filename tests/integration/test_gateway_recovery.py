@@ -183,8 +183,16 @@ async def test_a_resume_waits_for_the_broker() -> None:
         harness.gateway.dispatcher._bus.disconnect()  # type: ignore[attr-defined]
         choice = harness.gateway.dispatcher.pending.get(request.request_id)
         assert choice is not None
+        tries: list[str] = []
+        append = harness.bus.append
+
+        async def noted(subject: str, *arguments: Any, **options: Any) -> int:
+            tries.append(subject)
+            return await append(subject, *arguments, **options)
+
+        harness.bus.append = noted  # type: ignore[method-assign]
         harness.gateway.dispatcher.resume(choice, 2)
-        await asyncio.sleep(0.05)
+        await until(lambda: len(tries) >= 2)
         assert harness.cell.resumed == []
         harness.bus.reconnect()
         await harness.cell.until(lambda: bool(harness.cell.resumed))

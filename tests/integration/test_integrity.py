@@ -34,7 +34,7 @@ async def test_damaged_host_memory_is_recomputed_not_served(
     model = make_checkpoint("llama", tmp_path / "llama")
     reference = Reference(model)
     rng = random.Random(3)
-    document = [rng.randrange(8, VOCAB_SIZE) for _ in range(100)]
+    document = reference.decided(lambda: [rng.randrange(8, VOCAB_SIZE) for _ in range(100)], 12)
     worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_TOKENS // PAGE_SIZE}
     # Least recently used, so that the document is what leaves the device.
     settings = {"worker_settings": worker, "scheduler_settings": {"policy": "lru"}}

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.nats_server import free_port
+from tests.nats_server import free_ports
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from tools.metric_docs import PROCESSES, exported_by
@@ -32,7 +32,8 @@ def ask(cell: RunningCell, text: str) -> None:
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """The families of every process by name, after two requests of which the second hits the cache."""
     folder = tmp_path_factory.mktemp("metrics")
-    ports = {process: free_port() for process in PROCESSES if process != "gateway"}
+    exporting = [process for process in PROCESSES if process != "gateway"]
+    ports = dict(zip(exporting, free_ports(len(exporting)), strict=True))
     settings = folder / "cell.toml"
     settings.write_text(
         "".join(f"[{process}]\nmetrics_port = {port}\n" for process, port in ports.items()), encoding="utf-8"

@@ -31,8 +31,9 @@ class Promoting:
     def tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
 
-    async def ask(self, prompt: list[int], max_tokens: int = 6) -> dict[str, Any]:
-        """Ask and compare; returns the usage details."""
+    async def ask(self, start: list[int], count: int, max_tokens: int = 6) -> dict[str, Any]:
+        """Ask ``start`` and ``count`` more tokens, and compare; returns the usage details."""
+        prompt = self.reference.decided(lambda: start + self.tokens(count), max_tokens)
         answer = await self.cell.complete(prompt, max_tokens)
         assert answer["choices"][0]["token_ids"] == self.reference.greedy(prompt, max_tokens)
         details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
@@ -41,7 +42,7 @@ class Promoting:
     async def push_out(self, document: list[int]) -> None:
         """Ask for other things until the device holds nothing of ``document``; its backup is in host memory."""
         for _ in range(3):
-            await self.ask(self.tokens(600), 2)
+            await self.ask([], 600, 2)
             await self.cell.settle()
 
     async def promoted_pages(self) -> int:
@@ -60,7 +61,7 @@ async def pushed_out_document(
         run = Promoting(cell, Reference(model))
         document = run.tokens(DOCUMENT_TOKENS)
         for _ in range(4):
-            await run.ask(document + run.tokens(9))
+            await run.ask(document, 9)
         await run.push_out(document)
         yield run, document
 
@@ -71,10 +72,10 @@ async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: Nats
     async with pushed_out_document(nats_server.url, tmp_path, "hotness") as (run, document):
         async with asyncio.timeout(60):
             while not await run.promoted_pages():
-                await run.ask(run.tokens(40))  # Each prefill batch is an occasion to promote.
+                await run.ask([], 40)  # Each prefill batch is an occasion to promote.
         await run.cell.settle()
         loaded = (await run.cell.inventory()).counters["pages_loaded"]
-        usage = await run.ask(document + run.tokens(9))
+        usage = await run.ask(document, 9)
         counters = (await run.cell.inventory()).counters
 
     assert usage["device_tokens"] == DOCUMENT_TOKENS
@@ -88,8 +89,8 @@ async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: Nats
 async def test_without_promotion_it_is_loaded_on_demand(tmp_path: Path, nats_server: NatsServer) -> None:
     """The same history with promotion off: the request itself brings the prefix from host memory."""
     async with pushed_out_document(nats_server.url, tmp_path, "off") as (run, document):
-        await run.ask(run.tokens(40))
-        usage = await run.ask(document + run.tokens(9))
+        await run.ask([], 40)
+        usage = await run.ask(document, 9)
         counters = (await run.cell.inventory()).counters
 
     assert usage["host_tokens"] == DOCUMENT_TOKENS

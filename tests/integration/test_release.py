@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import release_check
+from tools import release_check, wheel_trial
 
 pytestmark = [
     pytest.mark.integration,
@@ -27,7 +27,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def python(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel alone."""
-    return release_check.install(archives[1], tmp_path_factory.mktemp("installed") / "environment")
+    return wheel_trial.install(archives[1], tmp_path_factory.mktemp("installed") / "environment")
 
 
 def test_the_archives_hold_what_they_should(archives: tuple[Path, Path]) -> None:
@@ -35,11 +35,16 @@ def test_the_archives_hold_what_they_should(archives: tuple[Path, Path]) -> None
     assert list(release_check.contents_faults(*archives)) == []
 
 
+def test_every_module_of_the_wheel_imports_without_the_checkout(archives: tuple[Path, Path], tmp_path: Path) -> None:
+    """From a folder that holds the wheel alone, beside what it depends on."""
+    assert wheel_trial.import_faults(archives[1], tmp_path / "unpacked") == []
+
+
 def test_the_commands_run_from_outside_the_checkout(python: Path, tmp_path: Path) -> None:
     """Version, help and doctor, with the code and the model of the wheel."""
-    release_check.run_commands(python, tmp_path)
+    wheel_trial.run_commands(python, tmp_path)
 
 
 def test_the_installed_cell_answers_and_stops(python: Path, tmp_path: Path) -> None:
     """``thermocline up`` without a model serves the one of the wheel, and ends cleanly."""
-    assert release_check.serve(python, tmp_path)
+    assert wheel_trial.serve(python, tmp_path)

@@ -29,6 +29,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.integration.test_tier_paths import DEVICE_TOKENS, DOCUMENT_TOKENS, Document, damage
 from tests.nats_server import NatsServer
 from tests.reference import Reference
+from tests.run_name import shm_prefix
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,7 @@ def write_costs(model: Path, path: Path, page_size: int, *, parameters: int = 0)
     """A profile of this model on this machine, or of one with so many ``parameters``."""
     runner = ModelRunner.load(
         model, dtype="float32", device="cpu", page_size=page_size, device_kv_bytes=None, pages=16, threads=1,
-        shm_prefix="test-costs",
+        shm_prefix=shm_prefix("costs"),
     )  # fmt: skip
     try:
         here = subject(runner, prove_projection(runner), threads=1)
@@ -143,20 +144,24 @@ async def test_a_conversation_is_restored_behind_the_holes_of_its_turns(
     config["worker_settings"]["device_pages"] = 2 * DEVICE_TOKENS // 16
     chance = random.Random(5)
     async with state_cell(nats_server.url, model, config) as cell:
-        prompt: list[int] = []
+        conversation: list[int] = []
+
+        def turn() -> list[int]:
+            return conversation + [chance.randrange(8, VOCAB_SIZE) for _ in range(170)]
+
         for _ in range(5):
-            prompt += [chance.randrange(8, VOCAB_SIZE) for _ in range(170)]
+            prompt = reference.decided(turn, 12)
             answer = (await cell.complete(prompt, 12))["choices"][0]["token_ids"]
             assert answer == reference.greedy(prompt, 12)
             await cell.settle()
-            last, prompt = prompt, prompt + answer
+            conversation = prompt + answer
         await cell.flush("device", "host")
 
-        again = await cell.complete(last, 12)
+        again = await cell.complete(prompt, 12)
 
     assert again["choices"][0]["token_ids"] == answer
     restored = again["usage"]["prompt_tokens_details"]["hidden_tokens"]
-    assert restored >= 0.6 * len(last), again["usage"]
+    assert restored >= 0.6 * len(prompt), again["usage"]
 
 
 @pytest.mark.parametrize(("family", "form"), [("llama_mha", "0/2/1"), ("llama", "1/0/2")])
@@ -252,7 +257,7 @@ async def test_the_planner_restores_beside_others_that_decode(
             await document.ask()
         for _ in range(3):
             await cell.flush("device", "host")
-            prompts = [document.question() for document in documents for _ in range(2)]
+            prompts = [document.question(24) for document in documents for _ in range(2)]
             answers = await asyncio.gather(*(cell.complete(prompt, 24) for prompt in prompts))
             for prompt, answer in zip(prompts, answers, strict=True):
                 assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, 24)

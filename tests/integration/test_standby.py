@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from services.scheduler.record import main as record_main
@@ -20,16 +17,10 @@ from shared.bus.protocol import Bus
 from shared.codec import decode_input, decode_published
 from shared.errors import CodecError
 from shared.messages.cell_events import SchedulerStarted
-from shared.messages.status import CellStatus
 from shared.messages.worker_plans import WorkerPlan
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.idle import settled, status_at
 from tests.integration.scheduler_process import SchedulerProcess, append, decisions, folded, plan_bytes
 from tests.nats_server import NatsServer
 from tests.scripted_cell import ScriptedCell, scripted_cell
-from thermocline.client import Answer, stream_answer
-from thermocline.supervisor.api import RunningCell, running
-from thermocline.supervisor.config import SupervisorConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -139,93 +130,3 @@ async def test_frozen_scheduler_is_replaced_and_stands_by_when_it_wakes(
     assert status.counters["requests_accepted"] == 40
     await check_plans(bus, cell)
     await bus.close()
-
-
-# -- the whole cell -------------------------------------------------------------------------------------------------
-
-
-def bodies(model: Path) -> list[dict[str, Any]]:
-    """Prompts over shared documents; every other one is sampled with a seed instead of greedily."""
-    rng = random.Random(9)
-    documents = [[rng.randrange(8, VOCAB_SIZE) for _ in range(96)] for _ in range(4)]
-    made = []
-    for number in range(REQUESTS):
-        prompt = documents[number % 4] + [rng.randrange(8, VOCAB_SIZE) for _ in range(number + 1)]
-        body: dict[str, Any] = {"model": model.name, "prompt": prompt, "max_tokens": 120, "temperature": 0}
-        body |= {"ignore_eos": True, "return_token_ids": True}
-        made.append(body | ({"temperature": 0.8, "seed": number} if number % 2 else {}))
-    return made
-
-
-async def ask_all(client: httpx.AsyncClient, model: Path) -> list[Answer]:
-    """All at once."""
-    return await asyncio.gather(*(stream_answer(client, "/v1/completions", one) for one in bodies(model)))
-
-
-async def status_of(cell: RunningCell) -> CellStatus | None:
-    """None while nobody answers."""
-    try:
-        return await status_at(cell.nats_url)
-    except Exception:
-        return None
-
-
-async def kill_active(cell: RunningCell, load: asyncio.Task[list[Answer]]) -> str:
-    """SIGKILL whoever is active while the load runs, and wait for its successor; returns the victim's name."""
-    async with asyncio.timeout(60):
-        while (status := await status_of(cell)) is None or status.running < 4:
-            assert not load.done(), "the load was over before anything could be killed"
-            await asyncio.sleep(0.005)
-        cell.kill(status.scheduler_id)
-        while (after := await status_of(cell)) is None or after.epoch == status.epoch:
-            await asyncio.sleep(0.005)
-    assert after.scheduler_id != status.scheduler_id
-    return status.scheduler_id
-
-
-async def under_fire(cell: RunningCell, model: Path) -> tuple[list[Answer], list[Answer], str]:
-    """Answers without trouble, answers to the same requests with the active scheduler killed, and who that was."""
-    async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, trust_env=False) as client:
-        calm = await ask_all(client, model)
-        load = asyncio.create_task(ask_all(client, model))
-        victim = await kill_active(cell, load)
-        return calm, await load, victim
-
-
-def test_requests_in_flight_are_answered_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """The active scheduler dies with requests in every state; each is answered once, with the same tokens."""
-    model = make_checkpoint("llama", tmp_path / "llama")
-    config = SupervisorConfig(
-        model=str(model),
-        schedulers=2,
-        port=0,
-        threads=1,
-        page_size=16,
-        dtype="float32",
-        device_kv_bytes=1_100_000,
-        host_kv_bytes=16 * 2**20,
-        max_batch_tokens=64,
-    )
-    with running(config) as cell:
-        asyncio.run(_standing_by(cell))
-        before = asyncio.run(status_at(cell.nats_url))
-        calm, fired, victim = asyncio.run(under_fire(cell, model))
-        after = asyncio.run(settled(lambda: status_of(cell), workers=1))
-        children = list(cell.children())
-
-    assert [answer.token_ids for answer in fired] == [answer.token_ids for answer in calm]
-    assert [answer.text for answer in fired] == [answer.text for answer in calm]
-    assert all(len(answer.token_ids) == 120 for answer in fired)
-    assert [name for name in children if name.startswith("scheduler")] == ["scheduler", "scheduler-1"]
-    assert after.scheduler_id != victim == before.scheduler_id
-    assert after.epoch == before.epoch + 1
-    # The worker never noticed: same incarnation, no loss, and every request accepted and finished once.
-    assert [w.incarnation for w in after.workers] == [w.incarnation for w in before.workers]
-    assert after.counters["workers_joined"] == 1
-    assert after.counters["requests_accepted"] == after.counters["finished_length"] == 2 * REQUESTS
-
-
-async def _standing_by(cell: RunningCell) -> None:
-    async with asyncio.timeout(60):
-        while not any("standing_by" in cell.logs(name) for name in ("scheduler", "scheduler-1")):
-            await asyncio.sleep(0.05)

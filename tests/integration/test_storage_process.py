@@ -27,11 +27,12 @@ from shared.messages.status import CellStatus
 from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, CreateHostPool, StorageOrder, StoragePlan
 from tests.nats_server import NatsServer
+from tests.run_name import RUN
 
 pytestmark = pytest.mark.integration
 
 GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=16, page_size=16, dtype="float32")
-PREFIX = f"test-{secrets.token_hex(6)}"
+PREFIX = f"{RUN}-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from random import Random
 
@@ -82,16 +81,6 @@ class _Scenario:
             return self.cell.holds(sequence, list(range(count)), into[:count], self.device[number][:count])
         return self.state.holds(sequence, into[:count], self.written[number][:count])
 
-    async def idle(self) -> dict[str, int]:
-        """The counters once nothing is under way."""
-        kinds = ("saves", "fetches", "removals", "uploads", "promotions", "drops")
-        async with asyncio.timeout(30.0):
-            while True:
-                counters = (await self.cell.inventory()).counters
-                if not any(counters.get(f"{kind}_outstanding") for kind in kinds):
-                    return counters
-                await asyncio.sleep(0.01)
-
     def catalogue(self, events: list[Input]) -> dict[ChunkForm, set[bytes]]:
         """What the scheduler would take the disk to hold."""
         held: dict[ChunkForm, set[bytes]] = {"kv": set(), "state": set()}
@@ -119,7 +108,7 @@ async def _act(scenario: _Scenario, directory: Path) -> None:
         case 0 | 1 | 2 | 3:
             await scenario.save(number, form)
             if random.random() < 0.5:
-                await scenario.idle()
+                await scenario.cell.idle()
         case 4 | 5 | 6:
             assert await scenario.fetch(number, form, is_cancelled=random.random() < 0.3)
         case 7:
@@ -127,7 +116,7 @@ async def _act(scenario: _Scenario, directory: Path) -> None:
             if random.random() < 0.1:
                 await scenario.order(DropChunks(namespace=sequence.namespace, tiers=("disk",)))
         case 8:
-            await scenario.idle()  # Nothing is being deleted now.
+            await scenario.cell.idle()  # Nothing is being deleted now.
             files = sorted(directory.rglob("chunks/**/*.chunk"))
             if files:
                 flip_byte(random.choice(files), random.randrange(BLOCK_BYTES))
@@ -149,10 +138,10 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
         await scenario.order(
             state.cell.save_order(filler, device=[page % 64 for page in range(filler.pages)], value=1e9)
         )
-        await scenario.idle()
+        await scenario.cell.idle()
         for _ in range(70):
             await _act(scenario, tmp_path)
-        counters = await scenario.idle()
+        counters = await scenario.cell.idle()
         await state.cell.stop()
         keys = [entry.key for entry in disk.entries()]
         told = scenario.catalogue([*state.cell.seen, *await state.cell.rest()])

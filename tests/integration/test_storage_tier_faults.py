@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from services.storage import tier_watch
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.memory import MemoryBackend
 from services.storage.cipher import open_cipher
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
+from shared import lifecycle, subjects
+from shared.bus.protocol import Delivery
 from shared.chunks import geometry_id
+from shared.codec import decode
 from shared.messages.pools import KvGeometry
-from shared.messages.status import VerifyChunks
+from shared.messages.status import Heartbeat, VerifyChunks
 from shared.messages.storage_events import (
     ChunksDropped,
     ChunksListed,
@@ -226,21 +230,42 @@ async def test_a_chunk_of_another_model_is_neither_listed_nor_served(prefix: str
     assert (fetched.chunks, fetched.missing) == (0, mine.names[0])
 
 
-async def test_a_directory_that_cannot_be_used_is_left_out(prefix: str, tmp_path: Path) -> None:
-    """The storage joins without a disk, and answers saves and fetches with the reason."""
-    (tmp_path / "file").write_text("not a directory")
-    media = open_media(StorageConfig(disk_dir=(str(tmp_path / "file"),)))
+async def test_a_directory_that_another_storage_has_is_used_once_it_is_free(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then saves fail with the reason, which heartbeats tell; then what it holds is listed, and is fetched."""
+    monkeypatch.setattr(tier_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(lifecycle, "HEARTBEAT_S", 0.01)
     sequence = Sequence.make(1, 1)
-    async with running_storage(prefix, media) as cell:
-        saved = await cell.save(sequence, device=list(range(4)))
-        fetched = await cell.fetch(sequence, list(range(4)))
-        backup = await cell.backup(sequence, list(range(4)), list(range(4)))
+    other = DiskBackend([str(tmp_path)])
+    async with running_storage(prefix, Media(other)) as cell:
+        await cell.save(sequence, device=list(range(4)))
+    heard: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
-        assert cell.joined is not None
-        assert (cell.joined.disk_bytes, cell.joined.has_remote) == (0, False)
-    assert (saved.chunks, fetched.chunks, fetched.is_over) == (b"", 0, True)
-    assert "neither disk nor object store" in saved.error
-    assert backup.ok
+    async def hear(delivery: Delivery) -> None:
+        heard.put_nowait(decode(delivery.data, Heartbeat))
+
+    async def told(is_degraded: bool) -> Heartbeat:
+        async with asyncio.timeout(TIMEOUT_S):
+            while bool((heartbeat := await heard.get()).degraded) != is_degraded:
+                pass
+        return heartbeat
+
+    media = open_media(StorageConfig(disk_dir=(str(tmp_path),), disk_kv_bytes=2**20))
+    async with running_storage(prefix, media, disk_dir=(str(tmp_path),), disk_kv_bytes=2**20) as cell:
+        await cell.bus.subscribe(subjects.HEARTBEATS, hear)
+        degraded = (await told(True)).degraded
+        saved = await cell.save(sequence, device=list(range(4)))
+        other.close()
+        listed = await cell.event(ChunksListed)
+        fetched = await cell.fetch(sequence, list(range(4)))
+        await told(False)
+
+    assert [(each.component, each.what, each.setting) for each in degraded] == [("s0", "disk", "--disk-dir")]
+    assert "in use by process" in degraded[0].reason
+    assert "in use by process" in saved.error
+    assert listed.chunks == b"".join(sequence.names)
+    assert (fetched.chunks, fetched.disk_chunks, fetched.error) == (1, 1, "")
 
 
 async def test_an_unreachable_object_store_costs_nothing_but_itself(prefix: str) -> None:

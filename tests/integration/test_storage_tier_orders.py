@@ -27,7 +27,6 @@ from shared.messages.storage_plans import CancelFetch, DetachDevicePool, DropChu
 from tests.integration.storage_cell import (
     BLOB_BYTES,
     Sequence,
-    StorageCell,
     flip_byte,
     gated_memory,
     make_pools,
@@ -35,17 +34,6 @@ from tests.integration.storage_cell import (
 )
 
 pytestmark = pytest.mark.integration
-
-
-async def _idle(cell: StorageCell) -> dict[str, int]:
-    """The counters once nothing is under way."""
-    kinds = ("saves", "fetches", "removals", "uploads", "promotions", "drops")
-    async with asyncio.timeout(30.0):
-        while True:
-            counters = (await cell.inventory()).counters
-            if not any(counters.get(f"{kind}_outstanding") for kind in kinds):
-                return counters
-            await asyncio.sleep(0.01)
 
 
 def _catalogue(events: list[Input]) -> set[bytes]:
@@ -267,7 +255,7 @@ async def test_whatever_overlaps_what_is_served_is_right(prefix: str, tmp_path: 
                     )
                     await cell.order(order)
                     if random.random() < 0.7:
-                        await _idle(cell)
+                        await cell.idle()
                 case 3 | 4:
                     fetched = await cell.fetch(sequence, list(range(16)))
                     bad += bool(fetched.error)
@@ -285,11 +273,11 @@ async def test_whatever_overlaps_what_is_served_is_right(prefix: str, tmp_path: 
                     if random.random() < 0.1:
                         await cell.order(DropChunks(namespace=sequence.namespace, tiers=("disk",)))
                 case 7:
-                    await _idle(cell)  # Nothing is being deleted now.
+                    await cell.idle()  # Nothing is being deleted now.
                     files = sorted(tmp_path.rglob("chunks/**/*.chunk"))
                     if files:
                         flip_byte(random.choice(files[:6] + files[-6:]), random.randrange(BLOB_BYTES))
-        counters = await _idle(cell)
+        counters = await cell.idle()
         await cell.stop()
         held = {entry.key.identity for entry in media.disk.entries()} if media.disk else set()
         told = _catalogue([*cell.seen, *await cell.rest()])

@@ -1,6 +1,6 @@
 """A live cell under load whose processes are killed: nothing is lost, run twice or answered differently.
 
-The first cell's life is recorded at its end and replayed byte for byte, kills included.
+The cell's life is recorded at its end and replayed byte for byte, kills included.
 """
 
 from __future__ import annotations
@@ -8,26 +8,38 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from services.scheduler.record import main as record_main
 from services.scheduler.recording import OutputFrame, read_frames
+from services.scheduler.replay import main as replay_main
+from shared import subjects
+from shared.bus.nats_bus import connect
+from shared.codec import decode_input
+from shared.messages.cell_events import WorkerLost
 from shared.messages.status import CellStatus
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.idle import settled, status_at
+from tests.integration.decided_load import asked_until, decided_body, differing
+from tests.reference import Reference
 from thermocline.client import Answer, stream_answer
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 PAGE_SIZE = 16
 REQUESTS = 24
+WORKERS = 2
+VICTIM = "worker-0"
+SCHEDULERS = ("scheduler", "scheduler-1")
+NEVER_BY_SILENCE = {"THERMOCLINE_HEARTBEAT_LOST_MS": "3600000"}
+ANSWER_TOKENS = 120
 
 
 def settings(model: Path, **changes: Any) -> SupervisorConfig:
@@ -43,29 +55,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("model") / "llama")
 
 
-def prompts() -> list[list[int]]:
-    """Prompts over four shared documents, each with a tail of its own."""
-    rng = random.Random(5)
-    documents = [[rng.randrange(8, VOCAB_SIZE) for _ in range(96)] for _ in range(4)]
-    return [documents[n % 4] + [rng.randrange(8, VOCAB_SIZE) for _ in range(n + 1)] for n in range(REQUESTS)]
+@pytest.fixture(scope="module")
+def bodies(model: Path) -> list[dict[str, Any]]:
+    """Requests over four shared documents, each with a tail of its own; every other one is sampled with a seed."""
+    reference, rng = Reference(model), random.Random(5)
+    documents = [draw(rng, 96) for _ in range(4)]
+    return [
+        decided_body(
+            reference, model.name, lambda n=n: documents[n % 4] + draw(rng, n + 1), ANSWER_TOKENS, is_sampled=n % 2 == 1
+        )
+        for n in range(REQUESTS)
+    ]
+
+
+def draw(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
+
+
+async def status_or_none(cell: RunningCell) -> CellStatus | None:
+    """None while no scheduler answers."""
+    try:
+        return await status_at(cell.nats_url)
+    except Exception:
+        return None
 
 
 async def idle(cell: RunningCell, workers: int) -> CellStatus:
     """Wait until nothing runs; every pool must be whole then."""
-
-    async def status() -> CellStatus | None:
-        try:
-            return await status_at(cell.nats_url)
-        except Exception:
-            return None  # The scheduler may be restarting.
-
-    return await settled(status, workers=workers)
-
-
-def body(model: Path, prompt: list[int], max_tokens: int, **extra: Any) -> dict[str, Any]:
-    """A completion request whose tokens come back as ids."""
-    common = {"model": model.name, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    return common | {"return_token_ids": True, "temperature": 0} | extra
+    return await settled(lambda: status_or_none(cell), workers=workers, timeout_s=240.0)
 
 
 async def ask_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Answer]:
@@ -73,89 +90,117 @@ async def ask_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> li
     return await asyncio.gather(*(stream_answer(client, "/v1/completions", one) for one in bodies))
 
 
-def bodies(model: Path, max_tokens: int) -> list[dict[str, Any]]:
-    """Every other one is sampled with a seed instead of greedily."""
-    return [
-        body(model, prompt, max_tokens, **({"temperature": 0.8, "seed": n} if n % 2 else {}))
-        for n, prompt in enumerate(prompts())
-    ]
-
-
-async def started(client: httpx.AsyncClient, tasks: asyncio.Task[Any], cell: RunningCell) -> None:
-    """Wait until the load is really running."""
+async def begun(load: asyncio.Task[Any], cell: RunningCell) -> None:
+    """Wait until every worker has something to do. The load goes on until it is told to end."""
     async with asyncio.timeout(60):
-        while not tasks.done() and (await status_at(cell.nats_url)).running < 4:
+        while not all(each.running for each in (await status_at(cell.nats_url)).workers):
+            if load.done():
+                load.result()
             await asyncio.sleep(0.005)
-    assert not tasks.done(), "the load was over before anything could be killed"
 
 
-async def under_fire(cell: RunningCell, model: Path, victim: str, workers: int) -> tuple[list[Answer], list[Answer]]:
-    """Answers without trouble, and answers to the same requests while ``victim`` is killed."""
+async def standing_by(cell: RunningCell) -> None:
+    """Wait until one of the schedulers has folded as far as the other."""
+    async with asyncio.timeout(60):
+        while not any("standing_by" in cell.logs(name) for name in SCHEDULERS):
+            await asyncio.sleep(0.05)
+
+
+async def kill_active(cell: RunningCell) -> tuple[str, int]:
+    """Kill the scheduler that is active, and wait for its successor; its name and pid."""
+    status = await status_at(cell.nats_url)
+    pid = cell.kill(status.scheduler_id)
+    async with asyncio.timeout(60):
+        while (after := await status_or_none(cell)) is None or after.epoch == status.epoch:
+            await asyncio.sleep(0.005)
+    assert after.scheduler_id != status.scheduler_id
+    return status.scheduler_id, pid
+
+
+async def kill_worker(cell: RunningCell) -> tuple[str, int]:
+    """Kill a worker; its name and pid."""
+    return VICTIM, cell.kill(VICTIM)
+
+
+async def under_fire(
+    cell: RunningCell, bodies: list[dict[str, Any]], *killings: Callable[[RunningCell], Awaitable[tuple[str, int]]]
+) -> tuple[list[Answer], list[list[list[Answer]]], list[CellStatus]]:
+    """Answers without trouble, all answers to the same requests during each killing, and the cell, idle, after each."""
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, limits=limits, trust_env=False) as client:
-        calm = await ask_all(client, bodies(model, 120))
-        await idle(cell, workers)
-        load = asyncio.create_task(ask_all(client, bodies(model, 120)))
-        await started(client, load, cell)
-        pid = cell.kill(victim)
-        await asyncio.to_thread(cell.wait_restarted, victim, pid)
-        return calm, await load
+        await standing_by(cell)
+        calm = await ask_all(client, bodies)
+        fired, idles = [], [await idle(cell, WORKERS)]
+        for kill in killings:
+            is_over = asyncio.Event()
+            load = asyncio.create_task(asked_until(client, bodies, is_over))
+            await begun(load, cell)
+            victim, pid = await kill(cell)
+            is_over.set()
+            await asyncio.to_thread(cell.wait_restarted, victim, pid)
+            fired.append(await load)
+            idles.append(await idle(cell, WORKERS))
+    return calm, fired, idles
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """A thermocline command."""
-    return subprocess.run([sys.executable, "-m", "thermocline", *command], capture_output=True, text=True, timeout=120)
+async def losses(nats_url: str) -> list[WorkerLost]:
+    """Every word of a lost worker in the stream of inputs."""
+    bus = await connect(tuple(nats_url.split(",")), "test")
+    try:
+        found = [decode_input(each.data) async for each in bus.follow(subjects.INPUTS_STREAM, live=False)]
+    finally:
+        await bus.close()
+    return [each for each in found if isinstance(each, WorkerLost)]
 
 
-def test_a_killed_scheduler_loses_nothing_and_its_whole_life_replays(model: Path, tmp_path: Path) -> None:
-    """Requests in flight finish with the same tokens, device caches stay, and the recording replays exactly."""
+def test_a_killed_scheduler_and_a_killed_worker_lose_nothing(
+    model: Path, bodies: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under load the active scheduler dies, then a worker: streams have no gap, no repeat and no changed token, greedy
+    and seeded alike. Caches stay, the dead worker is given up at once, and the cell's whole life replays exactly.
+    """
     recording, tampered = tmp_path / "run.tcr", tmp_path / "tampered.tcr"
-    with running(settings(model)) as cell:
-        before = asyncio.run(status_at(cell.nats_url))
-        calm, fired = asyncio.run(under_fire(cell, model, "scheduler", workers=1))
-        after = asyncio.run(idle(cell, 1))
-        recorded = run("record", "--nats", cell.nats_url, "--out", str(recording))
+    config = settings(model, workers=WORKERS, schedulers=len(SCHEDULERS))
+    with running(config, environ=NEVER_BY_SILENCE) as cell:
+        calm, fired, idles = asyncio.run(under_fire(cell, bodies, kill_active, kill_worker))
+        lost = asyncio.run(losses(cell.nats_url))
+        recorded = record_main(["--nats", cell.nats_url, "--out", str(recording)])
 
-    assert [answer.token_ids for answer in fired] == [answer.token_ids for answer in calm]
-    assert all(len(answer.token_ids) == 120 for answer in fired)
-    assert after.epoch > before.epoch
-    # The worker never noticed: same incarnation, no loss, and every request accepted and finished once.
-    assert [w.incarnation for w in after.workers] == [w.incarnation for w in before.workers]
-    assert after.counters["workers_joined"] == 1
-    assert after.counters["requests_accepted"] == after.counters["finished_length"] == 2 * REQUESTS
-    assert after.counters["hit_tokens_device"] > 0
-    assert after.counters["hit_tokens_host"] > 0
-    assert recorded.returncode == 0, recorded.stderr
-    _replays(recording, tampered)
+    before, replaced, after = idles
+    assert [differing(calm, answers) for answers in fired] == [[], []]
+    assert all(len(answer.token_ids) == ANSWER_TOKENS for answer in calm)
+    # No worker noticed that another scheduler speaks: same incarnations, and every request accepted and finished once.
+    assert (replaced.scheduler_id != before.scheduler_id, replaced.epoch) == (True, before.epoch + 1)
+    assert [w.incarnation for w in replaced.workers] == [w.incarnation for w in before.workers]
+    assert replaced.counters["workers_joined"] == WORKERS
+    for status, rounds in ((replaced, fired[:1]), (after, fired)):
+        asked = REQUESTS + sum(len(answers) for each in rounds for answers in each)
+        assert status.counters["requests_accepted"] == status.counters["finished_length"] == asked
+    assert replaced.counters["hit_tokens_device"] > 0
+    assert replaced.counters["hit_tokens_host"] > 0
+    # The storage saw the worker's sign of life go out, long before its silence would have counted.
+    killed = next(worker.incarnation for worker in before.workers if worker.worker_id == VICTIM)
+    assert lost == [WorkerLost(worker_id=VICTIM, incarnation=killed, reason="process_gone")]
+    assert after.counters["workers_joined"] == WORKERS + 1
+    assert after.counters.get("requests_resumed", 0) > 0, after.counters
+    assert recorded == 0, capsys.readouterr()
+    _replays(recording, tampered, capsys)
 
 
-def _replays(recording: Path, tampered: Path) -> None:
-    exact = run("replay", str(recording), "--json")
-    assert exact.returncode == 0, exact.stdout + exact.stderr
-    report = json.loads(exact.stdout)
+def _replays(recording: Path, tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert replay_main([str(recording), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
     outputs = sum(isinstance(frame, OutputFrame) for frame in read_frames(recording))
     assert report["outputs"] == outputs > 3 * REQUESTS
     assert report["difference"] is None
 
     whole = recording.read_bytes()
     tampered.write_bytes(whole[: len(whole) // 2])
-    truncated = run("replay", str(tampered))
-    assert truncated.returncode == 2, truncated.stdout
+    assert replay_main([str(tampered)]) == 2
     flipped = bytearray(whole)
     flipped[len(flipped) // 2] ^= 0x10
     tampered.write_bytes(flipped)
-    damaged = run("replay", str(tampered))
-    assert damaged.returncode == 2
-    assert "frame" in damaged.stderr
-
-
-def test_a_killed_worker_s_requests_go_on_at_another(model: Path) -> None:
-    """Streams have no gap, no repeat and no changed token, greedy and seeded alike."""
-    with running(settings(model, workers=2)) as cell:
-        calm, fired = asyncio.run(under_fire(cell, model, "worker-0", workers=2))
-        after = asyncio.run(idle(cell, 2))
-
-    assert [answer.token_ids for answer in fired] == [answer.token_ids for answer in calm]
-    assert [answer.text for answer in fired] == [answer.text for answer in calm]
-    assert after.counters["workers_joined"] == 3
-    assert after.counters.get("requests_resumed", 0) > 0, after.counters
+    capsys.readouterr()
+    assert replay_main([str(tampered)]) == 2
+    assert "frame" in capsys.readouterr().err

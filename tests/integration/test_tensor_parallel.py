@@ -13,15 +13,17 @@ import httpx
 import pytest
 
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.idle import settled, status_at
+from tests.idle import hears_of_chunks, settled, status_at
+from tests.integration.decided_load import asked_until
 from tests.reference import Reference
 from thermocline.client import Answer, stream_answer
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 ANSWER_TOKENS = 400
+FEW_TOKENS = 8
 READY_TIMEOUT_S = 600.0
 
 
@@ -38,16 +40,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("model") / "llama")
 
 
-def prompt_of(length: int, seed: int) -> list[int]:
+def prompt_of(reference: Reference, length: int, max_tokens: int, seed: int) -> list[int]:
+    """A prompt to which rounding decides no token of the answer."""
     rng = random.Random(seed)
-    return [rng.randrange(8, VOCAB_SIZE) for _ in range(length)]
+    return reference.decided(lambda: [rng.randrange(8, VOCAB_SIZE) for _ in range(length)], max_tokens, ignore_eos=True)
 
 
 async def ask(cell: RunningCell, model: Path, prompt: list[int], max_tokens: int) -> Answer:
     """A greedy completion."""
+    async with client_of(cell) as client:
+        return await stream_answer(client, "/v1/completions", body_of(model, prompt, max_tokens))
+
+
+def client_of(cell: RunningCell) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=cell.base_url, timeout=300, trust_env=False)
+
+
+def body_of(model: Path, prompt: list[int], max_tokens: int) -> dict[str, Any]:
     body = {"model": model.name, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
-    async with httpx.AsyncClient(base_url=cell.base_url, timeout=300, trust_env=False) as client:
-        return await stream_answer(client, "/v1/completions", body | {"return_token_ids": True})
+    return body | {"return_token_ids": True}
 
 
 def rank_1_of(worker_pid: int) -> int:
@@ -74,59 +85,57 @@ async def serving_worker(cell: RunningCell) -> str:
             await asyncio.sleep(0.005)
 
 
-async def kill_rank_under(cell: RunningCell, model: Path, prompt: list[int]) -> tuple[Answer, str, int]:
-    """An answer during which rank 1 of its worker is killed; the worker and its pid."""
-    asking = asyncio.create_task(ask(cell, model, prompt, ANSWER_TOKENS))
-    victim = await serving_worker(cell)
-    pid = cell.pids()[victim]
-    os.kill(rank_1_of(pid), signal.SIGKILL)
-    assert not asking.done(), "the answer was over before anything could be killed"
-    return await asking, victim, pid
+async def kill_rank_under(cell: RunningCell, model: Path, prompt: list[int]) -> tuple[list[Answer], str, int]:
+    """Answers, of which the last is under way when rank 1 of its worker is killed; the worker and its pid."""
+    is_over = asyncio.Event()
+    async with client_of(cell) as client:
+        asking = asyncio.create_task(asked_until(client, [body_of(model, prompt, ANSWER_TOKENS)], is_over))
+        victim = await serving_worker(cell)
+        pid = cell.pids()[victim]
+        os.kill(rank_1_of(pid), signal.SIGKILL)
+        is_over.set()
+        (answers,) = await asking
+    return answers, victim, pid
 
 
-def test_an_answer_outlives_a_rank_of_its_worker(model: Path) -> None:
-    """The stream goes on at the other group with the same tokens, the worker comes back with all its ranks, and no
-    memory of the first incarnation stays.
+async def restored(cell: RunningCell, model: Path, prompts: list[list[int]], chunks: int) -> list[Answer]:
+    """Answers of a cell that begins with so many chunks on its disk; what it saves is saved when they are there."""
+    await hears_of_chunks(lambda: status_at(cell.nats_url), chunks)
+    answers = [await ask(cell, model, prompt, FEW_TOKENS) for prompt in prompts]
+    await settled(lambda: status_at(cell.nats_url), timeout_s=READY_TIMEOUT_S)
+    return answers
+
+
+def test_groups_share_disks_with_single_workers_and_outlive_their_ranks(model: Path, tmp_path: Path) -> None:
+    """Chunks on disk know nothing of ranks: a cell of groups reads what a single worker saved, and the other way round,
+    with the same tokens. In the cell of groups a rank dies: the stream goes on at the other group with the same
+    tokens, the worker comes back with all its ranks, and no memory of the first incarnation stays.
     """
-    prompt = prompt_of(60, seed=1)
-    with running(settings(model, workers=2), ready_timeout_s=READY_TIMEOUT_S) as cell:
+    reference = Reference(model)
+    first, second = (prompt_of(reference, 200, FEW_TOKENS, seed=seed) for seed in (2, 3))
+    prompt = prompt_of(reference, 60, ANSWER_TOKENS, seed=1)
+    disk = {"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "restoring": "kv"}
+    one = settings(model, **disk, tensor_parallel=None)
+    with running(one, ready_timeout_s=READY_TIMEOUT_S) as cell:
+        (computed,) = asyncio.run(restored(cell, model, [second], 0))
+    with running(settings(model, **disk, workers=2), ready_timeout_s=READY_TIMEOUT_S) as cell:
+        by_group, by_group_anew = asyncio.run(restored(cell, model, [second, first], 3))
         fired, victim, pid = asyncio.run(kill_rank_under(cell, model, prompt))
         restarted = cell.wait_restarted(victim, pid, timeout_s=READY_TIMEOUT_S)
         after = asyncio.run(settled(lambda: status_at(cell.nats_url), workers=2, timeout_s=READY_TIMEOUT_S))
         rank = rank_1_of(restarted)
         log = cell.logs(victim, 400)
         prefix = cell.shm_prefix
+    with running(one, ready_timeout_s=READY_TIMEOUT_S) as cell:
+        (by_one,) = asyncio.run(restored(cell, model, [first], 6))
 
-    assert len(fired.token_ids) == ANSWER_TOKENS
-    expected = Reference(model).greedy(prompt, ANSWER_TOKENS)
-    assert fired.token_ids[: len(expected)] == expected
+    assert (computed.cached_tokens, by_group_anew.cached_tokens) == (0, 0)
+    for answer, asked in ((by_group, second), (by_one, first)):
+        assert answer.disk_tokens >= 128, answer
+        assert answer.token_ids == reference.greedy(asked, FEW_TOKENS, ignore_eos=True)
+    expected = reference.greedy(prompt, ANSWER_TOKENS, ignore_eos=True)
+    assert [answer.token_ids for answer in fired] == [expected] * len(fired)
     assert after.counters.get("requests_resumed", 0) == 1, after.counters
     assert "group_lost" in log
     assert not Path(f"/proc/{rank}").exists()
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
-
-
-def test_what_a_group_saved_a_single_worker_restores_and_the_other_way_round(model: Path, tmp_path: Path) -> None:
-    """Chunks on disk know nothing of ranks: a cell with another number of them reads them, with the same tokens."""
-    first, second = prompt_of(200, seed=2), prompt_of(200, seed=3)
-    disk = {"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "restoring": "kv"}
-    reference = Reference(model)
-
-    def served(prompts: list[list[int]], **changes: Any) -> list[Answer]:
-        with running(settings(model, **disk, **changes), ready_timeout_s=READY_TIMEOUT_S) as cell:
-
-            async def all_of_them() -> list[Answer]:
-                answers = [await ask(cell, model, prompt, 8) for prompt in prompts]
-                await settled(lambda: status_at(cell.nats_url), workers=1)  # Saves included.
-                return answers
-
-            return asyncio.run(all_of_them())
-
-    by_group = served([first])
-    by_one = served([first, second], tensor_parallel=None)
-    by_group_again = served([second])
-
-    assert by_group[0].cached_tokens == 0
-    for restored, prompt in ((by_one[0], first), (by_group_again[0], second)):
-        assert restored.disk_tokens >= 128, restored
-        assert restored.token_ids[:8] == reference.greedy(prompt, 8)[:8]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,16 +15,20 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from tokenizers import Tokenizer
 
+from services.worker.torch_gpus import TorchGpus
 from shared.memory.segment import SHM_DIRECTORY
+from tests.reference import Reference
 from thermocline.supervisor.api import RunningCell, running
-from thermocline.supervisor.config import SupervisorConfig, to_flags
+from thermocline.supervisor.config import SupervisorConfig, bundled_model, to_flags
 from thermocline.supervisor.process_identity import is_same_process, start_time
 from thermocline.supervisor.records import runs_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SMALL = SupervisorConfig(port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=20.0)
+BUNDLED = Path(__file__).parents[2] / "models/thermocline-mha"
 CHILDREN = ["nats", "scheduler", "storage", "worker-0", "gateway"]
 
 
@@ -84,6 +90,37 @@ def test_it_says_where_it_serves(cell: RunningCell) -> None:
     assert json.loads(done.stdout)["choices"], done.stderr
 
 
+def test_it_says_what_it_serves_with(cell: RunningCell) -> None:
+    """Device, data type, pools in tokens and bytes, and the context: 16 MiB hold 170 pages of 16 tokens."""
+    lines = {line.partition(": ")[0]: line.partition(": ")[2] for line in cell.output.splitlines()}
+
+    assert re.fullmatch(r"cpu \(.+\); float32", lines["Device"])
+    assert re.fullmatch(r"device 2,720 tokens \(15\.9 MiB\); host 5,\d\d\d tokens \(3\d\.\d MiB\)", lines["Pools"])
+    assert lines["Context"] == (
+        "2,720 tokens, all that the device pool of a worker holds; the model takes 4,096, with --device-kv-bytes 24MiB"
+    )
+    assert lines["API"] == f"{cell.base_url}/v1"
+    assert lines["Page"].startswith(f"{cell.base_url}/ui#key=")
+
+
+def test_a_request_too_long_for_the_pool_is_told_so(cell: RunningCell) -> None:
+    """With the flag and the size; one that is too long for the model gets OpenAI's words."""
+
+    def refusal(tokens: int) -> dict[str, str]:
+        url = f"{cell.base_url}/v1/completions"
+        body = {"prompt": [9] * tokens, "max_tokens": 1}
+        response = httpx.post(url, json=body, timeout=60, trust_env=False)
+        assert response.status_code == httpx.codes.BAD_REQUEST
+        error: dict[str, str] = response.json()["error"]
+        return error
+
+    pool, model = refusal(2999), refusal(5000)
+    assert pool["code"] == model["code"] == "context_length_exceeded"
+    assert "3000 tokens of KV" in pool["message"]
+    assert "--device-kv-bytes 18MiB" in pool["message"]
+    assert model["message"].startswith("This model's maximum context length is 4096 tokens")
+
+
 def test_the_handle_knows_every_child(cell: RunningCell) -> None:
     """Names, pids and logs of all processes are at hand."""
     assert list(cell.pids()) == CHILDREN
@@ -111,18 +148,23 @@ def test_a_stream_survives_the_death_of_its_worker(cell: RunningCell) -> None:
     """The client sees one stream without a gap, a repeat or a changed token; it only waits a while.
 
     The worker that takes over computes in one prefill what the dead one computed step by step, so logits differ in
-    their last bits; the seed is one whose draws all lie further than that from a boundary between two tokens.
+    their last bits, which must decide no token.
     """
+    prompt = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode("The password of the").ids
+    seed = Reference(BUNDLED).decided_seed(prompt, 300, temperature=0.5)
 
     def stream(interrupt: Callable[[], object] | None) -> str:
         model = httpx.get(f"{cell.base_url}/v1/models", trust_env=False).json()["data"][0]["id"]
-        body = {"model": model, "prompt": "The password of the", "max_tokens": 300, "seed": 11, "stream": True}
+        body = {"model": model, "prompt": prompt, "max_tokens": 300, "stream": True}
+        body |= {"temperature": 0.5, "seed": seed}
         parts: list[str] = []
         url = f"{cell.base_url}/v1/completions"
         with httpx.stream("POST", url, json=body | {"ignore_eos": True}, timeout=180, trust_env=False) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
-                    parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "choices" in event, event
+                    parts.append(event["choices"][0]["text"])
                     if interrupt is not None and len(parts) == 20:
                         interrupt()
         return "".join(parts)
@@ -151,6 +193,16 @@ def test_a_killed_supervisor_leaves_no_orphans_and_its_streams_can_be_used_again
         assert segments(first.shm_prefix) == []
 
 
+@pytest.mark.skipif(TorchGpus().count > 0, reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    """With the reason and what else there is to choose, before anything is started."""
+    done = run_up("--port", "0", "--device", "cuda")
+
+    assert done.returncode == 2
+    assert "--device cuda: there is no GPU here that its driver lets us use; --device cpu needs none" in done.stderr
+    assert "Starting" not in done.stdout
+
+
 def test_a_data_folder_in_use_is_refused(cell: RunningCell) -> None:
     """Two cells never share one folder."""
     done = run_up("--port", "0", "--data-dir", str(cell.data_dir))
@@ -171,14 +223,18 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 
 
 def test_a_service_that_refuses_stops_everything(tmp_path: Path) -> None:
-    """A setting that only the worker can judge ends the start with exit code 2 and the worker's reason."""
-    config = msgspec.structs.replace(SMALL, dtype="float7", data_dir=str(tmp_path))
+    """What only the worker can judge ends the start with exit code 2, the phase and the reason."""
+    model = bundled_model()
+    assert model is not None
+    copy = shutil.copytree(model, tmp_path / "model")
+    (copy / "model.safetensors").write_bytes(b"no weights")
+    config = msgspec.structs.replace(SMALL, model=str(copy), data_dir=str(tmp_path / "data"))
 
     done = run_up(*to_flags(config))
 
     assert done.returncode == 2
-    assert "worker-0 refused to start" in done.stderr
-    assert "float7" in done.stderr
+    assert "worker-0 refused to start while loading weights" in done.stderr
+    assert "cannot be loaded" in done.stderr
 
 
 def test_a_stopped_cell_leaves_nothing(cell: RunningCell) -> None:

@@ -3,9 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tools.resolution import supported_pythons
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +20,14 @@ case "$*" in
     --version) echo "Python 3.12.0" ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pip --version") exit 0 ;;
+    "-m pip install "*--require-hashes*)
+        # The lock brings the tools that come after it.
+        bin=$(dirname "$0")
+        printf '#!/bin/sh\necho "uv $*" >>"$CHECKOUT/asked"\n' >"$bin/uv" && chmod +x "$bin/uv"
+        echo "pip $*" >>"$CHECKOUT/asked" ;;
+    "-m pip install "*.whl) echo "pip $*" >>"$CHECKOUT/asked" ;;
     "-m pip install "*)
+        echo "pip $*" >>"$CHECKOUT/asked"
         echo installed >>"$CHECKOUT/installations"
         [ -e "$CHECKOUT/slow" ] && sleep 0.5
         [ -e "$CHECKOUT/broken" ] && exit 1
@@ -27,6 +38,8 @@ case "$*" in
 esac
 """
 
+PROJECT = '[project]\ndependencies = [\n    "torch==2.13.*",\n    "triton>=3",\n]\n'
+
 
 class Checkout:
     """A folder with ``./task`` and what it needs."""
@@ -35,29 +48,31 @@ class Checkout:
         self.folder = folder
         folder.mkdir()
         shutil.copy(ROOT / "task", folder / "task")
-        (folder / "pyproject.toml").write_text("[project]\n")
+        (folder / "pyproject.toml").write_text(PROJECT)
+        (folder / "requirements-dev.lock").write_text("")
         (folder / "Taskfile.yml").write_text("")
         self.python = folder / "python-for-tests"
         self.python.write_text(_PYTHON)
         self.python.chmod(0o755)
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "CHECKOUT": str(self.folder), "THERMOCLINE_PYTHON": str(self.python)}
+        inherited = {name: value for name, value in os.environ.items() if name != "THERMOCLINE_TORCH"}
+        return {**inherited, "CHECKOUT": str(self.folder), "THERMOCLINE_PYTHON": str(self.python)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
         """Start ``./task`` from another folder, as scripts do."""
         return subprocess.Popen(
             [self.folder / "task", *words],
-            env=self.environment(),
+            env={**self.environment(), **environ},
             cwd="/",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *words: str) -> tuple[int, str, str]:
+    def run(self, *words: str, **environ: str) -> tuple[int, str, str]:
         """Exit code, output and errors of one run."""
-        process = self.start(*words)
+        process = self.start(*words, **environ)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
@@ -65,6 +80,18 @@ class Checkout:
     def installations(self) -> int:
         notes = self.folder / "installations"
         return len(notes.read_text().splitlines()) if notes.exists() else 0
+
+    @property
+    def asked(self) -> list[str]:
+        """What pip and uv were asked for, in order."""
+        notes = self.folder / "asked"
+        return notes.read_text().splitlines() if notes.exists() else []
+
+    def stand_in(self, folder: Path, name: str, body: str) -> None:
+        """Put a program of that name into ``folder``."""
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -102,6 +129,95 @@ def test_a_changed_pyproject_installs_again(checkout: Checkout) -> None:
     checkout.run()
 
     assert checkout.installations == 2
+
+
+def test_a_changed_lock_installs_again(checkout: Checkout) -> None:
+    """New versions of what a dependency needs reach an existing environment, too."""
+    checkout.run()
+    (checkout.folder / "requirements-dev.lock").write_text("one==2\n")
+    checkout.run()
+
+    assert checkout.installations == 2
+
+
+def test_locked_versions_come_first_and_with_hashes(checkout: Checkout) -> None:
+    """What is left to the resolver, PyTorch above all, comes with the project itself."""
+    checkout.run()
+
+    lock, project = checkout.asked
+    assert lock.endswith("--require-hashes --no-deps -r requirements-dev.lock")
+    assert project.endswith("--no-build-isolation -e .[dev]")
+
+
+def test_the_cpu_build_of_torch_is_asked_for_and_remembered(checkout: Checkout) -> None:
+    """uv installs it before pip would choose; later runs need not say it again, and another build starts afresh."""
+    checkout.run(THERMOCLINE_TORCH="cpu")
+    (checkout.folder / "requirements-dev.lock").write_text("one==2\n")
+    checkout.run()
+    (checkout.folder / ".venv" / "of-the-cpu-build").touch()
+
+    kinds = [line.split()[0] for line in checkout.asked]
+    assert kinds == ["pip", "uv", "pip"] * 2
+    assert checkout.asked[1].endswith("--torch-backend cpu torch==2.13.*")
+    assert checkout.run(THERMOCLINE_TORCH="default")[0] == 0
+    assert not (checkout.folder / ".venv" / "of-the-cpu-build").exists()
+    assert [line.split()[0] for line in checkout.asked[6:]] == ["pip", "pip"]
+
+
+def test_a_wheel_of_torch_is_installed(checkout: Checkout, tmp_path: Path) -> None:
+    """By its absolute path, because the script runs from the checkout."""
+    (tmp_path / "torch-2.whl").touch()
+
+    checkout.run(THERMOCLINE_TORCH=os.path.relpath(tmp_path / "torch-2.whl", "/"))
+
+    assert checkout.asked[1].endswith(f"install --disable-pip-version-check -qq {tmp_path}/torch-2.whl")
+
+
+def test_another_build_of_torch_is_refused(checkout: Checkout) -> None:
+    """Before anything is made, naming the choices."""
+    code, _, err = checkout.run(THERMOCLINE_TORCH="cuda9")
+
+    assert code == 1
+    assert "THERMOCLINE_TORCH is 'cuda9'; it must be cpu, default, or the path of a wheel" in err
+    assert not (checkout.folder / ".venv").exists()
+
+
+def test_another_system_is_refused(checkout: Checkout, tmp_path: Path) -> None:
+    """One sentence says what it runs on, before anything is downloaded."""
+    checkout.stand_in(tmp_path / "programs", "uname", "echo Darwin")
+
+    code, _, err = checkout.run(PATH=f"{tmp_path / 'programs'}:{os.environ['PATH']}")
+
+    assert code == 1
+    assert "Thermocline runs on Linux only (x86-64 and arm64)" in err
+    assert not (checkout.folder / ".venv").exists()
+
+
+def test_pythons_that_do_not_fit_are_named(checkout: Checkout, tmp_path: Path) -> None:
+    """One is too new, one lacks the module ensurepip, and one is a stand-in of a version manager."""
+    programs = tmp_path / "programs"
+    checkout.stand_in(programs, "python3.13", "echo 'has no module ensurepip' >&2; exit 1")
+    checkout.stand_in(programs, "python3.12", "exit 127")
+    checkout.stand_in(programs, "python3.11", "exit 127")
+    code = "import runpy, sys; sys.version_info = (3, 14, 0); exec(sys.argv.pop(2))"
+    checkout.stand_in(programs, "python3", f"exec {sys.executable} -c '{code}' \"$@\"")
+
+    exit_code, _, err = checkout.run(THERMOCLINE_PYTHON="", PATH=f"{programs}:/usr/bin:/bin")
+
+    assert exit_code == 1
+    assert "task: python3.13 has no module ensurepip" in err
+    assert "task: python3.12 does not run" in err
+    assert "task: python3 is Python 3.14, which is not supported" in err
+    assert "needs Python 3.11, 3.12 or 3.13" in err
+
+
+def test_the_pythons_are_those_of_the_project(checkout: Checkout) -> None:
+    """The script and ``requires-python`` allow the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    first, *_, last = supported_pythons(project["requires-python"])
+    bounds = f"({first.replace('.', ', ')}) <= sys.version_info[:2] <= ({last.replace('.', ', ')})"
+
+    assert bounds in (ROOT / "task").read_text(encoding="utf-8")
 
 
 def test_an_interrupted_installation_starts_afresh(checkout: Checkout) -> None:
@@ -178,5 +294,6 @@ def test_no_python_is_said_clearly(checkout: Checkout) -> None:
 
     assert code == 1
     assert "no usable Python" in err
-    assert "needs Python 3.11 or newer" in err
+    assert "python-for-tests not installed" in err
+    assert "needs Python 3.11, 3.12 or 3.13" in err
     assert not (checkout.folder / ".venv").exists()

@@ -26,7 +26,7 @@ from tests.unit.infra.chart_rendering import CHART, Manifest, containers, find, 
 from tests.unit.infra.chart_variants import EVERYTHING, USERS, VARIANTS
 from tests.unit.infra.deployed_code import SETTINGS, gateway_series, metric_names, settings_from
 from thermocline.__main__ import commands
-from thermocline.supervisor.nats_server import find_nats_server
+from thermocline.supervisor.nats_program import find_nats_program
 
 
 def processes(manifests: list[Manifest]) -> list[tuple[str, dict[str, Any]]]:
@@ -165,7 +165,7 @@ def test_the_server_accepts_what_the_chart_of_nats_makes_of_it(values: dict[str,
     names = {name for own in (defaults, values.get("nats", defaults)) for name in own["container"]["env"]}
     environment = os.environ | dict.fromkeys(names, "of-letters")
 
-    command = [find_nats_server(), "-t", "-c", str(file)]
+    command = [find_nats_program().path, "-t", "-c", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
     assert done.returncode == 0, done.stderr

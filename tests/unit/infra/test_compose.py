@@ -147,7 +147,7 @@ def test_the_broker_is_the_one_of_the_repository() -> None:
     mounted = nats["volumes"][0].partition(":")[0]
     assert (FOLDER / mounted).resolve() == ROOT / "infra" / "nats" / "single.conf"
     assert 'http: "127.0.0.1:8222"' in (FOLDER / mounted).read_text()
-    minor = re.search(r">=(\d+\.\d+)", pin)
+    minor = re.search(r"==(\d+\.\d+)", pin)
     assert minor is not None
     assert nats["image"].startswith(f"nats:{minor[1]}.")
 

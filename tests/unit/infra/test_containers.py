@@ -15,6 +15,7 @@ from shared import metrics
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
 from thermocline.__main__ import commands
 from thermocline.supervisor.ports import any_free
+from tools.resolution import supported_pythons
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "infra" / "containers"
@@ -39,6 +40,11 @@ def words(instructions: list[str], keyword: str) -> str:
     """What the only such instruction says."""
     (found,) = [line for line in instructions if line.startswith(keyword + " ")]
     return found.removeprefix(keyword).strip()
+
+
+def runs(instructions: list[str]) -> list[list[str]]:
+    """The commands of ``RUN``, each a list."""
+    return [json.loads(line.removeprefix("RUN ")) for line in instructions if line.startswith("RUN ")]
 
 
 def variables(instructions: list[str]) -> dict[str, str]:
@@ -102,9 +108,19 @@ def test_bases_have_fixed_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (pin,) = [each for each in project["dependencies"] if each.startswith("torch==")]
 
-    assert re.search(r"^ARG PYTHON=3\.11\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
-    assert project["requires-python"] == ">=3.11"
-    assert [json.loads(words(stage(f"torch-{each}"), "RUN"))[-1] for each in ("cpu", "cuda")] == [pin, pin]
+    python = re.search(r"^ARG PYTHON=(3\.\d+)\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    assert python is not None
+    assert python[1] in supported_pythons(project["requires-python"])
+    assert [runs(stage(f"torch-{each}"))[-1][-1] for each in ("cpu", "cuda")] == [pin, pin]
+    assert runs(stage("torch-cpu"))[0][-1] in project["optional-dependencies"]["dev"]
+
+
+def test_locked_versions_are_installed_with_their_hashes() -> None:
+    """Before the project itself, which brings only what the lock leaves out."""
+    locked, project = runs(stage("installed"))
+
+    assert locked == ["pip", "install", "--require-hashes", "--no-deps", "-r", "requirements.lock"]
+    assert project == ["pip", "install", "."]
 
 
 def test_every_stage_builds_on_one_that_is_known() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.certificates import Authority
 from thermocline.broker.__main__ import main
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
-from thermocline.supervisor.nats_server import find_nats_server
+from thermocline.supervisor.nats_program import find_nats_program
 
 FOLDER = Path(__file__).parents[3] / "infra" / "nats"
 CONFIGS = sorted(FOLDER.glob("*.conf"))
@@ -30,7 +30,7 @@ def test_the_server_accepts_it(config: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("nats")
     files = {"TC_NATS_CERT": str(certificate), "TC_NATS_KEY": str(key), "TC_NATS_CA": str(authority.ca)}
-    command = [find_nats_server(), "-t", "-c", config]
+    command = [find_nats_program().path, "-t", "-c", config]
 
     done = subprocess.run(command, env=os.environ | ENVIRONMENT | files, capture_output=True, text=True, timeout=30)
 

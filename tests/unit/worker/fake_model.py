@@ -15,6 +15,7 @@ import torch
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.kv.device_pool import DevicePool
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
 
 PAGE_SIZE = 4
 VOCAB_SIZE = 40
@@ -22,7 +23,7 @@ EOS = 2
 POISON = 13
 MAX_CONTEXT = 256
 GEOMETRY = KvGeometry(layers=3, kv_heads=1, head_dim=2, page_size=PAGE_SIZE, dtype="float32")
-SHM_PREFIX = "thermocline-test"
+SHM_PREFIX = shm_prefix("worker")
 
 
 def kv_of(tokens: Sequence[int]) -> np.ndarray:

@@ -12,9 +12,10 @@ from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
 from shared.messages.worker_plans import PageLoad, PromotePages
+from tests.run_name import shm_prefix
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=4, page_size=4, dtype="float32")
-SHM_PREFIX = "thermocline-test"
+SHM_PREFIX = shm_prefix("pools")
 
 
 def identity_of(label: str) -> bytes:

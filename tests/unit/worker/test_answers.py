@@ -45,7 +45,7 @@ def tokens_of(*pieces: str) -> list[int]:
     return [number_of(piece) for piece in pieces]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     kind=st.sampled_from(KINDS),
     tokens=st.lists(st.integers(0, 17), min_size=1, max_size=20),

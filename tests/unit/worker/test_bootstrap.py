@@ -13,7 +13,7 @@ from services.worker.importance.disk_reads import DiskReads
 from shared.bus.memory_bus import MemoryBroker
 from shared.errors import ConfigError
 from shared.memory import HostPoolView
-from tests.unit.worker.fake_model import FakeRunner
+from tests.unit.worker.fake_model import SHM_PREFIX, FakeRunner
 from tests.unit.worker.pools import fill_page, page_load
 
 
@@ -29,7 +29,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRunn
 @pytest.fixture
 def flipped(runner: FakeRunner) -> Iterator[HostPoolView]:
     """A host pool whose page 0 has one wrong bit."""
-    host = HostPoolView.create("thermocline-test", runner.geometry, 2)
+    host = HostPoolView.create(SHM_PREFIX, runner.geometry, 2)
     fill_page(host, 0, "a")
     host.pages[0, 0, 0] ^= 1
     yield host

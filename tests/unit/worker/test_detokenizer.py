@@ -32,7 +32,7 @@ def pieces_of(kind: str, tokens: list[int], *, skip: bool = True) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data(), skip=st.booleans())
 def test_the_pieces_joined_are_the_decoded_tokens(kind: str, data: st.DataObject, skip: bool) -> None:
     """For any tokens, unknown ones included, and any decoder, with or without special tokens."""
@@ -82,7 +82,7 @@ def test_a_window_that_never_becomes_text_is_shown_after_all() -> None:
 
 
 @given(st.text(max_size=60))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_text_survives_a_real_byte_level_vocabulary(checkpoint_tokenizer: Tokenizer, text: str) -> None:
     """Encoding a text and feeding its tokens gives the text back."""
     tokens = checkpoint_tokenizer.encode(text, add_special_tokens=False).ids

@@ -33,7 +33,7 @@ def test_a_prompt_in_one_chunk_gives_the_greedy_answer(driven: Driven) -> None:
     assert driven.executor.request_ids == ()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
 @given(data=st.data())
 def test_chunked_prefill_beside_decode_changes_nothing(data: st.DataObject) -> None:
     """Any requests, cut into any chunks, batched in any way, on any pages: every answer is the greedy one."""

@@ -348,7 +348,7 @@ def test_a_decode_step_that_breaks_in_a_bubble_costs_its_request_alone(made: Bub
     assert made.driven.tokens() == continuation(PROMPT, 8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(data=st.data())
 def test_bubbles_change_no_token(data: st.DataObject) -> None:
     """Load landing at any step or never before the end, corrupted or whole, with orders at any step of the bubble:

@@ -159,7 +159,6 @@ async def test_a_request_survives_the_death_of_the_broker(nats_server: NatsServe
         await made.give(admit(prompt, range(60), gateway_id=gateway_id, params=params), batch(chunk(0, 20)))
         await made.event(BatchDone)
         nats_server.kill()
-        await asyncio.sleep(0.3)
         nats_server.start()
         finished = await made.event(RequestFinished)
         question = encode(GetOutputs(request_id="r", attempt=1, index=0))

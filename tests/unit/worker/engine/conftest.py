@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.checkpoints import make_checkpoint
+from tests.run_name import shm_prefix
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 
@@ -72,5 +73,5 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[..., Any]:
 @pytest.fixture
 def load_runner(checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    with runners_of(checkpoint, "enginetest") as load:
+    with runners_of(checkpoint, shm_prefix("engine")) as load:
         yield load

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    BertConfig,
     BloomConfig,
     FalconConfig,
-    Gemma3Config,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    PaliGemmaConfig,
     PhiConfig,
+    Qwen2VLConfig,
     Qwen3MoeConfig,
     T5Config,
 )
@@ -27,6 +29,7 @@ from services.worker.engine.model_runner import ModelRunner
 from shared.errors import ConfigError, UnsupportedModel
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
+from tests.run_name import shm_prefix
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -50,7 +53,7 @@ def load(path: Path, **changes: Any) -> ModelRunner:
         "device_kv_bytes": None,
         "pages": 16,
         "threads": 1,
-        "shm_prefix": "enginetest",
+        "shm_prefix": shm_prefix("engine"),
     }
     return ModelRunner.load(path, **{**settings, **changes})
 
@@ -59,21 +62,10 @@ def load(path: Path, **changes: Any) -> ModelRunner:
     ("config", "reason"),
     [
         (T5Config(), "encoder-decoder"),
-        (Gemma3Config(), "more than text"),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
-        (
-            LlamaConfig(
-                rope_parameters={
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "factor": 2.0,
-                    "original_max_position_embeddings": 128,
-                    "long_factor": [1.0] * 64,
-                    "short_factor": [1.0] * 64,
-                }
-            ),
-            "longrope",
-        ),
+        (Qwen2VLConfig(), "qwen2_vl takes more than text, and the library has no class"),
+        (PaliGemmaConfig(), "paligemma takes more than text, and its text part was not proven"),
+        (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM, which answers with no text"),
+        (LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}), "quantised with AWQ.*not served yet"),
         (BloomConfig(), "longest context"),
         (FalconConfig(alibi=True), "ALiBi"),
     ],
@@ -89,10 +81,10 @@ def test_configurations_that_cannot_be_served_are_refused(config: Any, reason: s
 
 def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     """A configuration with two faults names both."""
-    config = LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, is_causal=False)
+    config = LlamaConfig(attention_chunk_size=8, is_causal=False)
     config.save_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedModel, match=r"not causal.*dynamic"):
+    with pytest.raises(UnsupportedModel, match=r"not causal.*attends in chunks"):
         load_config(tmp_path)
 
 
@@ -209,15 +201,21 @@ def test_nothing_is_left_behind_by_a_refusal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("services.worker.engine.probe._TOLERANCE", {torch.float32: -1.0})
 
     with pytest.raises(UnsupportedModel):
-        load(path, shm_prefix="refusedtest")
-    assert not list(Path("/dev/shm").glob("refusedtest.*"))
+        load(path, shm_prefix=shm_prefix("refused"))
+    assert not list(Path("/dev/shm").glob(f"{shm_prefix('refused')}.*"))
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     """A wrong dtype, page size or pool is the operator's error and says so."""
     path = make_checkpoint("llama", tmp_path)
 
-    for changes in ({"dtype": "int8"}, {"page_size": 0}, {"pages": None}, {"pages": 1, "page_size": 1}):
+    for changes in (
+        {"dtype": "int8"},
+        {"page_size": 0},
+        {"context_tokens": 1},
+        {"pages": None},
+        {"pages": 1, "page_size": 1},
+    ):
         with pytest.raises(ConfigError):
             load(path, **changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,23 @@ from services.worker.engine.model_runner import ModelRunner
 from shared.errors import ConfigError
 from tests.checkpoints import FAMILIES, SLIDING_WINDOW
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.reference import Reference
+from tests.run_name import shm_prefix
 
 LoadRunner = Callable[..., ModelRunner]
 NEW_TOKENS = 30
 
 
-def generate(model: Any, prompt: list[int]) -> list[int]:
-    """Hugging Face's greedy answer of ``NEW_TOKENS``, generated once for all cases that ask for it."""
-    return _generated(model, tuple(prompt))
-
-
 @functools.cache
-def _generated(model: Any, prompt: tuple[int, ...]) -> list[int]:
-    answer = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
-    return answer[0, len(prompt) :].tolist()
+def truth(model: Any) -> Reference:
+    """Greedy answers of Hugging Face's model, generated once for all cases that ask for them."""
+    return Reference(model)
+
+
+def decided_prompt(model: Any, start: list[int], length: int) -> list[int]:
+    """``start`` and ``length`` more tokens, to which rounding decides none of ``NEW_TOKENS``."""
+    seeds = itertools.count(length)
+    return truth(model).decided(lambda: [*start, *random_prompt(length, seed=next(seeds))], NEW_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +46,14 @@ def test_greedy_tokens_equal_generate(
 ) -> None:
     """Chunked prefill, mixed batches and shuffled pages change no token, windows exceeded or not."""
     runner = load_runner(family, page_size=page_size)
-    prompts = [random_prompt(length, seed=length) for length in (5, 37, 2 * SLIDING_WINDOW + 43)]
+    model = reference(family)
+    prompts = [decided_prompt(model, [], length) for length in (5, 37, 2 * SLIDING_WINDOW + 43)]
     tables = page_tables(runner, [len(prompt) + NEW_TOKENS for prompt in prompts], seed=page_size)
     requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
 
     decode_greedily(runner, requests, chunks=[5, 13, 31], new_tokens=NEW_TOKENS)
 
-    assert [request.output for request in requests] == [generate(reference(family), prompt) for prompt in prompts]
+    assert [request.output for request in requests] == [truth(model).greedy(prompt, NEW_TOKENS) for prompt in prompts]
 
 
 @pytest.mark.parametrize("same_step", [False, True])
@@ -58,7 +63,8 @@ def test_prefix_hits_change_no_token(
 ) -> None:
     """A request may use pages that another has filled, or fills in the very same step."""
     runner = load_runner(family)
-    shared, suffix = random_prompt(48, seed=1), random_prompt(11, seed=2)
+    shared = random_prompt(48, seed=1)
+    suffix = decided_prompt(reference(family), shared, 11)[len(shared) :]
     first_table, second_table = page_tables(runner, [len(shared) + 1, len(suffix) + NEW_TOKENS], seed=3)
     first = Request([*shared, 7], first_table)
     second = Request([*shared, *suffix], np.concatenate([first_table[:3], second_table]), computed=48)
@@ -71,7 +77,7 @@ def test_prefix_hits_change_no_token(
     second.tokens.append(int(logits.argmax()))
     decode_greedily(runner, [second], chunks=[1], new_tokens=NEW_TOKENS)
 
-    assert second.output == generate(reference(family), [*shared, *suffix])
+    assert second.output == truth(reference(family)).greedy([*shared, *suffix], NEW_TOKENS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -208,11 +214,12 @@ def test_warm_up_leaves_the_runner_as_good_as_new(load_runner: LoadRunner, refer
     runner = load_runner("llama")
     runner.warm_up()
     (table,) = page_tables(runner, [60], seed=13)
-    request = Request(random_prompt(30, seed=14), table)
+    prompt = decided_prompt(reference("llama"), [], 30)
+    request = Request(list(prompt), table)
 
     decode_greedily(runner, [request], chunks=[30], new_tokens=NEW_TOKENS)
 
-    assert request.output == generate(reference("llama"), random_prompt(30, seed=14))
+    assert request.output == truth(reference("llama")).greedy(prompt, NEW_TOKENS)
 
 
 def test_facts_of_the_model(load_runner: LoadRunner) -> None:
@@ -227,7 +234,8 @@ def test_facts_of_the_model(load_runner: LoadRunner) -> None:
 def test_the_pool_is_as_large_as_its_bytes_allow(checkpoint: Callable[[str], Path]) -> None:
     """Given bytes, the pool has as many whole pages as fit; too few are refused."""
     settings: dict[str, Any] = {
-        "dtype": "auto", "device": "cpu", "page_size": 16, "pages": None, "threads": 1, "shm_prefix": "enginetest",
+        "dtype": "auto", "device": "cpu", "page_size": 16, "pages": None, "threads": 1,
+        "shm_prefix": shm_prefix("engine"),
     }  # fmt: skip
     page_bytes = 3 * 2 * 16 * 2 * 16 * 4
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from services.worker.detokenizer import Vocabulary
 from services.worker.sparse_prefixes import ImportanceSettings
 from tests.checkpoints import make_checkpoint
+from tests.run_name import shm_prefix
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
 from tests.unit.worker.importance.sparse_cell import OFF, MakeCell, SparseCell
 from tests.unit.worker.runners import LoadRunner, runners_of
@@ -52,7 +53,7 @@ def importance_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[
 @pytest.fixture
 def load_runner(importance_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    with runners_of(importance_checkpoint, "importancetest") as load:
+    with runners_of(importance_checkpoint, shm_prefix("importance")) as load:
         yield load
 
 

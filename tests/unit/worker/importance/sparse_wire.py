@@ -29,6 +29,7 @@ from shared.messages.pools import KvGeometry
 from shared.messages.requests import Importance
 from shared.messages.sparse_reads import ReadSparse
 from shared.messages.worker_plans import SparsePrefix
+from tests.run_name import RUN
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class SparseWire:
         slots: int,
         max_payload: int = 2**20,
     ) -> None:
-        self.prefix_of_names = f"sparsewire-{secrets.token_hex(4)}"
+        self.prefix_of_names = f"{RUN}-{secrets.token_hex(4)}"
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="wire")
         self._thread.start()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.storage import sparse_calls
@@ -56,7 +56,7 @@ def _geometries(draw: st.DrawFn) -> KvGeometry:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(_geometries(), st.data())
 def test_what_is_read_equals_what_was_stored(geometry: KvGeometry, data: st.DataObject) -> None:
     """Whatever the shape, and with slots and messages so small that most reads take several calls."""

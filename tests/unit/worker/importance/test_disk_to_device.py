@@ -25,6 +25,7 @@ from shared.ids import key_digest
 from shared.memory import unlink_all
 from shared.messages.requests import Importance
 from shared.messages.worker_plans import SparsePrefix
+from tests.run_name import RUN
 from tests.unit.storage.sparse.made_copies import GEOMETRY, Reading, reading
 
 START, DEPTH, END = 80, 64, 192
@@ -38,13 +39,13 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 @asynccontextmanager
 async def read_by_a_worker(disk: Reading) -> AsyncIterator[tuple[DiskPrefix, StoredPrefix]]:
     """Tokens from the middle of the second chunk on: as a worker reads them, and as they are."""
-    shm_prefix = f"todevice-{secrets.token_hex(4)}"
+    prefix = f"{RUN}-{secrets.token_hex(4)}"
     broker = MemoryBroker()
     storage, worker = broker.connect("storage"), broker.connect("worker")
-    calls = SparseCalls(lambda: disk.reader, shm_prefix)
+    calls = SparseCalls(lambda: disk.reader, prefix)
     await storage.serve(subjects.rpc("storage", "sparse", "s"), calls.answer)
     reads = DiskReads(
-        ReadBuffers(shm_prefix, 4 * 2048, slots=4), StorageCalls(worker), GEOMETRY, torch.device("cpu"), timeout_s=20.0
+        ReadBuffers(prefix, 4 * 2048, slots=4), StorageCalls(worker), GEOMETRY, torch.device("cpu"), timeout_s=20.0
     )
     sparse = SparsePrefix(
         storage_id="s",
@@ -64,7 +65,7 @@ async def read_by_a_worker(disk: Reading) -> AsyncIterator[tuple[DiskPrefix, Sto
         await reads.close()
         await storage.close()
         calls.close()
-        unlink_all(shm_prefix)
+        unlink_all(prefix)
 
 
 @pytest.mark.parametrize("key_id", ["", key_digest("alice")])

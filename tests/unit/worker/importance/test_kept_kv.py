@@ -12,6 +12,7 @@ from services.worker.importance.kept_kv import KeptInMemory, KeptInPages
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import InvariantViolated
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=3, head_dim=2, page_size=4, dtype="float32")
 PAGES = np.array([5, 1], dtype=np.int32)
@@ -19,7 +20,7 @@ PAGES = np.array([5, 1], dtype=np.int32)
 
 @pytest.fixture
 def pool() -> Iterator[DevicePool]:
-    made = DevicePool.create(GEOMETRY, 8, device="cpu", shm_prefix="keptkvtest")
+    made = DevicePool.create(GEOMETRY, 8, device="cpu", shm_prefix=shm_prefix("kept-kv"))
     made.tensor.copy_(torch.arange(made.tensor.numel()).view(made.tensor.shape))
     yield made
     made.close()

@@ -13,6 +13,9 @@ from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
 from shared.errors import ConfigError, InvariantViolated
 from shared.memory.device_pool_view import DevicePoolView
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
+
+PREFIX = shm_prefix("pool")
 
 
 def geometry(dtype: str = "float32") -> KvGeometry:
@@ -21,7 +24,7 @@ def geometry(dtype: str = "float32") -> KvGeometry:
 
 @pytest.fixture
 def pool() -> Iterator[DevicePool]:
-    made = DevicePool.create(geometry(), 5, device="cpu", shm_prefix="pooltest")
+    made = DevicePool.create(geometry(), 5, device="cpu", shm_prefix=PREFIX)
     yield made
     made.close()
 
@@ -29,7 +32,7 @@ def pool() -> Iterator[DevicePool]:
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 def test_halves_have_the_documented_shape_and_start_at_zero(dtype: str) -> None:
     """K and V of a layer are [pages, page_size, kv_heads, head_dim] of the geometry's dtype, all zero."""
-    pool = DevicePool.create(geometry(dtype), 5, device="cpu", shm_prefix="pooltest")
+    pool = DevicePool.create(geometry(dtype), 5, device="cpu", shm_prefix=PREFIX)
     try:
         for layer in range(3):
             for half in (pool.k(layer), pool.v(layer)):
@@ -68,7 +71,7 @@ def test_another_process_maps_the_pool_by_its_handle(pool: DevicePool) -> None:
 
 def test_close_removes_the_segment_and_is_idempotent() -> None:
     """After close nothing is left in /dev/shm and the pool refuses use; a view held elsewhere stays readable."""
-    pool = DevicePool.create(geometry(), 5, device="cpu", shm_prefix="pooltest")
+    pool = DevicePool.create(geometry(), 5, device="cpu", shm_prefix=PREFIX)
     name, held = pool.handle().name, pool.k(0)
     assert (Path("/dev/shm") / name).exists()
 
@@ -86,14 +89,14 @@ def test_close_removes_the_segment_and_is_idempotent() -> None:
 def test_a_pool_that_cannot_be_is_refused(pages: int) -> None:
     """No page, or more memory than the machine has, is a configuration error."""
     with pytest.raises(ConfigError):
-        DevicePool.create(geometry(), pages, device="cpu", shm_prefix="pooltest")
+        DevicePool.create(geometry(), pages, device="cpu", shm_prefix=PREFIX)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_cuda_pool_is_exported_by_ipc() -> None:
     """On a GPU the pool is one CUDA allocation whose handle carries an IPC export."""
-    pool = DevicePool.create(geometry("bfloat16"), 5, device="cuda", shm_prefix="pooltest")
+    pool = DevicePool.create(geometry("bfloat16"), 5, device="cuda", shm_prefix=PREFIX)
     handle = pool.handle()
 
     assert pool.k(2).is_cuda

@@ -78,7 +78,7 @@ def test_more_pages_than_one_piece_has_arrive(host: HostPoolView, device: Device
         np.testing.assert_array_equal(device_page(device, 79 - page), host.pages[page])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(
     page=st.integers(0, 2), layer=st.integers(0, GEOMETRY.layers - 1), byte=st.integers(0, 2 * GEOMETRY.half_bytes - 1)
 )

@@ -12,20 +12,24 @@ from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.profile import Profile
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
+
+PREFIX = shm_prefix("measure")
+
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=1, head_dim=32, page_size=4, dtype="float32")
 
 
 def test_what_is_timed_is_a_whole_load() -> None:
     """Every page of the scene arrives in every layer, checked; and nothing is left in /dev/shm."""
-    with load_scene(GEOMETRY, 64, device="cpu", shm_prefix="test-measure") as scene:
+    with load_scene(GEOMETRY, 64, device="cpu", shm_prefix=PREFIX) as scene:
         scene.load(BatchedMover(scene.device), verified=True)
 
         halves = scene.device.bytes_view()
         for page, device_page in zip(scene.pages, scene.device_pages, strict=True):
             expected = scene.host.view.pages[page].reshape(2, 2, -1)
             np.testing.assert_array_equal(halves[:, :, device_page], expected)
-    assert not list(SHM_DIRECTORY.glob("test-measure.*"))
+    assert not list(SHM_DIRECTORY.glob(f"{PREFIX}.*"))
 
 
 def test_rounds_take_turns_and_the_first_does_not_count() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
+from tests.run_name import shm_prefix
 
-SHM_PREFIX = "test-group"
+SHM_PREFIX = shm_prefix("group")
 PAGE_SIZE = 16
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -46,13 +47,13 @@ def segments() -> list[str]:
 
 def check_tokens(group: GroupRunner, model: Path) -> None:
     """Steps that mix chunks of prompts with decode tokens give what Hugging Face generates for each prompt alone."""
-    prompts = [random_prompt(length, seed=length) for length in (37, 5, 70)]
+    reference, seeds = Reference(model), itertools.count()
+    prompts = [reference.decided(lambda n=length: random_prompt(n, next(seeds)), 12) for length in (37, 5, 70)]
     tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
     requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
 
     decode_greedily(group, requests, [16, 5, 33], 12)
 
-    reference = Reference(model)
     for request, prompt in zip(requests, prompts, strict=True):
         expected = reference.greedy(prompt, 12)
         assert request.output[: len(expected)] == expected

@@ -19,10 +19,11 @@ from services.worker.parallel.parts_mover import PartsMover
 from shared.errors import InvariantViolated, TransportError
 from shared.memory import DevicePoolView, HostPoolView, unlink_all
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
 from tests.unit.worker.pools import fill_page, identity_of
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=16, dtype="float32")
-PREFIX = "test-parts"
+PREFIX = shm_prefix("parts")
 PAGES = 8
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from services.worker.detokenizer import Vocabulary
 from tests.checkpoints import make_checkpoint
+from tests.run_name import shm_prefix
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
 from tests.unit.worker.restore.restoring_cell import Cell, MakeCell
 from tests.unit.worker.restore.state_pages import state_geometry
@@ -33,7 +34,7 @@ def restore_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 @pytest.fixture
 def load_runner(restore_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    with runners_of(restore_checkpoint, "restoretest") as load:
+    with runners_of(restore_checkpoint, shm_prefix("restore")) as load:
         yield load
 
 

@@ -17,6 +17,7 @@ from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import TwoStageSaver
 from tests.engine_driver import Request, run_step
+from tests.run_name import shm_prefix
 
 FAMILIES = ("llama_mha", *tests.checkpoints.FAMILIES)
 CPU = torch.device("cpu")
@@ -109,7 +110,7 @@ def saving(
     shelf: Shelf | None = None,
 ) -> Iterator[Saving]:
     saved = list(range(runner.geometry.layers)) if layers is None else layers
-    ring = SnapshotRing(shape_of(runner), ring_bytes, device=CPU, shm_prefix="restoretest", layers=saved)
+    ring = SnapshotRing(shape_of(runner), ring_bytes, device=CPU, shm_prefix=shm_prefix("restore"), layers=saved)
     try:
         yield Saving(runner, ring, shelf or Shelf(), layers=saved, later=later, max_sequences=max_sequences)
     finally:

@@ -25,6 +25,7 @@ from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import PiecesRefused
 from services.worker.restore.restoration import Restoration, Sources
 from services.worker.restore.staging import StagingMemory
+from tests import run_name
 from tests.unit.worker.restore.restoring import Prefix, beside
 from tests.unit.worker.restore.saved import CPU, kv_of
 
@@ -46,7 +47,7 @@ Outcome = tuple[torch.Tensor | None, list[int], str]
 """What one rank restored, which tokens it read, and why it did not."""
 
 
-def _rank(rank: int, folder: Path, model_dir: Path) -> None:
+def _rank(rank: int, folder: Path, model_dir: Path, shm_prefix: str) -> None:
     """One rank: restore the prefix that lies pickled in ``folder`` from each of its lists of pieces, and leave the
     outcomes there.
     """
@@ -55,7 +56,7 @@ def _rank(rank: int, folder: Path, model_dir: Path) -> None:
     timeout = datetime.timedelta(seconds=90)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS, timeout=timeout)
     cases, table, length = pickle.loads((folder / "prefix").read_bytes())
-    runner = _load(model_dir, f"restorerank{rank}")
+    runner = _load(model_dir, shm_prefix)
     try:
         projection = KvProjection(runner)
         found = [_restore(runner, projection, pieces[rank], table, length) for pieces in cases]
@@ -106,7 +107,7 @@ def ranks(
     One group does both, because what takes time is starting its processes.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    runner = _load(restore_checkpoint("llama"), "restoreone")
+    runner = _load(restore_checkpoint("llama"), run_name.shm_prefix("one"))
     prefix = Prefix.computed(runner, 150, chunks=[100, 50])
     runner.close()
     altered = pickle.loads(pickle.dumps(prefix.pieces))
@@ -115,7 +116,8 @@ def ranks(
     (folder / "prefix").write_bytes(pickle.dumps((cases, prefix.table, prefix.length)))
     # Ranks are forked from one fresh process that has imported PyTorch, which takes each of them seconds otherwise.
     multiprocessing.set_forkserver_preload(["services.worker.restore.restoration", "transformers.models.llama"])
-    mp.start_processes(_rank, args=(folder, restore_checkpoint("llama")), nprocs=RANKS, start_method="forkserver")
+    arguments = (folder, restore_checkpoint("llama"), run_name.shm_prefix("rank"))
+    mp.start_processes(_rank, args=arguments, nprocs=RANKS, start_method="forkserver")
     found = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(RANKS)]
     return prefix, [[of_rank[case] for of_rank in found] for case in range(len(cases))]
 

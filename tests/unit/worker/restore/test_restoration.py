@@ -200,6 +200,24 @@ def test_a_missing_piece_is_refused_before_anything_begins(load_runner: LoadRunn
         prefix.restoration(LayerMix(0, 3, 0))
 
 
+def test_what_is_recomputed_alone_waits_for_no_transfer(load_runner: LoadRunner) -> None:
+    """The thread that transmits has its turn when everything is done: that gives nothing up."""
+    prefix = Prefix.computed(load_runner("llama"), 96, chunks=[96])
+    prefix.wipe()
+    restoration = prefix.restoration(LayerMix(3, 0, 0))
+
+    def late() -> None:
+        restoration._cancelled.wait()
+        restoration.run()
+
+    beside(late)
+    restoration.begin()
+    restoration.wait_all()
+    restoration.finish()
+
+    assert torch.equal(kv_of(prefix.runner, prefix.table, prefix.length), prefix.kv)
+
+
 def test_what_is_given_up_ends(load_runner: LoadRunner) -> None:
     """A step that failed elsewhere leaves layers unread: finishing ends the transfer, which waits for a buffer."""
     prefix = Prefix.computed(load_runner("llama"), 64, chunks=[64])

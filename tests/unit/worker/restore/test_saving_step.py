@@ -14,6 +14,7 @@ from services.worker.restore.saving_step import SavedRows, SavingStep
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import AttentionInputs, TwoStageSaver
 from tests.engine_driver import page_tables, random_prompt
+from tests.run_name import shm_prefix
 from tests.unit.worker.restore.saved import CPU, kv_of, shape_of
 
 LoadRunner = Callable[..., ModelRunner]
@@ -45,7 +46,7 @@ class Stepped:
         self.runner, self.copies = runner, Copies()
         self.inputs = AttentionInputs(runner.model, runner.geometry.layers)
         self.ring = SnapshotRing(
-            shape_of(runner), 4 << 20, device=CPU, shm_prefix="restoretest", layers=[1], kv_layers=[1, 2]
+            shape_of(runner), 4 << 20, device=CPU, shm_prefix=shm_prefix("restore"), layers=[1], kv_layers=[1, 2]
         )
         self.saver = TwoStageSaver(self.ring, self.copies, max_sequences=8, submit=lambda work: work())
         self.tables = dict(zip(names, page_tables(runner, [200] * len(names), seed=1), strict=True))

@@ -15,6 +15,7 @@ from services.worker.restore.refusals import PiecesRefused
 from services.worker.restore.state_source import StateHidden, StateKv, StatePages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
+from tests.run_name import shm_prefix
 
 MIXED = KvGeometry(layers=4, kv_heads=2, head_dim=4, page_size=4, dtype="float32", hidden=8, absent=1, from_hidden=2)
 """Layer 0 is absent, layers 1 and 2 are hidden states (units 0 and 1), layer 3 is K and V (units 2 and 3)."""
@@ -27,7 +28,7 @@ class Pool:
     """A state pool with three pages of random bytes in order of :data:`HELD`."""
 
     def __init__(self, geometry: KvGeometry) -> None:
-        self.view = HostPoolView.create("statetest", geometry, 8)
+        self.view = HostPoolView.create(shm_prefix("state"), geometry, 8)
         random = np.random.default_rng(1)
         self.view.pages[:] = random.integers(0, 256, self.view.pages.shape, dtype=np.uint8)
         self.identities = random.integers(1, 256, (3, 16), dtype=np.uint8)
@@ -73,7 +74,7 @@ def test_hidden_states_are_read(pool: Pool, start: int, end: int) -> None:
 def test_kv_is_loaded_into_its_pages(pool: Pool) -> None:
     """K and V of each state page go to the device page of the same place; nothing else is written."""
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 5, device="cpu", shm_prefix="statetest")
+    device = DevicePool.create(geometry.as_kv, 5, device="cpu", shm_prefix=shm_prefix("state"))
     source = StateKv(pool.pages(), device, np.array([2, 4, 0], dtype=np.int32))
 
     source.load(3)
@@ -94,7 +95,7 @@ def test_an_altered_unit_is_refused_and_no_other(pool: Pool, unit: int) -> None:
     """One flipped bit stops the reading of its own unit alone."""
     pool.view.pages[HELD[1], unit, 5] ^= 1
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix="statetest")
+    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
     hidden = StateHidden(pool.pages())
     kv = StateKv(pool.pages(), device, np.arange(3, dtype=np.int32))
     reads: list[Callable[[], None]] = [
@@ -141,7 +142,7 @@ def test_a_page_that_is_given_away_is_noticed(pool: Pool) -> None:
 def test_layers_that_pages_do_not_hold_are_refused(pool: Pool) -> None:
     """Absent layers, KV for a hidden layer, hidden states of a loaded one or of another width."""
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix="statetest")
+    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
     hidden = StateHidden(pool.pages())
     kv = StateKv(pool.pages(), device, np.arange(3, dtype=np.int32))
 

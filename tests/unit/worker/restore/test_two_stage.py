@@ -18,6 +18,7 @@ from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import TwoStageSaver
 from shared.memory.segment import SHM_DIRECTORY
 from tests.engine_driver import Request, page_tables, random_prompt
+from tests.run_name import shm_prefix
 from tests.unit.worker.restore.saved import CPU, Later, Saving, Shelf, saving, shape_of
 
 LoadRunner = Callable[..., ModelRunner]
@@ -234,7 +235,7 @@ def test_a_thread_of_its_own(load_runner: LoadRunner) -> None:
     """By default stage two runs beside the steps; closing hands on everything, tails too, and frees the ring."""
     runner, shelf = load_runner("opt"), Shelf()
     shape = shape_of(runner)
-    ring = SnapshotRing(shape, 1 << 20, device=CPU, shm_prefix="restoretest", layers=range(shape.layers))
+    ring = SnapshotRing(shape, 1 << 20, device=CPU, shm_prefix=shm_prefix("restore"), layers=range(shape.layers))
     assert (SHM_DIRECTORY / ring.name).exists()
     saver = TwoStageSaver(ring, HiddenPieces(shelf, range(shape.layers)), max_sequences=2)
     at = Saving.__new__(Saving)

@@ -26,6 +26,7 @@ from services.worker.engine.model_runner import ModelRunner
 from shared.errors import ConfigError, InvariantViolated
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.run_name import shm_prefix
 
 LoadRunner = Callable[..., ModelRunner]
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
@@ -120,7 +121,7 @@ def _both(directory: Path, dtype: str) -> Iterator[ModelRunner]:
     for forward in ("fused", "portable"):
         runner = ModelRunner.load(
             directory, dtype=dtype, device="cpu", page_size=16, device_kv_bytes=None, pages=16, threads=0,
-            shm_prefix="enginetest", forward=forward,  # type: ignore[arg-type]
+            shm_prefix=shm_prefix("engine"), forward=forward,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
             yield runner

@@ -26,6 +26,7 @@ from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.row_checks import RowChecks
 from shared.memory import unlink_all
 from shared.messages.pools import KvGeometry
+from tests.run_name import RUN
 
 PAGE_SIZES = (1, 16, 32, 64)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -109,7 +110,7 @@ class Scene:
 
 @contextmanager
 def scene(case: Case) -> Iterator[Scene]:
-    prefix = f"test-{secrets.token_hex(6)}"
+    prefix = f"{RUN}-{secrets.token_hex(4)}"
     made = Scene(case, prefix)
     try:
         yield made

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services.worker.kv.movers.native_rows import native_rows
+from tests.cases import case
 from tests.unit.worker.kernels.interpreted import Interpreter, running_interpreter
 from tests.unit.worker.kv.movers.cases import EVERY_CHECK, Case, every_case
 
@@ -18,18 +19,21 @@ def interpreter() -> Iterator[Interpreter]:
         yield running
 
 
-@pytest.mark.parametrize("case", every_case("per_page", "batched", "numpy"), ids=str)
+@pytest.mark.parametrize("mover", ["per_page", "batched", "numpy"])
 @pytest.mark.parametrize("check", EVERY_CHECK, ids=lambda check: check.__name__)
-def test_a_mover_on_cpu(case: Case, check: Callable[[Case], None]) -> None:
+def test_a_mover_on_cpu(mover: str, check: Callable[[Case], None]) -> None:
     """Rows go where they belong, wrong ones nowhere, in both directions and from a neighbour."""
-    check(case)
+    for geometry in every_case(mover):
+        with case(geometry=geometry):
+            check(geometry)
 
 
-@pytest.mark.parametrize("case", every_case("gpu_assisted"), ids=str)
 @pytest.mark.parametrize("check", EVERY_CHECK, ids=lambda check: check.__name__)
-def test_the_kernel_interpreted(case: Case, check: Callable[[Case], None], interpreter: Interpreter) -> None:
+def test_the_kernel_interpreted(check: Callable[[Case], None], interpreter: Interpreter) -> None:
     """The same for the Triton kernel, with more programs than one."""
-    interpreter.call(check, case)
+    for geometry in every_case("gpu_assisted"):
+        with case(geometry=geometry):
+            interpreter.call(check, geometry)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -1,0 +1,98 @@
+"""What ``thermocline up`` refuses over its real command line: all faults at once, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from thermocline.supervisor.records import runs_dir
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+Case = Callable[[Path], list[str]]
+
+
+def file_with(folder: Path, text: str) -> str:
+    """A file of this text that only its owner may read."""
+    path = folder / "file"
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def run_up(data_dir: Path, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """``thermocline up`` that is expected to refuse."""
+    return subprocess.run(
+        [sys.executable, "-m", "thermocline", "up", "--port", "0", "--data-dir", str(data_dir), *flags],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (lambda _: ["--policy", "thermoclin"], "lru, lfu, 2q, slru, s3-fifo, .* did you mean thermocline"),
+        (lambda _: ["--device", "gpu"], "--device: 'gpu' is none of .*cpu, cuda"),
+        (lambda _: ["--dtype", "float7"], "auto, float32, bfloat16, float16; did you mean float32"),
+        (lambda _: ["--state-form", "most"], "write off, auto, or numbers of layers"),
+        (lambda _: ["--restoring", "plan"], "planned, kv, state, recompute; did you mean planned"),
+        (lambda _: ["--page-size", "4096"], "--page-size"),
+        (lambda _: ["--tensor-parallel", "4"], "--tensor-parallel 4: .* 6 attention heads"),
+        (lambda _: ["--remote", "ftp://bucket"], "--remote begins with ftp, which is none of s3://"),
+        (lambda folder: ["--disk-dir", file_with(folder, "")], "--disk-dir .* is not a directory"),
+        (lambda folder: ["--tls-cert", file_with(folder, ""), "--tls-key", file_with(folder, "")], "--tls-cert"),
+        (lambda folder: ["--importance", "gated", "--importance-gate", file_with(folder, "{}")], "no quality gate"),
+        (lambda folder: ["--model", str(folder / "none")], "there is no such folder"),
+        (lambda folder: ["--nats", "nats://127.0.0.1:1", "--config", file_with(folder, "[worker]\nmover = 'x'\n")],
+         "worker.mover: 'x' is none of auto, per_page"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_before_anything_is_started(case: Case, told: str, tmp_path: Path) -> None:
+    """With what may stand there. No folder is made, so no process of the cell has been started either."""
+    done = run_up(tmp_path / "data", *case(tmp_path))
+
+    assert done.returncode == 2, done.stderr
+    assert re.search(told, done.stderr), done.stderr
+    assert "Starting" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    """Those of the command line, of the environment and of the file, whichever process they belong to."""
+    cell = file_with(tmp_path, "[scheduler]\nclock_bits = 99\n[gateway]\ntenants = '/none/tenants'\n")
+    keys = tmp_path / "keys"
+    keys.write_text("salts.a = 'x'")
+    before = set(os.listdir(runs_dir()))
+
+    done = run_up(
+        tmp_path / "data",
+        *("--policy", "nonsense", "--device", "gpu", "--config", cell),
+        THERMOCLINE_KEYS=str(keys),
+        THERMOCLINE_HOTNESS_EXPRESSION="heat",
+    )
+
+    assert done.returncode == 2
+    for part in (
+        "--policy: 'nonsense'",
+        "--device: 'gpu'",
+        "scheduler.clock_bits",
+        "--tenants /none/tenants",
+        f"--keys {keys} can be used by",
+        "--hotness-expression: expression 'heat'",
+    ):
+        assert part in done.stderr
+    assert set(os.listdir(runs_dir())) == before
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,89 @@
+"""The pool of a group on GPUs: every rank measures its own, in one step, and the least counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.worker.engine.gpu_room import RoomWish
+from services.worker.parallel.group_runner import _pages
+from services.worker.parallel.orders import MeasureRoom, RankMeasured
+from services.worker.parallel.rank_model import RankModel
+from shared.messages.pools import KvGeometry
+
+WISH = RoomWish(fraction=0.5, tokens=100, rows=9, reserve_bytes=7)
+
+
+class Ranks:
+    """Two other ranks, with room for 30 and 20 pages."""
+
+    def __init__(self, happened: list[object]) -> None:
+        self.happened = happened
+
+    def tell(self, order: object) -> None:
+        self.happened.append(order)
+
+    def collect(self, kind: type[RankMeasured]) -> list[RankMeasured]:
+        self.happened.append("collect")
+        return [kind(pages=30), kind(pages=20)]
+
+
+class Model:
+    """Rank 0's share, with room for 25 pages."""
+
+    def __init__(self, happened: list[object]) -> None:
+        self.happened = happened
+
+    def measure_room(self, wish: RoomWish) -> int:
+        self.happened.append(wish)
+        return 25
+
+
+def test_the_least_room_counts() -> None:
+    """The others are told first, for the prefill is computed by all together."""
+    happened: list[Any] = []
+
+    pages = _pages(Model(happened), Ranks(happened), device_kv_bytes=None, pages=None, sizer=None, room=WISH)  # type: ignore[arg-type]
+
+    assert pages == 20
+    assert happened == [MeasureRoom(fraction=0.5, tokens=100, rows=9, reserve_bytes=7), WISH, "collect"]
+
+
+def test_a_number_of_pages_is_taken_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operator said wins."""
+    happened: list[Any] = []
+    model = Model(happened)
+    model.part, model.config, model.model = None, None, None  # type: ignore[attr-defined]
+    geometry = KvGeometry(layers=1, kv_heads=1, head_dim=1, page_size=1, dtype="float32")
+    monkeypatch.setattr("services.worker.parallel.group_runner.whole_geometry", lambda *_: geometry)
+
+    def pages(**settings: int | None) -> int:
+        settings = {"device_kv_bytes": None, "pages": None} | settings
+        return _pages(model, Ranks(happened), sizer=None, room=WISH, **settings)  # type: ignore[arg-type]
+
+    assert pages(pages=5) == 5
+    assert pages(device_kv_bytes=80) == 10
+    assert happened == []
+
+
+def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are counted by the bytes that they take in this rank."""
+    asked: list[Any] = []
+
+    class Found:
+        def pages(self, page_bytes: int) -> int:
+            asked.append(page_bytes)
+            return 3
+
+    def measured(*arguments: object) -> Found:
+        asked.extend(arguments)
+        return Found()
+
+    monkeypatch.setattr("services.worker.parallel.rank_model.measure_room", measured)
+    rank: Any = object.__new__(RankModel)
+    rank.model, rank.context = object(), 64
+    rank._part = KvGeometry(layers=2, kv_heads=1, head_dim=8, page_size=16, dtype="float32")
+
+    assert rank.measure_room(WISH, "memory") == 3
+    assert asked == [rank.model, rank.part, 64, WISH, "memory", 2 * 2 * 16 * 8 * 4]
