@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 import msgspec
 
+from services.worker.checks import check
 from services.worker.config import WorkerConfig
-from shared import config, ids, logs
-from shared.lifecycle import EXIT_REFUSED, Lifecycle, quiet_collector, run_process
+from services.worker.device_choice import DeviceChoice
+from shared import config, ids, logs, progress
+from shared.guard import guarded
+from shared.lifecycle import EXIT_REFUSED, Lifecycle, importing, run_process
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,18 +24,26 @@ def main(argv: list[str] | None = None) -> int:
     named = settings if settings.id else msgspec.structs.replace(settings, id=ids.new_id("worker"))
     logs.configure("worker", named.id, level=named.log_level)
 
+    choice: DeviceChoice | None = None
+
+    def prepare() -> None:
+        nonlocal choice
+        check(named)
+        # Imported here so that --help and faulty settings do not wait for torch.
+        with importing(), progress.phase("importing PyTorch"):
+            from services.worker.torch_gpus import choose
+
+            # Before what serves a model is imported, which takes seconds: a device that is not there is said at once.
+            choice = choose(named)
+            import services.worker.bootstrap  # noqa: F401
+
     async def body(life: Lifecycle) -> None:
-        # Imported here so that --help and faulty settings do not wait for torch; and without the collector, which
-        # would look again and again through what torch and transformers make, all of which lives for ever.
-        gc.disable()
         from services.worker.bootstrap import serve
 
-        quiet_collector()
-        gc.enable()
-        await serve(named, life)
+        await serve(named, life, choice)
 
-    return run_process("worker", body)
+    return run_process("worker", body, prepare)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -11,6 +11,8 @@ import msgspec
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name, node_name
 from shared.importance import PROBE_HEADS
+from shared.messages.cell_events import CellConfig
+from shared.model_folder import find_model
 from shared.tracing import Traces
 
 Doc = msgspec.Meta
@@ -22,13 +24,45 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     model: Annotated[str, Doc(description="directory of a Hugging Face checkpoint with its tokenizer")]
     id: Annotated[str, Doc(description="name of this worker; drawn at random when empty")] = ""
     node: Annotated[str, Doc(description="name of this machine, as its storage has it; by default its host name")] = ""
-    device: Annotated[Literal["cpu", "cuda"], Doc(description="where the model runs: cpu or cuda")] = "cpu"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Doc(description="where the model runs: cpu, cuda, or auto, which is cuda where a usable GPU is there"),
+    ] = "auto"
+    gpu: Annotated[int, Doc(description="on cuda, the first of the GPUs that this worker takes", ge=0)] = 0
+    node_workers: Annotated[
+        int, Doc(description="workers of this machine, which divide its memory and do not share GPUs", ge=1)
+    ] = 1
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Doc(description="type of weights and KV; auto is the checkpoint's own"),
     ] = "auto"
+    cpu_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], Doc(description="what --dtype auto is on a CPU")
+    ] = "auto"
     page_size: Annotated[int, Doc(description="tokens of one KV page", ge=1, le=1024)] = 16
-    device_kv_bytes: Annotated[int, Doc(description="size of the device pool", ge=1)] = 64 * 2**20
+    max_context_tokens: Annotated[
+        int, Doc(description="longest prompt and answer, in tokens; 0 is the model's own context", ge=0)
+    ] = 0
+    device_kv_bytes: Annotated[
+        int,
+        Doc(
+            description="size of the device pool; 0: on cuda as device_memory_fraction has it, else cpu_kv_bytes", ge=0
+        ),
+    ] = 0
+    cpu_kv_bytes: Annotated[
+        int, Doc(description="size of the device pool on a CPU where device_kv_bytes is 0; 0: from free memory", ge=0)
+    ] = 0
+    device_memory_fraction: Annotated[
+        float,
+        Doc(
+            description="on cuda, part of the GPU's memory for weights, the largest prefill and the device pool",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.9
+    max_batch_tokens: Annotated[
+        int, Doc(description="tokens of the largest prefill, as the scheduler has it; sizes the pool on cuda", ge=1)
+    ] = CellConfig().max_batch_tokens
     device_pages: Annotated[int, Doc(description="pages of the device pool; 0 fills device_kv_bytes", ge=0)] = 0
     threads: Annotated[int, Doc(description="CPU threads of the model, of all ranks; 0 is torch's default", ge=0)] = 0
     forward: Annotated[
@@ -115,7 +149,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
             faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
         if self.node and not is_valid_name(self.node):
             faults.append(f"--node {self.node!r}: letters, digits, - and _ only, at most 64")
-        if self.forward == "fused" and (self.tensor_parallel > 1 or self.device != "cpu"):
+        if self.forward == "fused" and (self.tensor_parallel > 1 or self.device == "cuda"):
             faults.append("--forward fused: on one CPU process only, not with --tensor-parallel or --device cuda")
         if faults:
             raise ValueError("; ".join(faults))
@@ -123,6 +157,10 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     @property
     def node_name(self) -> str:
         return self.node or node_name()
+
+    def dtype_on(self, kind: Literal["cpu", "cuda"]) -> str:
+        """The type of weights and KV there; "auto" is the checkpoint's own."""
+        return self.cpu_dtype if self.dtype == "auto" and kind == "cpu" else self.dtype
 
     @property
     def rank_threads(self) -> int:
@@ -133,4 +171,5 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def model_dir(self) -> Path:
-        return Path(self.model)
+        """Raises ConfigError where there is no such folder."""
+        return find_model(self.model)

@@ -62,7 +62,7 @@ class Vocabulary:
     def from_directory(cls, model_dir: Path) -> Vocabulary:
         """Load the checkpoint's tokenizer. Raises UnsupportedModel when it has none that is fast."""
         try:
-            loaded = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+            loaded = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
             backend = loaded.backend_tokenizer
         except (OSError, ValueError, AttributeError, ImportError, KeyError) as error:
             raise UnsupportedModel(f"{model_dir} has no usable fast tokenizer: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from services.worker.restore.staging import StagingMemory
 from services.worker.restore.state_pools import StatePools
 from services.worker.restore.state_source import StateHidden, StateKv, StatePages
 from services.worker.steps import Work
+from services.worker.thread_device import use_device
 from shared import logs
 from shared.errors import ConfigError
 from shared.ids import DIGEST_BYTES
@@ -216,7 +218,9 @@ class Restoring:
 
     def _submit(self, work: Callable[[], None]) -> None:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="restoring")
+            self._thread = ThreadPoolExecutor(
+                max_workers=1, thread_name_prefix="restoring", initializer=partial(use_device, self._runner.pool.device)
+            )
         self._thread.submit(work)
 
 

@@ -34,8 +34,9 @@ from services.worker.retained import RetainedOutputs
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.state_saving import StateSaving
 from services.worker.streams import wait_for_streams
+from services.worker.thread_device import use_device
 from services.worker.token_sender import TokenSender
-from shared import logs, subjects
+from shared import logs, progress, subjects
 from shared.bus.protocol import Bus, Subscription
 from shared.codec import decode, encode
 from shared.errors import InternalError, OperatorError, TransportError
@@ -44,7 +45,7 @@ from shared.lifecycle import Lifecycle, beat
 from shared.membership import Membership, lists_worker
 from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
-from shared.messages.worker_events import RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
+from shared.messages.worker_events import DeviceFacts, RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AbortRequest, AdmitRequest, Dismiss, LeaveCell, WorkerPlan
 from shared.plan_receiver import PlanReceiver
 
@@ -65,6 +66,7 @@ class WorkerIdentity:
     incarnation: str
     node: str
     model: str
+    device: DeviceFacts | None = None
 
 
 class WorkerShell:
@@ -152,6 +154,7 @@ class WorkerShell:
             subscriptions.append(await self._bus.subscribe(subjects.STATUS, self._disk_reads.see))
         await self._plans.start()
         self._join()
+        progress.ready()
         computing: Future[None] = Future()
         threading.Thread(target=self._compute, args=(computing,), name="compute", daemon=True).start()
         outbox = asyncio.create_task(self._outbox.run(), name="outbox")
@@ -193,6 +196,7 @@ class WorkerShell:
                 pool=self._runner.pool.handle(),
                 max_context=self._runner.max_context,
                 restoration=self._restoration,
+                device=self._who.device,
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)
@@ -257,6 +261,7 @@ class WorkerShell:
         """The compute thread."""
         result.set_running_or_notify_cancel()  # From now on nobody can cancel it.
         try:
+            use_device(self._runner.pool.device)
             if self._config.threads:
                 torch.set_num_threads(self._config.threads)
             self.executor.run()

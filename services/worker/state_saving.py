@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_pools import Pins
@@ -25,6 +26,7 @@ from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.state_pools import StatePools
 from services.worker.restore.two_stage import SavingCounts, TwoStageSaver
 from services.worker.step_saving import NOT_SAVED, SavedStep, StepSaving
+from services.worker.thread_device import use_device
 from shared import logs
 from shared.chunks import chunk_tokens
 from shared.errors import ConfigError, InvalidRequest, TransportError
@@ -255,7 +257,9 @@ class StateSaving:
         if self._given_submit is not None:
             return self._given_submit(work)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
+            self._threads = ThreadPoolExecutor(
+                max_workers=1, thread_name_prefix="state", initializer=partial(use_device, self._pool.device)
+            )
         return self._threads.submit(work)
 
 

@@ -1,13 +1,16 @@
 """The one attention function that every model calls, through Hugging Face's attention interface.
 
-It owns nothing: the step under way (``fwd``, passed through the model's forward as a keyword) decides what
-attention does: :class:`~services.worker.engine.paged_step.PagedStep` in service,
-:class:`~services.worker.engine.probe.LayoutProbe` when a model is examined at load. No mask function is
+It owns nothing: the step under way decides what attention does: :class:`~services.worker.engine.paged_step.PagedStep`
+in service, :class:`~services.worker.engine.probe.LayoutProbe` when a model is examined at load. It is a context
+variable (:func:`attending`), because some models do not hand keywords on to their attention. No mask function is
 registered under our name, so the models hand over no mask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +48,19 @@ class AttentionStep(Protocol):
         """The attention output, ``[T, heads, head_dim]``. It may be overwritten by the next call."""
 
 
+_STEP: ContextVar[AttentionStep] = ContextVar("attention_step")
+
+
+@contextmanager
+def attending(step: AttentionStep) -> Iterator[None]:
+    """Within this block attention of every model that this thread runs is computed by ``step``."""
+    token = _STEP.set(step)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -55,12 +71,14 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    fwd: AttentionStep | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered function. Raises InvariantViolated when the model lost ``fwd`` on the way."""
-    if fwd is None:
+    """The registered function. Raises InvariantViolated outside :func:`attending`."""
+    step = _STEP.get(None)
+    if step is None:
         raise InvariantViolated("attention was called without a step")
+    if getattr(module, "is_causal", True) is False:
+        extras["is_causal"] = False
     call = AttentionCall(
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         query=query,
@@ -71,7 +89,7 @@ def attend(
         softcap=softcap,
         extras=extras if attention_mask is None else {**extras, "attention_mask": attention_mask},
     )
-    return fwd.attend(call)[None], None
+    return step.attend(call)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.loading_progress import PHASE, told_progress
+from services.worker.engine.model_faults import in_one_line, refusing
+from services.worker.engine.pinned_rotations import pin_rotations
+from services.worker.engine.text_parts import tensor_names, text_part
 from services.worker.kv.device_pool import TORCH_DTYPES
-from shared.errors import ConfigError, UnsupportedModel
-
-STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""RoPE variants whose angle at a position depends on that position alone. "dynamic" and "longrope" look at the
-longest position of the batch, so a token's KV would depend on who else is in it."""
+from shared import progress
+from shared.errors import ConfigError, OperatorError, UnsupportedModel
+from shared.model_files import load_config as load_raw_config
+from shared.model_folder import IS_ENCODER_DECODER, config_reasons
 
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
@@ -32,19 +34,32 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def load_config(model_dir: Path) -> Any:
-    """The checkpoint's configuration. Raises UnsupportedModel, with every reason that it alone can show."""
+    """The checkpoint's configuration, or that of its text part. Raises UnsupportedModel, with every reason that it
+    alone can show.
+    """
+    unreadable = f"{model_dir} holds no readable model configuration"
     try:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModel(f"{model_dir} holds no readable model configuration: {error}") from error
-    reasons = list(_reasons_against(config))
+        raw = load_raw_config(model_dir)
+    except OperatorError as error:
+        raise UnsupportedModel(f"{unreadable}: {error.message}") from error
+    model_type = str(raw.get("model_type", "a model without a type"))
+    reasons = list(config_reasons(raw))
+    if not reasons:
+        with refusing(model_type, "configured"):
+            try:
+                config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+            except (OSError, ValueError, KeyError) as error:
+                raise UnsupportedModel(f"{unreadable}: {in_one_line(error)}") from error
+            text = text_part(config)
+            reasons += _reasons_against(text)
     if reasons:
-        raise UnsupportedModel(f"{config.model_type} cannot be served exactly: {'; '.join(reasons)}")
-    return config
+        raise UnsupportedModel(f"{model_type} cannot be served exactly: {'; '.join(reasons)}")
+    return text
 
 
-def load_model(model_dir: Path, config: Any, *, dtype: str, device: str) -> Any:
-    """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference.
+def load_model(model_dir: Path, config: Any, *, dtype: str, device: str, context: int = 0) -> Any:
+    """The model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference over
+    ``context`` positions (0: those that the model knows).
 
     Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
     numbers must not answer anybody.
@@ -52,24 +67,29 @@ def load_model(model_dir: Path, config: Any, *, dtype: str, device: str) -> Any:
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     transformers_logging.disable_progress_bar()
-    try:
-        with _LOADING:
+    with refusing(config.model_type, "loaded"):
+        with _LOADING, progress.phase(PHASE), told_progress():
             model, report = AutoModelForCausalLM.from_pretrained(
                 model_dir,
                 config=config,
                 dtype=TORCH_DTYPES.get(dtype, "auto"),
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
+                trust_remote_code=False,
                 output_loading_info=True,
+                key_mapping=tensor_names(load_raw_config(model_dir)),
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UnsupportedModel(f"{model_dir} cannot be loaded: {error}") from error
-    missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
-    if missing:
-        raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
-    check_forward(model)
-    model.eval().requires_grad_(False)
-    return model.to(torch.device(device))
+        missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
+        if missing:
+            raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
+        check_forward(model)
+        pin_rotations(model, max_context_tokens(config, context))
+        model.eval().requires_grad_(False)
+        if device == "cpu":
+            return model
+        with progress.phase(f"moving the weights to {device}"):
+            model.to(torch.device(device))
+        return model
 
 
 def check_forward(model: Any) -> None:
@@ -96,16 +116,21 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def max_context_tokens(config: Any) -> int:
-    """Positions that the model knows."""
-    return int(config.max_position_embeddings)
+def max_context_tokens(config: Any, bound: int = 0) -> int:
+    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound.
+
+    Raises ConfigError where a prompt and an answer cannot both have a token.
+    """
+    own = int(config.max_position_embeddings)
+    context = min(own, bound) if bound else own
+    if context < 2:
+        raise ConfigError(f"a context of {context} token holds no prompt with an answer: at least 2 are needed")
+    return context
 
 
 def _reasons_against(config: Any) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
-        yield "it is an encoder-decoder model"
-    if config.get_text_config() is not config or getattr(config, "vision_config", None) is not None:
-        yield "it takes more than text"
+        yield IS_ENCODER_DECODER
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         yield "its attention is not causal"
     if not isinstance(getattr(config, "max_position_embeddings", None), int):
@@ -117,17 +142,3 @@ def _reasons_against(config: Any) -> Iterator[str]:
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
     if odd_layers:
         yield f"it has layers of type {', '.join(odd_layers)}"
-    for field in ("rope_parameters", "rope_scaling"):
-        for rope_type in _rope_types(getattr(config, field, None)):
-            if rope_type not in STATIC_ROPE_TYPES:
-                yield f"its RoPE type {rope_type!r} makes KV depend on the rest of the batch"
-
-
-def _rope_types(parameters: object) -> Iterator[str]:
-    """Types in one RoPE dictionary, or in one for each type of layer."""
-    if not isinstance(parameters, dict):
-        return
-    for key, value in parameters.items():
-        if key in ("rope_type", "type") and value is not None:
-            yield str(value)
-        yield from _rope_types(value)

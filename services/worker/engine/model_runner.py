@@ -6,19 +6,21 @@ model on any device, and the fused forward (:mod:`services.worker.engine.fused`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from services.worker.engine.attention import AttentionStep
+from services.worker.engine.attention import AttentionStep, attending
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse
 from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import GpuAttention
+from services.worker.engine.model_faults import refusing
 from services.worker.engine.model_loading import (
     eos_token_ids,
     expected_windows,
@@ -30,24 +32,32 @@ from services.worker.engine.packed_linear import pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
+from shared import progress
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
+PoolSizer = Callable[[Any, KvGeometry, int], int]
+"""Pages of the device pool of a model, given its geometry and longest context; the model is not changed."""
+
 
 class ModelRunner:
     """A loaded model. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Any, pool: DevicePool, *, vocab_size: int, fused: FusedForward | None = None) -> None:
-        """``fused`` computes what ``model`` would, over the same pool; without it the model itself does."""
+    def __init__(
+        self, model: Any, pool: DevicePool, *, vocab_size: int, context: int = 0, fused: FusedForward | None = None
+    ) -> None:
+        """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
+        the longest one served, in tokens; 0 is the model's own.
+        """
         self._model = model
         self._fused = fused
         self._device = pool.device
         self._backend: AttentionBackend = CpuAttention(pool) if pool.device.type == "cpu" else GpuAttention(pool)
         self._graphs: DecodeGraphs | None = None
         self.pool = pool
-        self.max_context = max_context_tokens(model.config)
+        self.max_context = max_context_tokens(model.config, context)
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids(model)
 
@@ -64,29 +74,37 @@ class ModelRunner:
         threads: int,
         shm_prefix: str,
         forward: ForwardPath = "auto",
+        sizer: PoolSizer | None = None,
+        context_tokens: int = 0,
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
-        The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``. ``threads`` is for the
-        CPU; 0 leaves torch's default. Raises UnsupportedModel with the reason, ConfigError for bad settings.
+        The pool has ``pages`` pages if given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds
+        once the weights are loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds
+        the context; 0 leaves the model's own. Raises UnsupportedModel with the reason, ConfigError for bad settings.
         """
-        if page_size < 1 or (pages is None and device_kv_bytes is None):
+        if page_size < 1 or (pages is None and device_kv_bytes is None and sizer is None):
             raise ConfigError("the device pool needs a page size and a number of pages or bytes")
         if threads > 0:
             torch.set_num_threads(threads)
         config = load_config(model_dir)
-        model = load_model(model_dir, config, dtype=dtype, device=device)
-        windows = expected_windows(config)
-        geometry = find_geometry(model, windows, page_size)
-        count = pages if pages is not None else (device_kv_bytes or 0) // geometry.page_bytes
+        context = max_context_tokens(config, context_tokens)
+        model = load_model(model_dir, config, dtype=dtype, device=device, context=context)
+        with refusing(config.model_type, "probed"):
+            windows = expected_windows(config)
+            geometry = find_geometry(model, windows, page_size, context)
+        count = pages_of(model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
         pool = DevicePool.create(geometry, count, device=device, shm_prefix=shm_prefix)
         try:
-            verification = Verification(model, probe_tokens(model, count, page_size))
-            fused = fuse(model, windows, pool, forward)
-            if fused is None and pool.device.type == "cpu":
-                pack_linears(model)
-            runner = cls(model, pool, vocab_size=verification.vocab_size, fused=fused)
-            verification.check(runner.forward, pages=count, page_size=page_size)
+            with refusing(config.model_type, "verified"):
+                with progress.phase("computing what the model must answer"):
+                    verification = Verification(model, probe_tokens(model, count, page_size), windows)
+                fused = fuse(model, windows, pool, forward)
+                if fused is None and pool.device.type == "cpu":
+                    pack_linears(model)
+                runner = cls(model, pool, vocab_size=verification.vocab_size, context=context, fused=fused)
+                with progress.phase("verifying the model"):
+                    verification.check(runner.forward, pages=count, page_size=page_size)
         except BaseException:
             pool.close()
             raise
@@ -134,19 +152,20 @@ class ModelRunner:
         """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
-        output = self._model(
-            input_ids=ids.to(self._device)[None],
-            position_ids=positions.to(self._device)[None],
-            use_cache=False,
-            logits_to_keep=last_rows.to(self._device),
-            fwd=step,
-        )
+        with attending(step):
+            output = self._model(
+                input_ids=ids.to(self._device)[None],
+                position_ids=positions.to(self._device)[None],
+                use_cache=False,
+                logits_to_keep=last_rows.to(self._device),
+            )
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
     def warm_up(self) -> None:
-        """See :func:`warm_up`."""
-        warm_up(self)
+        """See :func:`warm_up`. Raises UnsupportedModel for what the model raises."""
+        with refusing(self._model.config.model_type, "warmed up"):
+            warm_up(self)
 
     def capture_decode(self, most_rows: int) -> None:
         """Have decode steps of up to ``most_rows`` requests run as CUDA graphs; for a runner on a GPU.
@@ -159,6 +178,17 @@ class ModelRunner:
         """Give the pool back; the runner is of no use afterwards."""
         self._graphs = None
         self.pool.close()
+
+
+def pages_of(
+    model: Any, geometry: KvGeometry, *, pages: int | None, device_kv_bytes: int | None, sizer: PoolSizer | None
+) -> int:
+    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order."""
+    if pages is not None:
+        return pages
+    if device_kv_bytes is not None or sizer is None:
+        return (device_kv_bytes or 0) // geometry.page_bytes
+    return sizer(model, geometry, max_context_tokens(model.config))
 
 
 class _Warmed(Protocol):

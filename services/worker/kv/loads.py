@@ -208,13 +208,15 @@ class Loads:
         verification: Verification | None = None,
         pins: Pins | None = None,
         device_type: str = "cpu",
+        on_thread: Callable[[], None] | None = None,
     ) -> None:
-        """``submit`` runs transfers one at a time in order; by default on a thread of their own. Everything is verified
+        """``submit`` runs transfers one at a time in order; by default on a thread of their own, which
+        calls ``on_thread`` first. Everything is verified
         unless ``verification`` says otherwise. ``pins`` is for workers on a GPU.
         """
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
-            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads")
+            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loads", initializer=on_thread)
             submit = self._threads.submit
         self.pools = HostPools(geometry, pins, submit)
         self.neighbours = Neighbours(geometry, device_type)

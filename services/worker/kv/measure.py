@@ -25,6 +25,7 @@ from services.worker.kv.movers.native_rows import native_rows
 from services.worker.kv.movers.protocol import MoverName, PageMover
 from services.worker.kv.profile import MoverFigure, Profile
 from shared.errors import OperatorError
+from shared.guard import guarded
 from shared.messages.pools import KvGeometry
 
 PREFIX = "thermocline-measure"
@@ -160,4 +161,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

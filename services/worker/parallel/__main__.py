@@ -6,11 +6,13 @@ The worker starts it; FD is the socket on which it gets its orders.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 
 from services.worker.parallel.channel import Channel
 from services.worker.parallel.orders import RankOrder
+from shared.lifecycle import importing
 
 FIRST_TIMEOUT_S = 60.0
 """Bounds sending until the first order tells the worker's own setting."""
@@ -18,9 +20,12 @@ FIRST_TIMEOUT_S = 60.0
 
 def main(argv: list[str]) -> int:
     """Run until told to stop; returns the exit code (see ``shared.lifecycle``)."""
+    # Ctrl-C at a terminal reaches every process there; rank 0 says when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(argv[0])), RankOrder, timeout_s=FIRST_TIMEOUT_S)
     # Imported here so that rank 0 sees at once whether this process runs at all.
-    from services.worker.parallel.rank import Rank
+    with importing():
+        from services.worker.parallel.rank import Rank
 
     return Rank(channel).run()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -51,19 +53,30 @@ class Collectives:
         return cls(ranks)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place where memory allows."""
+        """The sum over all ranks, in place where memory allows. Raises TransportError."""
         tensor = tensor.contiguous()
-        dist.all_reduce(tensor)
+        with _exchanging():
+            dist.all_reduce(tensor)
         return tensor
 
     def concatenate(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``[..., n]`` of every rank to ``[..., ranks * n]``, in the order of the ranks."""
+        """``[..., n]`` of every rank to ``[..., ranks * n]``, in the order of the ranks. Raises TransportError."""
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        dist.all_gather(parts, tensor)
+        with _exchanging():
+            dist.all_gather(parts, tensor)
         return torch.cat(parts, dim=-1)
 
     def close(self) -> None:
         """Leave; idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _exchanging() -> Iterator[None]:
+    """What gloo or NCCL raises is no fault of the model that is being computed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransportError(f"an exchange between ranks failed: {error}") from error

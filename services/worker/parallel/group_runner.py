@@ -12,7 +12,8 @@ import torch
 
 from services.worker.engine.attention import AttentionStep
 from services.worker.engine.forward_meta import ForwardMeta
-from services.worker.engine.model_runner import ModelRunner, probe_tokens, warm_up
+from services.worker.engine.gpu_room import RoomWish
+from services.worker.engine.model_runner import ModelRunner, PoolSizer, pages_of, probe_tokens, warm_up
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import make_store
@@ -23,14 +24,16 @@ from services.worker.parallel.group_pool import GroupPool, attach_part
 from services.worker.parallel.orders import (
     JoinGroup,
     MakePool,
+    MeasureRoom,
     RankLoaded,
+    RankMeasured,
     RankReady,
     StartRank,
     step_order,
 )
 from services.worker.parallel.rank_model import RankModel
 from services.worker.parallel.ranks import Ranks
-from shared.errors import ConfigError, InvariantViolated, OperatorError
+from shared.errors import InvariantViolated, OperatorError
 from shared.messages.pools import KvGeometry
 
 
@@ -112,16 +115,22 @@ class GroupRunner:
         self.pool.close()
 
 
-def load_group(start: StartRank, *, device_kv_bytes: int, pages: int | None) -> GroupRunner:
+def load_group(
+    start: StartRank,
+    *,
+    device_kv_bytes: int | None,
+    pages: int | None,
+    sizer: PoolSizer | None = None,
+    room: RoomWish | None = None,
+) -> GroupRunner:
     """Load a model as ``start.ranks`` ranks and prove that the group serves it exactly. ``start`` is rank 0's order,
-    without a port. ``pages`` and ``device_kv_bytes`` are as in ``ModelRunner.load``, for the group as a whole.
+    without a port. ``pages``, ``device_kv_bytes`` and ``sizer`` are as in ``ModelRunner.load``, for the group as a
+    whole; without any of them every rank finds out what its device has left of ``room``, and the least counts.
 
     Raises OperatorError with the reason why it cannot be served, naming the rank if it is not this one.
     """
     timeout_s = start.timeout_ms / 1e3
     with contextlib.ExitStack() as undo:
-        if start.device == "cuda" and torch.cuda.device_count() < start.ranks:
-            raise ConfigError(f"--tensor-parallel {start.ranks}: torch finds {torch.cuda.device_count()} GPUs here")
         store = make_store(timeout_s)
         starts = [msgspec.structs.replace(start, rank=rank, store_port=store.port) for rank in range(start.ranks)]
         ranks = Ranks(starts[1:], timeout_s=timeout_s)
@@ -130,7 +139,9 @@ def load_group(start: StartRank, *, device_kv_bytes: int, pages: int | None) -> 
         undo.callback(model.close)
         weights = [model.weight_bytes, *(each.weight_bytes for each in ranks.collect(RankLoaded))]
         try:
-            group = _join(starts[0], model, ranks, store, undo, device_kv_bytes=device_kv_bytes, pages=pages)
+            _meet(model, ranks, store)
+            count = _pages(model, ranks, device_kv_bytes=device_kv_bytes, pages=pages, sizer=sizer, room=room)
+            group = _prove(starts[0], model, ranks, undo, count)
         except OperatorError:
             raise
         except Exception as error:  # Of a collective, mostly: the rank that failed has told why.
@@ -140,21 +151,35 @@ def load_group(start: StartRank, *, device_kv_bytes: int, pages: int | None) -> 
     return group
 
 
-def _join(
-    start: StartRank,
-    model: RankModel,
-    ranks: Ranks,
-    store: Any,
-    undo: contextlib.ExitStack,
-    *,
-    device_kv_bytes: int,
-    pages: int | None,
-) -> GroupRunner:
-    """What all ranks do together once each has its weights."""
+def _meet(model: RankModel, ranks: Ranks, store: Any) -> None:
+    """All ranks join the collectives, once each has its weights."""
     ranks.tell(JoinGroup())
     model.join(store)
+
+
+def _pages(
+    model: RankModel,
+    ranks: Ranks,
+    *,
+    device_kv_bytes: int | None,
+    pages: int | None,
+    sizer: PoolSizer | None,
+    room: RoomWish | None,
+) -> int:
+    """Pages of the group's pool."""
+    if pages is None and device_kv_bytes is None and sizer is None and room is not None:
+        ranks.tell(
+            MeasureRoom(fraction=room.fraction, tokens=room.tokens, rows=room.rows, reserve_bytes=room.reserve_bytes)
+        )
+        own = model.measure_room(room)
+        return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
     geometry = whole_geometry(model.part, model.config)
-    count = pages if pages is not None else device_kv_bytes // geometry.page_bytes
+    return pages_of(model.model, geometry, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+
+
+def _prove(start: StartRank, model: RankModel, ranks: Ranks, undo: contextlib.ExitStack, count: int) -> GroupRunner:
+    """Make the pool of ``count`` pages in all ranks, and prove that the group computes what the model does."""
+    geometry = whole_geometry(model.part, model.config)
     tokens = probe_tokens(model.model, count, start.page_size)
     own = model.make_pool(count)
     undo.callback(own.close)

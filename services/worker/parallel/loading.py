@@ -18,14 +18,17 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.loading_progress import PHASE
 from services.worker.engine.model_loading import check_forward
+from services.worker.engine.text_parts import tensor_names, text_tensor_name
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.parallel.collectives import Collectives
 from services.worker.parallel.division import Share, check_divisible, config_of_rank, head_dim_of, kv_heads_of
 from services.worker.parallel.plan import DivisionPlan
 from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, SummedLinear, replace_module
+from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
-from shared.model_files import weight_files
+from shared.model_files import load_config, weight_files
 
 # Making an empty model patches torch's initialisers for as long as it takes.
 _MAKING = threading.Lock()
@@ -111,7 +114,8 @@ class _Weights:
 
     def __init__(self, model_dir: Path, files: ExitStack) -> None:
         """``files`` closes them. Raises UnsupportedModel for a checkpoint that is not in safetensors."""
-        self._of: dict[str, Any] = {}
+        self._of: dict[str, tuple[Any, str]] = {}
+        is_text_part = tensor_names(load_config(model_dir)) is not None
         for path in weight_files(model_dir):
             if path.suffix != ".safetensors":
                 raise UnsupportedModel(f"{path.name}: ranks read their shares from safetensors only")
@@ -119,7 +123,8 @@ class _Weights:
                 opened = files.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise UnsupportedModel(f"{path} cannot be read: {error}") from error
-            self._of.update(dict.fromkeys(opened.keys(), opened))
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping.
+                self._of[text_tensor_name(name) if is_text_part else name] = opened, name
 
     def fill(self, model: Any, config: Any, share: Share, plan: DivisionPlan, head: str) -> None:
         """Put this rank's slices into ``model``. Raises UnsupportedModel for what is missing or of another shape."""
@@ -127,26 +132,34 @@ class _Weights:
         missing = [name for name, _ in tensors if name not in self._of]
         if missing:
             raise UnsupportedModel(f"the checkpoint lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
-        for name, tensor in tensors:
-            module, _, kind = name.rpartition(".")
-            style = "colwise" if head and module == head else plan.style(module)
-            stored = self._of[name].get_slice(name)
-            shape, mine = tuple(stored.get_shape()), tuple(tensor.shape)
-            if style == "rowwise" and kind == "bias":
-                # Outputs are summed, so one rank alone adds it.
-                part = stored[:] if share.rank == 0 and shape == mine else torch.zeros(mine)
-                fits = shape == mine
-            elif style is None or len(shape) != len(mine):
-                fits = shape == mine
-                part = stored[:] if fits else None
-            else:
-                dim = 0 if style == "colwise" else 1
-                rows = share.rows(shape[dim], mine[dim], kv_heads_of(config), head_dim_of(config))
-                fits = rows is not None and shape[:dim] + shape[dim + 1 :] == mine[:dim] + mine[dim + 1 :]
-                part = _slice(stored, dim, rows) if rows is not None and fits else None
-            if not fits:
-                raise UnsupportedModel(f"{name} has shape {shape}, and rank {share.rank} cannot have {mine} of it")
-            tensor.copy_(part)
+        with progress.phase(PHASE, total=len(tensors), unit="tensors") as advance:
+            for name, tensor in tensors:
+                self._fill_one(name, tensor, config, share, plan, head)
+                advance(1)
+
+    def _fill_one(
+        self, name: str, tensor: torch.Tensor, config: Any, share: Share, plan: DivisionPlan, head: str
+    ) -> None:
+        module, _, kind = name.rpartition(".")
+        style = "colwise" if head and module == head else plan.style(module)
+        opened, stored_name = self._of[name]
+        stored = opened.get_slice(stored_name)
+        shape, mine = tuple(stored.get_shape()), tuple(tensor.shape)
+        if style == "rowwise" and kind == "bias":
+            # Outputs are summed, so one rank alone adds it.
+            part = stored[:] if share.rank == 0 and shape == mine else torch.zeros(mine)
+            fits = shape == mine
+        elif style is None or len(shape) != len(mine):
+            fits = shape == mine
+            part = stored[:] if fits else None
+        else:
+            dim = 0 if style == "colwise" else 1
+            rows = share.rows(shape[dim], mine[dim], kv_heads_of(config), head_dim_of(config))
+            fits = rows is not None and shape[:dim] + shape[dim + 1 :] == mine[:dim] + mine[dim + 1 :]
+            part = _slice(stored, dim, rows) if rows is not None and fits else None
+        if not fits:
+            raise UnsupportedModel(f"{name} has shape {shape}, and rank {share.rank} cannot have {mine} of it")
+        tensor.copy_(part)
 
 
 def _slice(stored: Any, dim: int, rows: range) -> torch.Tensor:

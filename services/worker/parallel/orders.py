@@ -27,10 +27,21 @@ class StartRank(Message, frozen=True):
     timeout_ms: int
     worker_id: str = ""
     log_level: str = "info"
+    first_gpu: int = 0  # That of rank 0; the others take those behind it.
+    max_context_tokens: int = 0
 
 
 class JoinGroup(Message, frozen=True):
     """Every rank has its weights: join the collectives, and run the model once to see the shape of its KV."""
+
+
+class MeasureRoom(Message, frozen=True):
+    """Find out, in a step that all ranks take together, what is left on the device (``engine.gpu_room``)."""
+
+    fraction: float
+    tokens: int
+    rows: int
+    reserve_bytes: int
 
 
 class MakePool(Message, frozen=True):
@@ -68,13 +79,19 @@ class StopRank(Message, frozen=True):
     """There will be no more steps."""
 
 
-RankOrder = StartRank | JoinGroup | MakePool | RunStep | LayersLanded | StopRank
+RankOrder = StartRank | JoinGroup | MeasureRoom | MakePool | RunStep | LayersLanded | StopRank
 
 
 class RankLoaded(Message, frozen=True):
     """The rank has its weights, ``weight_bytes`` of them."""
 
     weight_bytes: int
+
+
+class RankMeasured(Message, frozen=True):
+    """Pages for which the rank's device has room."""
+
+    pages: int
 
 
 class RankReady(Message, frozen=True):
@@ -93,7 +110,7 @@ class RankFailed(Message, frozen=True):
     is_refusal: bool = False
 
 
-RankAnswer = RankLoaded | RankReady | RankFailed
+RankAnswer = RankLoaded | RankMeasured | RankReady | RankFailed
 
 
 def step_order(

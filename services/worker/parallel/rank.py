@@ -12,6 +12,7 @@ import signal
 import threading
 from typing import NoReturn, TypeVar
 
+from services.worker.engine.gpu_room import RoomWish
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.channel import Channel, ChannelClosed
@@ -20,8 +21,11 @@ from services.worker.parallel.gates import ToldGate
 from services.worker.parallel.orders import (
     JoinGroup,
     MakePool,
+    MeasureRoom,
     RankFailed,
     RankLoaded,
+    RankMeasured,
+    RankOrder,
     RankReady,
     RunStep,
     StartRank,
@@ -70,7 +74,12 @@ class Rank:
         self._channel.send(RankLoaded(weight_bytes=model.weight_bytes))
         self._next(JoinGroup)
         model.join(join_store(start.store_port, start.timeout_ms / 1e3))
-        order = self._next(MakePool)
+        order = self._channel.receive()
+        if isinstance(order, MeasureRoom):
+            wish = RoomWish(order.fraction, order.tokens, order.rows, order.reserve_bytes)
+            self._channel.send(RankMeasured(pages=model.measure_room(wish)))
+            order = self._channel.receive()
+        order = _checked(order, MakePool)
         self._pool = pool = model.make_pool(order.pages)
         self._channel.send(RankReady(for_group=pool.handle(), for_cell=pool.handle()))
         model.expect(order.probe_tokens)
@@ -88,12 +97,7 @@ class Rank:
             runner.forward(unpacked(order.ids), unpacked(order.positions), meta, unpacked(order.last_rows))
 
     def _next(self, kind: type[Order]) -> Order:
-        order = self._channel.receive()
-        if isinstance(order, StopRank):
-            raise ChannelClosed("the group ends")
-        if not isinstance(order, kind):
-            raise InvariantViolated(f"{order} where {kind.__name__} was due")
-        return order
+        return _checked(self._channel.receive(), kind)
 
     def _fail(self, error: Exception) -> int:
         """Tell rank 0 why this rank ends."""
@@ -107,8 +111,6 @@ class Rank:
 
     def _end_with_rank_0(self) -> None:
         """Whatever the main thread is in the middle of, this process does not outlive rank 0."""
-        # Ctrl-C at a terminal reaches every process there; rank 0 says when it is over.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._end_now())
         die_with_parent()
         threading.Thread(target=self._watch_rank_0, name="watch", daemon=True).start()
@@ -125,3 +127,12 @@ class Rank:
                 self._pool.close()
         finally:
             os._exit(EXIT_FAILED)
+
+
+def _checked(order: RankOrder, kind: type[Order]) -> Order:
+    """An order of the kind that is due. Raises ChannelClosed where the group ends instead."""
+    if isinstance(order, StopRank):
+        raise ChannelClosed("the group ends")
+    if not isinstance(order, kind):
+        raise InvariantViolated(f"{order} where {kind.__name__} was due")
+    return order

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
-from services.worker.engine.model_loading import expected_windows, load_config
+from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
+from services.worker.engine.model_faults import refusing
+from services.worker.engine.model_loading import expected_windows, load_config, max_context_tokens
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.packed_linear import pack_linears
+from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import Verification, find_geometry
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
@@ -30,13 +33,18 @@ class RankModel:
         """Raises OperatorError with the reason why this rank cannot serve."""
         self._start = start
         self.share = Share(start.rank, start.ranks)
-        self.device = torch.device("cpu" if start.device == "cpu" else f"{start.device}:{start.rank}")
+        self.device = torch.device("cpu" if start.device == "cpu" else f"{start.device}:{start.first_gpu + start.rank}")
         if self.device.type == "cuda":
             _cuda.set_device(self.device)
         if start.threads:
             torch.set_num_threads(start.threads)
         self.config = load_config(Path(start.model_dir))
-        self.model = load_share(Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device)
+        self.context = max_context_tokens(self.config, start.max_context_tokens)
+        with refusing(self.config.model_type, "loaded"):
+            self.model = load_share(
+                Path(start.model_dir), self.config, self.share, dtype=start.dtype, device=self.device
+            )
+        pin_rotations(self.model, self.context)
         self.weight_bytes = weight_bytes(self.model)
         self._collectives: Collectives | None = None
         self._part: KvGeometry | None = None
@@ -53,12 +61,18 @@ class RankModel:
         start = self._start
         timeout_s = start.timeout_ms / 1e3
         self._collectives = Collectives.join(store, start.rank, start.ranks, self.device, timeout_s)
-        connect(self.model, self.config, self.share, self._collectives)
-        part = find_geometry(self.model, expected_windows(self.config), start.page_size)
+        with refusing(self.config.model_type, "probed"):
+            connect(self.model, self.config, self.share, self._collectives)
+            part = find_geometry(self.model, expected_windows(self.config), start.page_size, self.context)
         heads = len(self.share.kv_heads(kv_heads_of(self.config)))
         if part.kv_heads != heads:
             raise UnsupportedModel(f"{type(self.model).__name__} has {part.kv_heads} KV heads in a rank, not {heads}")
         self._part = part
+
+    def measure_room(self, wish: RoomWish, memory: DeviceMemory | None = None) -> int:
+        """Pages that this rank's device has room for; every rank calls this at the same time. Raises ConfigError."""
+        room = measure_room(self.model, self.part, self.context, wish, memory or CudaMemory(self.device))
+        return room.pages(self.part.page_bytes)
 
     def make_pool(self, pages: int) -> DevicePool:
         """This rank's part of the device pool."""
@@ -66,14 +80,15 @@ class RankModel:
 
     def expect(self, tokens: int) -> Verification:
         """What the model gives by its own attention; afterwards it is made as fast as it can be."""
-        expected = Verification(self.model, tokens)
-        if self.device.type == "cpu":
-            pack_linears(self.model)
+        with refusing(self.config.model_type, "verified"):
+            expected = Verification(self.model, tokens, expected_windows(self.config))
+            if self.device.type == "cpu":
+                pack_linears(self.model)
         return expected
 
     def runner(self, pool: DevicePool, vocab_size: int) -> ModelRunner:
         """What computes steps of this rank over ``pool``."""
-        return ModelRunner(self.model, pool, vocab_size=vocab_size)
+        return ModelRunner(self.model, pool, vocab_size=vocab_size, context=self.context)
 
     def close(self) -> None:
         """Leave the group; idempotent."""

@@ -20,13 +20,21 @@ import msgspec
 
 from services.worker.parallel.channel import Channel
 from services.worker.parallel.group_lost import GroupLost
-from services.worker.parallel.orders import RankAnswer, RankFailed, RankLoaded, RankReady, StartRank, StopRank
+from services.worker.parallel.orders import (
+    RankAnswer,
+    RankFailed,
+    RankLoaded,
+    RankMeasured,
+    RankReady,
+    StartRank,
+    StopRank,
+)
 from shared import logs
 from shared.errors import CodecError, InternalError, OperatorError, TransportError
 
 _log = logs.get_logger("worker")
 
-Answer = TypeVar("Answer", RankLoaded, RankReady)
+Answer = TypeVar("Answer", RankLoaded, RankMeasured, RankReady)
 
 START_TIMEOUT_S = 1800.0
 """Longest wait for a rank that loads; reading hundreds of gigabytes from a slow disk takes its time."""

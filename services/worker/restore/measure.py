@@ -15,6 +15,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.figures import RestorationProfile
 from services.worker.restore.profile import PREFIX, measure_restoration
 from shared.errors import ConfigError, OperatorError
+from shared.guard import guarded
 from shared.memory import reap
 
 
@@ -92,4 +93,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from services.worker.engine.attention import AttentionCall
+from services.worker.engine.attention import AttentionCall, attending
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import HARMLESS_EXTRAS, LayoutProbe
 from services.worker.kv.device_pool import DTYPE_NAMES
@@ -105,7 +105,8 @@ class KvProjection:
         if "position_embeddings" in kwargs:
             kwargs = {**kwargs, "position_embeddings": embeddings}
         try:
-            self._modules[layer](hidden[None], **kwargs, fwd=_Taking(emit))
+            with attending(_Taking(emit)):
+                self._modules[layer](hidden[None], **kwargs)
         except _Projected:
             return
         raise HiddenStatesUnsupported(f"layer {layer} does not go through the attention interface")
@@ -157,7 +158,7 @@ class _Calls:
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hidden.append(input_of(args, kwargs)[0].clone())
-        self.kwargs.append({key: value for key, value in kwargs.items() if key not in ("hidden_states", "fwd")})
+        self.kwargs.append({key: value for key, value in kwargs.items() if key != "hidden_states"})
 
 
 def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:

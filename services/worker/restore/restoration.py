@@ -109,6 +109,9 @@ class Restoration:
         if self._mix.recomputed:
             assert self._sources.ids is not None
             compute_first_layers(self._runner, self._sources.ids, self._segment, self._mix.recomputed, self._loads)
+        if self._mix.recomputed == self._mix.layers:
+            # Here, and not where layers are transmitted: that thread may not have had its turn when all is done.
+            self._gate.release(self._mix.layers - 1)
 
     def wait(self, layer: int) -> None:
         """Return when the KV of ``layer`` is in the pool, or ordered before what the current stream does next.
@@ -175,8 +178,6 @@ class Restoration:
                 launched = layer, fence
         if launched is not None:
             self._release(*launched)
-        if self._mix.recomputed == self._mix.layers:
-            self._gate.release(self._mix.layers - 1)
 
     def _release_before_staging(self, launched: tuple[int, Fence]) -> tuple[int, Fence] | None:
         assert self._staging is not None

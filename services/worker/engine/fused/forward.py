@@ -93,7 +93,7 @@ class FusedForward:
         """``last`` is what of the last layer has to be computed, if that is not all of it, and the attention there."""
         model, between, rows = self._model, self._kernels.between, len(ids)
         struct = self._begin(ids, positions, last_rows, slots)
-        hooks = Hooks(model.attention, self._buffers.normed[:rows], positions, self._rotations, step)
+        hooks = Hooks(model.attention, self._buffers.normed[:rows], positions, self._rotations)
         shape, this = model.shape, ctypes.addressof(struct)
         ended: int | None = None
         attended_at = k_pool = v_pool = 0

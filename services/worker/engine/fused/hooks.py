@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from services.worker.engine.attention import AttentionStep
 from services.worker.engine.fused.rotations import Rotations
 from shared.errors import InvariantViolated
 
@@ -26,11 +25,10 @@ class Hooks:
         normed: torch.Tensor,
         positions: torch.Tensor,
         rotations: Rotations,
-        step: AttentionStep | None,
     ) -> None:
         """``normed`` [T, hidden] holds the input of attention of a layer when its hooks are called."""
         self._modules, self._normed, self._positions = modules, normed, positions
-        self._rotations, self._step = rotations, step
+        self._rotations = rotations
         self._kwargs: dict[str, Any] | None = None
 
     def call(self, layer: int) -> None:
@@ -46,7 +44,6 @@ class Hooks:
                 "past_key_values": None,
                 "use_cache": False,
                 "position_embeddings": self._rotations.embeddings(self._positions),
-                "fwd": self._step,
             }
         for number, hook in list(module._forward_pre_hooks.items()):
             if number not in module._forward_pre_hooks_with_kwargs:

@@ -1,0 +1,138 @@
+"""Configurations of a few thousand weights for any model type, made from the library's own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB_SIZE = 300
+CONTEXT = 256
+WINDOW = 24
+LAYERS = 2
+
+_LAYER_FIELDS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "depth"),
+    *("num_decoder_layers", "num_encoder_layers", "text_layers", "vision_layers"),
+)
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "text_vocab_size", "decoder_vocab_size"), VOCAB_SIZE),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), 64),
+    **dict.fromkeys(("word_embed_proj_dim", "embed_size", "projection_dim"), 64),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 4),
+    "decoder_attention_heads": 4,
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    "head_dim": 16,
+    "attention_head_dim": 16,
+    "global_head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_inner", "dff", "d_ff"), 96),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_size"), 96),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), CONTEXT),
+    **dict.fromkeys(("max_sequence_length", "max_target_positions", "max_source_positions", "max_length"), CONTEXT),
+    **dict.fromkeys(("sliding_window", "window_size"), WINDOW),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4
+    ),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"), 2),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"), 1),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "laurel_rank": 8,
+    "num_kv_shared_layers": 0,
+    **dict.fromkeys(("image_size", "crop_size"), 28),
+    "patch_size": 14,
+    **dict.fromkeys(("initializer_range", "init_std"), 0.2),
+    **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0),
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **dict.fromkeys(
+        ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index"), 3
+    ),
+    **dict.fromkeys(("boi_token_id", "eoi_token_id", "vision_start_token_id", "vision_end_token_id"), 4),
+    "is_decoder": True,
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0),
+}
+
+_OF_TYPE: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1},
+    "zamba2": {"layer_types": ["mamba", "hybrid"], "num_hidden_layers": 2},
+    "zaya": {"num_experts_per_tok": 1},
+    "dots3_note": {"per_layer_config": None},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+}
+"""What single types need besides."""
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 4},
+    {"layers": 4},
+    {"layers": 4, "num_key_value_heads": 4},
+    {"head_dim": None},
+    {"layers": 6},
+    {"hidden_size": None, "num_attention_heads": None, "num_key_value_heads": None, "head_dim": None},
+)
+"""Changes to try in turn, because some types ask for more layers, or for heads that fit together otherwise. None
+leaves a field to the library."""
+
+
+def tiny_configs(model_type: str) -> Iterator[Any]:
+    """Configurations of ``model_type`` to try, the smallest first; those that the library refuses are left out.
+
+    Raises the last of its errors where it refuses all.
+    """
+    error: Exception | None = None
+    made = 0
+    for variant in VARIANTS:
+        try:
+            config = _tiny(CONFIG_MAPPING[model_type], variant)
+        except Exception as refused:
+            error = refused
+            continue
+        made += 1
+        yield config
+    if not made and error is not None:
+        raise error
+
+
+def _tiny(kind: Any, variant: Mapping[str, Any]) -> Any:
+    """``kind`` with small sizes, and its sub-configurations too."""
+    default = kind()
+    fields = default.to_dict()
+    layers = variant.get("layers", LAYERS)
+    sizes = {name: value for name, value in _SIZES.items() if name in fields or name in kind.attribute_map}
+    sizes |= {name: layers for name in _LAYER_FIELDS if name in fields or name in kind.attribute_map}
+    for name, value in variant.items():
+        if name in sizes:
+            if value is None:
+                sizes.pop(name)
+            else:
+                sizes[name] = value
+    # A name and the one that it stands for must not be given both.
+    sizes = {
+        name: value
+        for name, value in sizes.items()
+        if kind.attribute_map.get(name, name) == name or (kind.attribute_map[name] not in sizes)
+    }
+    kept = {name: value for name, value in sizes.items() if not _is_unset(fields, name)}
+    for name in kind.sub_configs:
+        made = getattr(default, name, None)
+        if made is not None and hasattr(type(made), "model_type") and type(made) in CONFIG_MAPPING.values():
+            kept[name] = _tiny(type(made), variant).to_dict()
+    return kind(**{**kept, **_OF_TYPE.get(kind.model_type, {})})
+
+
+def _is_unset(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether the library leaves this size open, such as a window that a type has no use for."""
+    return name in ("sliding_window", "window_size", "n_inner", "q_lora_rank", "num_local_experts") and (
+        fields.get(name) is None
+    )

@@ -1,0 +1,65 @@
+"""What is wrong with a worker's settings that their types do not show. Run before PyTorch is imported, and by
+``thermocline up`` before anything is started. What only the model itself can show, the model's loading refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from services.worker.config import WorkerConfig
+from shared.errors import ConfigError, OperatorError
+from shared.model_folder import check_model
+
+_CUDA_LIBRARIES = ("libcuda.so.1", "libcuda.so")
+
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""What a configuration must name itself, since its class may have another default than a reader would guess."""
+
+
+def check(config: WorkerConfig) -> None:
+    """Raises ConfigError with every fault. Reads the model's small files and asks the driver for GPUs."""
+    faults = list(_faults(config))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _faults(config: WorkerConfig) -> Iterator[str]:
+    if config.device == "cuda":
+        gpus = gpus_here()
+        if not gpus:
+            yield "--device cuda: there is no GPU here that its driver lets us use; --device cpu needs none"
+        elif gpus < config.tensor_parallel:
+            yield f"--tensor-parallel {config.tensor_parallel}: there are {gpus} GPUs here"
+    try:
+        described = check_model(config.model_dir)
+    except OperatorError as error:
+        yield error.message
+    else:
+        yield from _division_faults(described, config.tensor_parallel)
+
+
+def _division_faults(described: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    if ranks == 1 or not all(isinstance(described.get(name), int) for name in _DIVIDED):
+        return
+    from services.worker.parallel.division import check_divisible
+
+    try:
+        check_divisible(SimpleNamespace(**{"model_type": "the model", **described}), ranks)
+    except ConfigError as error:
+        yield error.message
+
+
+def gpus_here() -> int:
+    """Number of GPUs that this process may use, by NVIDIA's driver; 0 where there is none. PyTorch is not needed."""
+    for name in _CUDA_LIBRARIES:
+        try:
+            driver = ctypes.CDLL(name)
+            count = ctypes.c_int(0)
+            if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+                return count.value
+        except (OSError, AttributeError):
+            continue
+    return 0

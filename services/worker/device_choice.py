@@ -1,0 +1,99 @@
+"""Where a worker's model runs: what ``--device`` comes to on this machine. Pure, over :class:`Gpus`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from shared.errors import ConfigError
+
+Asked = Literal["auto", "cpu", "cuda"]
+
+
+class Gpus(Protocol):
+    """The GPUs of this machine as torch numbers them (``services.worker.torch_gpus``)."""
+
+    @property
+    def count(self) -> int:
+        """GPUs that torch can address."""
+        ...
+
+    @property
+    def absence(self) -> str:
+        """Why there are none."""
+        ...
+
+    @property
+    def are_installed(self) -> bool:
+        """Whether the machine has some, whatever torch says."""
+        ...
+
+    def name(self, index: int) -> str: ...
+
+    def fault(self, index: int) -> str:
+        """Why computing on one fails, or ""."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """``first_gpu`` is the first of the GPUs that the worker's ranks take. ``note`` says why a GPU that is there is not
+    used.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    first_gpu: int = 0
+    name: str = ""
+    note: str = ""
+
+    @property
+    def device(self) -> str:
+        """As torch has it."""
+        return self.kind if self.kind == "cpu" else f"cuda:{self.first_gpu}"
+
+
+def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 1, workers: int = 1) -> DeviceChoice:
+    """The device of a worker of ``ranks`` ranks, one of ``workers`` on this machine. A GPU is never shared.
+
+    Raises ConfigError where a GPU was asked for and none can be used, and where there are fewer GPUs than ranks.
+    """
+    if asked == "cpu":
+        return DeviceChoice("cpu")
+    if not gpus.count:
+        if asked == "cuda":
+            raise ConfigError(
+                f"--device cuda: no usable GPU: {gpus.absence}; choose --device cpu, or auto to take what there is"
+            )
+        return DeviceChoice(
+            "cpu", note=f"a GPU is there but cannot be used: {gpus.absence}" if gpus.are_installed else ""
+        )
+    needed = max(workers * ranks, first_gpu + ranks)
+    if needed > gpus.count:
+        raise ConfigError(_too_few(gpus.count, needed, first_gpu, ranks, workers))
+    for index in range(first_gpu, first_gpu + ranks):
+        fault = gpus.fault(index)
+        # Workers of one cell compute alike: one that fell back by itself would serve beside others on GPUs.
+        if fault and (asked == "cuda" or workers > 1):
+            raise ConfigError(
+                f"--device {asked}: GPU {index} ({gpus.name(index)}) cannot be used: {fault}; choose --device cpu, or "
+                "other GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        if fault:
+            return DeviceChoice("cpu", note=f"GPU {index} ({gpus.name(index)}) is there but cannot be used: {fault}")
+    return DeviceChoice("cuda", first_gpu, gpus.name(first_gpu))
+
+
+def _too_few(count: int, needed: int, first_gpu: int, ranks: int, workers: int) -> str:
+    seen = f"torch sees {count} GPU{'s' if count > 1 else ''} here"
+    if workers > 1:
+        of_each = f" with --tensor-parallel {ranks}" if ranks > 1 else ""
+        return (
+            f"--workers {workers}{of_each} need {needed} GPUs, which workers do not share, and {seen}: choose fewer "
+            "--workers, --device cpu, or make more GPUs visible with CUDA_VISIBLE_DEVICES"
+        )
+    if first_gpu:
+        return f"--gpu {first_gpu}: {seen}, numbered from 0, and the worker needs {ranks}"
+    return (
+        f"--tensor-parallel {ranks} needs {ranks} GPUs and {seen}: choose fewer ranks, --device cpu, or make more GPUs "
+        "visible with CUDA_VISIBLE_DEVICES"
+    )

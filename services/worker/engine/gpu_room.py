@@ -1,0 +1,148 @@
+"""How much of a GPU is left for the device pool, by running the largest prefill that there will be.
+
+What computing takes besides weights depends on the model, on kernels and on torch's allocator, so it is measured and
+not estimated: a batch of ``--max-batch-tokens`` goes through the model over a pool that is just large enough for it.
+The pool gets ``--device-memory-fraction`` of the device's memory, less the peak of that run, less what others have on
+the device. The rest of the fraction is for what comes later: CUDA graphs, sampling, fragments.
+
+The arithmetic and the run are tested on a CPU with a stand-in for the memory; :class:`CudaMemory` has not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.kv.device_pool import DevicePool
+from shared.errors import ConfigError
+from shared.messages.pools import KvGeometry
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+MIB = 2**20
+
+
+class DeviceMemory(Protocol):
+    """The memory of one device."""
+
+    def start(self) -> None:
+        """Forget earlier peaks."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The most that this process has had allocated at once since :meth:`start`, weights included."""
+        ...
+
+    def foreign_bytes(self) -> int:
+        """What is taken on the device besides: by other processes, the driver, communicators."""
+        ...
+
+    def total_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """See :class:`DeviceMemory`. Has not run on a GPU."""
+
+    device: torch.device
+
+    def start(self) -> None:
+        _cuda.synchronize(self.device)
+        _cuda.empty_cache()
+        _cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int:
+        _cuda.synchronize(self.device)
+        return int(_cuda.max_memory_allocated(self.device))
+
+    def foreign_bytes(self) -> int:
+        free, total = _cuda.mem_get_info(self.device)
+        return int(total - free - _cuda.memory_reserved(self.device))
+
+    def total_bytes(self) -> int:
+        return int(_cuda.mem_get_info(self.device)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWish:
+    """``fraction`` of the device may be used. ``tokens`` are of the largest prefill, ``rows`` those of it whose logits
+    are computed at most. ``reserve_bytes`` are buffers on the device that are made later.
+    """
+
+    fraction: float
+    tokens: int
+    rows: int = 256
+    reserve_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of a device, by what takes them."""
+
+    total: int
+    foreign: int
+    peak: int
+    reserve: int
+    fraction: float
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the device pool may take; not below 0."""
+        return max(0, int(self.total * self.fraction) - self.foreign - self.peak - self.reserve)
+
+    def pages(self, page_bytes: int) -> int:
+        """Pages that fit. Raises ConfigError, with what takes the memory, when none does."""
+        pages = self.pool_bytes // page_bytes
+        if pages < 1:
+            raise ConfigError(
+                f"the GPU has no memory left for KV: of {self.total // MIB} MiB, --device-memory-fraction "
+                f"{self.fraction:g} allows {int(self.total * self.fraction) // MIB}, weights and the largest prefill "
+                f"take {self.peak // MIB}, others on the device {self.foreign // MIB}, buffers {self.reserve // MIB}; "
+                "raise the fraction, lower --max-batch-tokens, or choose --tensor-parallel"
+            )
+        return pages
+
+
+def measure_room(model: Any, geometry: KvGeometry, max_context: int, wish: RoomWish, memory: DeviceMemory) -> Room:
+    """Run the largest prefill over a pool that is given back afterwards. Raises ConfigError where even that does not
+    fit on the device. In a group every rank calls this with the same ``wish`` at the same time.
+    """
+    segments, pages = prefill_segments(wish.tokens, max_context, geometry.page_size)
+    memory.start()
+    try:
+        pool = DevicePool.create(geometry, pages, device=model.device, shm_prefix="room")
+        try:
+            _prefill(ModelRunner(model, pool, vocab_size=0), segments, min(wish.rows, wish.tokens))
+            peak = memory.peak_bytes() - pages * geometry.page_bytes
+        finally:
+            pool.close()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a prefill of {wish.tokens} tokens does not fit on the GPU beside the weights: lower --max-batch-tokens, "
+            f"or choose --tensor-parallel ({str(error).splitlines()[0]})"
+        ) from error
+    return Room(memory.total_bytes(), memory.foreign_bytes(), peak, wish.reserve_bytes, wish.fraction)
+
+
+def prefill_segments(tokens: int, max_context: int, page_size: int) -> tuple[list[Segment], int]:
+    """Prompts of ``tokens`` tokens together, none longer than the context, each in pages of its own; and all pages."""
+    segments, pages = [], 0
+    while tokens > 0:
+        rows = min(tokens, max_context)
+        count = pages_for(rows, page_size)
+        segments.append(Segment(rows, 0, np.arange(pages, pages + count, dtype=np.int32)))
+        tokens, pages = tokens - rows, pages + count
+    return segments, pages
+
+
+def _prefill(runner: ModelRunner, segments: list[Segment], rows: int) -> None:
+    device, total = runner.pool.device, sum(segment.rows for segment in segments)
+    positions = torch.cat([torch.arange(segment.rows) for segment in segments])
+    meta = ForwardMeta.build(segments, runner.geometry.page_size, device)
+    runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.arange(total - rows, total))

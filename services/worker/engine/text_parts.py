@@ -1,0 +1,101 @@
+"""The text part of a model that also takes images or sound, which is all that is served of it.
+
+The library has a class of its own for most text parts. That such a class answers prompts of text as the whole model
+does is not a matter of course: some mask prompts otherwise. So it is used only for types that ``python -m
+bench.model_support`` has compared token for token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from shared.errors import UnsupportedModel
+
+PROVEN = frozenset(
+    (
+        "aria",
+        "aya_vision",
+        "cohere2_vision",
+        "deepseek_vl",
+        "deepseek_vl_hybrid",
+        "exaone4_5",
+        "fuyu",
+        "gemma3",
+        "glmasr",
+        "got_ocr2",
+        "granite_speech",
+        "granite_speech_plus",
+        "hyperclovax_vision_v2",
+        "idefics2",
+        "idefics3",
+        "internvl",
+        "janus",
+        "lfm2_vl",
+        "lighton_ocr",
+        "llava",
+        "llava_next",
+        "llava_next_video",
+        "llava_onevision",
+        "mistral3",
+        "moss_transcribe_diarize",
+        "ovis2",
+        "pp_chart2table",
+        "qwen2_audio",
+        "qwen3_asr",
+        "shieldgemma2",
+        "smolvlm",
+        "video_llama_3",
+        "video_llava",
+        "vipllava",
+        "voxtral",
+    )
+)
+"""Model types whose text part answers text as the whole model does (docs/reference/models.md)."""
+
+_PREFIXES = {
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.model\.": "model.",
+    r"^model\.(?:language_model|text_model)\.": "model.",
+}
+"""Where whole models keep the tensors of their text part, and where its own class has them."""
+
+
+def text_part(config: Any) -> Any:
+    """``config`` itself, or the configuration of its text part. Raises UnsupportedModel where that cannot be served."""
+    text = config.get_text_config(decoder=True)
+    if text is config or getattr(config, "is_encoder_decoder", False):
+        return config
+    name = config.model_type
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(
+            f"{name} takes more than text, and the library has no class that serves its text part, {text.model_type}, "
+            "by itself"
+        )
+    if name not in PROVEN:
+        raise UnsupportedModel(
+            f"{name} takes more than text, and its text part was not proven to answer text as the whole model does; "
+            f"proven are {', '.join(sorted(PROVEN))}"
+        )
+    if hasattr(config, "tie_word_embeddings"):
+        text.tie_word_embeddings = config.tie_word_embeddings
+    return text
+
+
+def tensor_names(raw: Mapping[str, Any]) -> dict[str, str] | None:
+    """Patterns of names in the checkpoint of the raw configuration ``raw``, and what they are in its text part; None
+    for a model of text.
+    """
+    return dict(_PREFIXES) if isinstance(raw.get("text_config"), dict) else None
+
+
+def text_tensor_name(name: str) -> str:
+    """One such name."""
+    for pattern, target in _PREFIXES.items():
+        name, found = re.subn(pattern, target, name)
+        if found:
+            break
+    return name

@@ -1,0 +1,51 @@
+"""How many pages a worker's device pool gets where its settings name no size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.worker.config import WorkerConfig
+from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
+from services.worker.engine.model_runner import PoolSizer
+from shared.memory.machine_memory import MachineMemory, machine_memory
+from shared.memory.pool_sizes import ModelDemand, Node, on_cpu, wanted_on_cpu
+from shared.messages.pools import KvGeometry
+
+
+def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machine_memory) -> PoolSizer:
+    """For a pool in shared memory: what the model wants, at most ``cpu_kv_bytes`` or else this worker's part of what is
+    free now that the weights are loaded.
+    """
+
+    def pages(model: Any, geometry: KvGeometry, max_context: int) -> int:
+        demand = ModelDemand(token_bytes=geometry.token_bytes, context_tokens=max_context, kv_heads=geometry.kv_heads)
+        if config.cpu_kv_bytes:
+            size = min(config.cpu_kv_bytes, wanted_on_cpu(geometry.token_bytes, max_context))
+        else:
+            node = Node(workers=config.node_workers, ranks=config.tensor_parallel, is_on_cpu=True)
+            size = on_cpu(memory(), demand, node)
+        return size // geometry.page_bytes
+
+    return pages
+
+
+def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemory] = CudaMemory) -> PoolSizer:
+    """For a pool on a GPU: what weights and the largest prefill leave of it."""
+
+    def pages(model: Any, geometry: KvGeometry, max_context: int) -> int:
+        room = measure_room(model, geometry, max_context, room_wish(config), memory(model.device))
+        return room.pages(geometry.page_bytes)
+
+    return pages
+
+
+def room_wish(config: WorkerConfig) -> RoomWish:
+    """What is to be left, and for what, on a GPU."""
+    return RoomWish(
+        fraction=config.device_memory_fraction,
+        tokens=config.max_batch_tokens,
+        reserve_bytes=config.restore_staging_bytes,
+    )

@@ -1,0 +1,18 @@
+"""The GPU of a thread. torch's operations go by their tensors, but kernels are launched on the thread's own device,
+which is the first GPU unless the thread says another. Has not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
+
+def use_device(device: torch.device) -> None:
+    """Make ``device`` this thread's; nothing on a CPU."""
+    if device.type == "cuda":
+        _cuda.set_device(device)
