@@ -76,7 +76,8 @@ def _blocks(asked: Iterator[Asked], block_tokens: int) -> list[BlockRequest]:
         names = list(_names(request.spans, block_tokens))
         if names:
             time_ns = int((request.time_s or 0.0) * _NS_PER_S)
-            found.append(names, time_ns=time_ns, prompt_tokens=request.prompt_tokens)
+            answer_tokens = request.answer.tokens
+            found.append(names, time_ns=time_ns, prompt_tokens=request.prompt_tokens, answer_tokens=answer_tokens)
     return found.requests
 
 

@@ -27,7 +27,7 @@ async def measure(base_url: str, *, requests: int, seed: int) -> dict[str, Any]:
     """Quantiles in ms of each part, over requests with prompts of 16 to 256 tokens."""
     rng = random.Random(seed)
     rows: list[dict[str, float]] = []
-    async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=60, trust_env=False) as client:
         model = (await served_model(client))["id"]
         for number in range(requests + 20):
             prompt = [rng.randrange(8, 2000) for _ in range(rng.randrange(16, 257))]

@@ -173,7 +173,7 @@ def on_a_cell(model: Path, part: Any, environ: dict[str, str], options: argparse
 
     async def measure(base_url: str, nats_url: str) -> dict[str, Any]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=base_url, timeout=900, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=base_url, timeout=900, limits=limits, trust_env=False) as client:
             load = Load(client, await served_model(client), options.seed)
             found: dict[str, Any] = await part(load, nats_url, options)
             return found

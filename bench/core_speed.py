@@ -45,9 +45,10 @@ from services.scheduler import core
 from services.scheduler.apart import Apart
 from services.scheduler.core.eviction import POLICIES
 from services.scheduler.core.insertion import publish_final
+from services.scheduler.core.orders import renew_orders
 from services.scheduler.core.page_pool import allocate, release
 from services.scheduler.core.prefix_tree import match_again, match_prefix
-from services.scheduler.core.residency import drop_device, renew_orders, split_node
+from services.scheduler.core.residency import drop_device, split_node
 from services.scheduler.core.state import Request, Worker
 from services.scheduler.core.victims import take_device_victim
 from shared.messages.cell_events import CellConfig, StorageLost, WorkerLost

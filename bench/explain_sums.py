@@ -145,7 +145,7 @@ async def drive(cell: RunningCell, work: Callable[[Asker], Awaitable[list[Sample
     async with AsyncExitStack() as stack:
         bus = await connect((cell.nats_url,), "bench")
         stack.push_async_callback(bus.close)
-        async with httpx.AsyncClient(base_url=cell.base_url, timeout=300) as general:
+        async with httpx.AsyncClient(base_url=cell.base_url, timeout=300, trust_env=False) as general:
             model = (await served_model(general))["id"]
         client = HttpClient(cell.base_url, {}, CLOCK, connect_timeout_s=10)
         stack.callback(client.close)

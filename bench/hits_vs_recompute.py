@@ -40,7 +40,7 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
         return [rng.randrange(8, VOCABULARY) for _ in range(length)]
 
     table: dict[str, Any] = {}
-    async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=300, trust_env=False) as client:
         model = (await served_model(client))["id"]
         await ask_one(client, model, fresh(512))
         for length in lengths:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tools.train_model.grammar import Question, make_document
+from thermocline.documents.grammar import Question, make_document
 
 WORKLOADS = ("documents", "few_shot")
 EXAMPLES = 8

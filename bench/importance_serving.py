@@ -44,9 +44,9 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.messages.status import GetInventory, Inventory
 from thermocline.client import Answer, served_model, stream_answer
-from thermocline.doctor.profile import geometry_of
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.model_demand import geometry_of
 
 DEVICE_SHARE, HOST_SHARE = 0.17, 0.53
 ANSWER_TOKENS = 12
@@ -120,7 +120,7 @@ async def measure(
     cache = {"fidelity": "importance", "ratio": options.ratio} if system.is_lossy else {}
     bus = await connect((nats,), "bench")
     times, lossy_ms, right, lossy, fallen, layers, sources = [], [], 0, 0, 0, 0, dict[str, int]()
-    async with httpx.AsyncClient(base_url=base_url, timeout=600) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=600, trust_env=False) as client:
         model = (await served_model(client))["id"]
         await rest(bus)
         for document in documents:

@@ -53,6 +53,7 @@ class Load:
 
     def __init__(self, client: httpx.AsyncClient, model: dict[str, Any], options: argparse.Namespace) -> None:
         self.streams: list[Stream] = []
+        self.refused = 0  # How often a client was answered 503, and tried again.
         self._client = client
         self._model = model
         self._tokens = options.tokens
@@ -72,13 +73,33 @@ class Load:
             if tokens != self._expected[number]:
                 raise SystemExit(f"client {number} was answered with other tokens than without kills")
 
+    async def probe(self) -> float:
+        """Send a request of one token now; returns when it had its answer (s, monotonic)."""
+        stream = Stream(time.monotonic())
+        await self._tried(stream, self._prompts[0], 1)
+        return stream.came_s[0]
+
     async def _ask(self, prompt: list[int]) -> list[int]:
-        body = {"model": self._model["id"], "prompt": prompt, "max_tokens": self._tokens, "temperature": 0}
-        body |= {"ignore_eos": True, "return_token_ids": True, "stream": True}
         stream = Stream(time.monotonic())
         self.streams.append(stream)
+        return await self._tried(stream, prompt, self._tokens)
+
+    async def _tried(self, stream: Stream, prompt: list[int], max_tokens: int) -> list[int]:
+        """The answer of whichever try is not refused for a state that passes."""
+        while True:
+            tokens = await self._stream(stream, prompt, max_tokens)
+            if tokens is not None:
+                return tokens
+            self.refused += 1
+
+    async def _stream(self, stream: Stream, prompt: list[int], max_tokens: int) -> list[int] | None:
+        body = {"model": self._model["id"], "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True, "stream": True}
         tokens: list[int] = []
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code == httpx.codes.SERVICE_UNAVAILABLE and "retry-after" in response.headers:
+                await asyncio.sleep(float(response.headers["retry-after"]))
+                return None
             response.raise_for_status()
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()

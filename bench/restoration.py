@@ -104,7 +104,7 @@ async def serve(stack: AsyncExitStack, method: str, cell: RunningCell) -> Served
     """Wait until a cell is as it will be."""
     bus = await connect((cell.nats_url,), "bench")
     stack.push_async_callback(bus.close)
-    client = await stack.enter_async_context(httpx.AsyncClient(base_url=cell.base_url, timeout=1200))
+    client = await stack.enter_async_context(httpx.AsyncClient(base_url=cell.base_url, timeout=1200, trust_env=False))
     await rest(bus)  # The cell serves before its pools are made.
     if METHODS[method][0] != "off":
         await state_pool(bus)

@@ -41,6 +41,7 @@ from thermocline.supervisor.child import Child, ChildSpec
 from thermocline.supervisor.commands import nats_child, service_children
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.embedded_broker import write_broker_files
+from thermocline.supervisor.nats_program import find_nats_program
 
 WORKERS = 3
 DOCUMENTS = 24
@@ -152,7 +153,7 @@ async def processes(cell: Cell, specs: dict[str, ChildSpec], names: list[str]) -
     children: dict[str, Child] = {}
     config = write_broker_files(cell)
     try:
-        children["nats"] = await Child.spawn(nats_child(cell, nats_server.find_nats_server(), config))
+        children["nats"] = await Child.spawn(nats_child(cell, find_nats_program().path, config))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=30.0)
         for name in names:
             children[name] = await Child.spawn(specs[name])
@@ -187,7 +188,7 @@ async def run(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
             await readiness.wait_until_ready(cell.base_url)
         await wait_for(nats, lambda status: len(status.workers) == 2 and len(status.pools) == 3, "two workers, pools")
         limits = httpx.Limits(max_connections=options.clients + 4)
-        async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, limits=limits, trust_env=False) as client:
             clients = Clients(client, (await served_model(client))["id"], options.seed)
             async with asyncio.TaskGroup() as group:
                 asking = [

@@ -47,7 +47,7 @@ class Ours:
         return asyncio.run(self._answers(prompts, max_tokens))
 
     async def _answers(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
-        async with httpx.AsyncClient(base_url=self._base_url, timeout=300) as client:
+        async with httpx.AsyncClient(base_url=self._base_url, timeout=300, trust_env=False) as client:
             model = (await served_model(client))["id"]
             body = {"model": model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
             body |= {"return_token_ids": True, "cache": {"read": False, "write": False}}

@@ -75,7 +75,7 @@ def summary(ttft_ms: list[float], device: int, host: int, prompt: int) -> dict[s
 async def ask_all(base_url: str, requests: Iterator[Asked], in_flight: int) -> dict[str, float]:
     """Closed loop: each client sends the next request when its last answer is complete."""
     answers: list[Answer] = []
-    async with httpx.AsyncClient(base_url=base_url, timeout=600) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=600, trust_env=False) as client:
         served = await served_model(client)
 
         async def one_client() -> None:

@@ -154,7 +154,9 @@ async def drive(base_url: str, nats_url: str, keys: dict[str, str], rounds: int,
     async with AsyncExitStack() as stack:
         bus = await connect((nats_url,), "bench")
         stack.push_async_callback(bus.close)
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=300, verify=False))
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=base_url, timeout=300, verify=False, trust_env=False)
+        )
         return await sample(Asker(client, bus, keys, random.Random(seed)), rounds, tokens)
 
 

@@ -47,7 +47,7 @@ def measure(config: SupervisorConfig, environ: dict[str, str], rng: random.Rando
 
     async def cached_ttft_s(base_url: str) -> float:
         document, times = fresh(DOCUMENT_TOKENS), []
-        async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
+        async with httpx.AsyncClient(base_url=base_url, timeout=300, trust_env=False) as client:
             model = (await served_model(client))["id"]
             await ask_one(client, model, document)
             for _ in range(QUESTIONS):

@@ -52,7 +52,7 @@ async def measure(base_url: str, nats: str, *, tokens: int, repeats: int, seed: 
 
     times: dict[str, list[float]] = {name: [] for name in TIERS}
     bus = await connect((nats,), "bench")
-    async with httpx.AsyncClient(base_url=base_url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=300, trust_env=False) as client:
         model = (await served_model(client))["id"]
         await rest(bus)  # The cell serves before its host pool is made.
         await ask_one(client, model, fresh(512))

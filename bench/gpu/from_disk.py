@@ -72,7 +72,7 @@ async def measure(
     rng = random.Random(1)
     document = [rng.randrange(8, 500) for _ in range(tokens)]
     found, kept_as = [], ""
-    async with httpx.AsyncClient(base_url=base_url, timeout=600) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=600, trust_env=False) as client:
         model = (await served_model(client))["id"]
         for way in each(ways(layers)):
             await configure(bus, way.config)

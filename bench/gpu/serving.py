@@ -134,7 +134,7 @@ async def warm(cell: RunningCell, tokens: int) -> tuple[float, float]:
     rng = random.Random(7)
     try:
         await from_disk.configure(bus, PLAIN)
-        async with httpx.AsyncClient(base_url=cell.base_url, timeout=600) as client:
+        async with httpx.AsyncClient(base_url=cell.base_url, timeout=600, trust_env=False) as client:
             model = (await served_model(client))["id"]
             for _ in range(2):
                 document = [rng.randrange(8, 500) for _ in range(tokens)]

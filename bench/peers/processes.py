@@ -51,7 +51,9 @@ class Process:
     def wait_until_serving(self, url: str, timeout_s: float = START_S) -> None:
         """Wait until ``url`` answers with status 200. Raises PeerFailed with the end of its log."""
         deadline_s = time.monotonic() + timeout_s
-        with httpx.Client(timeout=_POLL_TIMEOUT_S) as client:  # Making one costs more than all that it asks.
+        with httpx.Client(
+            timeout=_POLL_TIMEOUT_S, trust_env=False
+        ) as client:  # Making one costs more than all that it asks.
             while time.monotonic() < deadline_s:
                 if self._popen.poll() is not None:
                     raise PeerFailed(f"{self.name} ended with exit code {self._popen.returncode}\n{self.log_tail()}")
