@@ -41,7 +41,8 @@ class Shortfall(Protocol):
 def line(degraded: Shortfall) -> str:
     """One line for people: process, what it lacks, why, and the setting that asked for it."""
     setting = f" ({degraded.setting})" if degraded.setting else ""
-    return f"{degraded.component}, {degraded.what}: {degraded.reason}{setting}"
+    reason = f": {degraded.reason}" if degraded.reason else ""
+    return f"{degraded.component}, {degraded.what}{reason}{setting}"
 
 
 def _short(reason: str) -> str:

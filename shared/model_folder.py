@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
 from shared.model_files import CONFIG_FILE, TOKENIZER_FILES, load_config, weight_files
+from shared.undecodable import UNDECODABLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -111,6 +114,12 @@ def _file_reasons(directory: Path) -> Iterator[str]:
         yield error.message if not any(directory.glob("*.gguf")) else _GGUF
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         yield f"it has no tokenizer ({', '.join(TOKENIZER_FILES)})"
+    tokenizer = directory / TOKENIZER_FILES[0]
+    try:
+        if tokenizer.is_file():
+            msgspec.json.decode(tokenizer.read_bytes(), type=dict[str, msgspec.Raw])
+    except (OSError, *UNDECODABLE) as error:
+        yield f"its {tokenizer.name} cannot be read: {error}"
 
 
 _GGUF = "its weights are quantised with GGUF, which is not served yet: take the checkpoint in safetensors"

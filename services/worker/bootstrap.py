@@ -34,6 +34,7 @@ from services.worker.request_spans import RequestSpans
 from services.worker.restore.measured_costs import measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
 from services.worker.shell import WorkerIdentity, WorkerShell
+from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.state_saving import StateSaving
 from services.worker.thread_device import use_device
 from services.worker.torch_gpus import choose
@@ -277,6 +278,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 saving=saving,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
+                degraded=partial(shortfalls, config.id, loads.pools, profile_fault(config.profile)),
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,11 @@ def _division_faults(described: Mapping[str, Any], ranks: int) -> Iterator[str]:
         check_divisible(SimpleNamespace(**{"model_type": "the model", **described}), ranks)
     except ConfigError as error:
         yield error.message
+
+
+def driver_shows_gpus(nodes: Path = Path("/dev")) -> bool:
+    """Whether NVIDIA's driver shows devices, whose names end with a number. It says nothing of their use."""
+    return any(path.name.removeprefix("nvidia").isdigit() for path in nodes.glob("nvidia[0-9]*"))
 
 
 def gpus_here() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ from shared.errors import InternalError, OperatorError, TransportError
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, beat
 from shared.membership import Membership, lists_worker
-from shared.messages.status import GetInventory, GetOutputs, Inventory, Outputs
+from shared.messages.status import Degradation, GetInventory, GetOutputs, Inventory, Outputs
 from shared.messages.tokens import TokenBatch, TokenItem
 from shared.messages.worker_events import DeviceFacts, RestorationCosts, WorkerDraining, WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AbortRequest, AdmitRequest, Dismiss, LeaveCell, WorkerPlan
@@ -86,10 +86,12 @@ class WorkerShell:
         saving: StateSaving | None = None,
         disk_reads: DiskReads | None = None,
         spans: RequestSpans | None = None,
+        degraded: Callable[[], Iterable[Degradation]] = tuple,
     ) -> None:
         """Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is
         read from the disk. ``restoration`` is what the cell is told that restoring costs here. ``saving`` is by default
-        one that has ``projection``. ``spans`` traces requests.
+        one that has ``projection``. ``spans`` traces requests. ``degraded`` is what this worker was asked for and
+        lacks.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -98,6 +100,7 @@ class WorkerShell:
         self._bus = bus
         self._disk_reads = disk_reads
         self._spans = spans
+        self._degraded = degraded
         self._runner = runner
         self._channel = ReportChannel(loop, self._take_report)
         self.executor = Executor(
@@ -171,6 +174,7 @@ class WorkerShell:
                     self._who.worker_id,
                     self._who.incarnation,
                     lambda: self.executor.last_executed,
+                    degraded=self._degraded,
                 ),
             ),
         ]

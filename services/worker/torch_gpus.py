@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from services.worker.checks import driver_shows_gpus
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice, Gpus, choose_device
 from shared.errors import ConfigError
@@ -43,8 +44,8 @@ class TorchGpus:
 
     @property
     def are_installed(self) -> bool:
-        """Whether NVIDIA's driver shows devices, one of which ends with a number."""
-        return any(path.name.removeprefix("nvidia").isdigit() for path in _DRIVER_NODES.glob("nvidia[0-9]*"))
+        """Whether NVIDIA's driver shows devices."""
+        return driver_shows_gpus(_DRIVER_NODES)
 
     def name(self, index: int) -> str:
         return str(_cuda.get_device_name(index))

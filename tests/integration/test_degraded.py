@@ -95,6 +95,7 @@ def test_what_is_missing_is_told_everywhere(cell: RunningCell) -> None:
     """In the lines of `up`, by the gateway with a key and without, and by the command."""
     broker = shlex.split(next(line for line in cell.output.splitlines() if line.startswith("Broker: ")))[1:]
     health = get(cell, "/health/ready")
+    health_told = get(cell, "/health/ready", **{"x-admin-key": key_of(cell)})
     report = get(cell, "/v1/cell", **{"x-admin-key": key_of(cell)}).json()
     shown = thermocline("cache", "stat", *broker)
     as_json = json.loads(thermocline("cache", "stat", "--json", *broker).stdout)
@@ -102,6 +103,8 @@ def test_what_is_missing_is_told_everywhere(cell: RunningCell) -> None:
     assert f"Thermocline is ready, degraded, at {cell.base_url}" in cell.output
     assert "Degraded: storage, remote: s3://bucket/chunks: " in cell.output
     assert (health.status_code, health.json()["status"]) == (200, "degraded")
+    assert "bucket" not in health.text
+    assert health_told.json()["degraded"][0]["reason"].startswith("s3://bucket/chunks: ")
     for degraded in (health.json()["degraded"], report["degraded"], as_json["degraded"]):
         assert [(each["component"], each["what"], each["setting"]) for each in degraded] == [
             ("storage", "remote", "--remote")

@@ -47,7 +47,7 @@ async def test_ready_needs_a_worker() -> None:
 
 
 async def test_what_is_missing_is_told_while_requests_are_answered(tmp_path: Path) -> None:
-    """200 all the same, with who lacks what, why, and by which setting; the cell's events have it too."""
+    """200 all the same, with who lacks what and by which setting, and why for the admin key; the cell's events too."""
     disk = Degradation(component="storage", what="disk", reason="in use by process 7", setting="--disk-dir")
     told = {"component": "storage", "what": "disk", "reason": "in use by process 7", "setting": "--disk-dir"}
     tenants = tmp_path / "tenants.toml"
@@ -55,7 +55,8 @@ async def test_what_is_missing_is_told_while_requests_are_answered(tmp_path: Pat
     async with running_gateway(tenants=str(tenants), admin_key=ADMIN_KEY) as harness:
         await harness.cell.announce(degraded=(disk,))
         await until(lambda: bool(harness.gateway.degraded()))
-        degraded = await harness.client.get("/health/ready")
+        degraded = await harness.client.get("/health/ready", headers={"x-admin-key": ADMIN_KEY})
+        to_strangers = await harness.client.get("/health/ready")
         event = cell_event(harness.gateway)
         tenants.write_text("no table")
         await harness.gateway.callers.reload()
@@ -66,6 +67,7 @@ async def test_what_is_missing_is_told_while_requests_are_answered(tmp_path: Pat
         await until(lambda: not harness.gateway.degraded())
         ready = await harness.client.get("/health/ready")
 
+    assert said_by(to_strangers) == {"status": "degraded", "degraded": [told | {"reason": ""}]}
     assert (degraded.status_code, said_by(degraded)) == (200, {"status": "degraded", "degraded": [told]})
     assert json.loads(event.decode().removeprefix("data: "))["degraded"] == [told]
     assert [(each["what"], each["setting"]) for each in own] == [("disk", "--disk-dir"), ("tenants", "--tenants")]

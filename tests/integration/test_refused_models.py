@@ -71,7 +71,7 @@ def test_a_worker_refuses_once(make: Callable[[Path], Path], reason: str, tmp_pa
 
     done = run_up("--model", str(make(tmp_path / "model")), "--data-dir", str(data))
 
-    assert complaint(done).startswith("thermocline up: worker-0 refused to start while ")
+    assert complaint(done).startswith("thermocline up: worker-0 refused to start: ")
     assert reason in complaint(done)
     events = [json.loads(line) for line in (data / "logs" / "worker-0.log").read_text().splitlines() if line[:1] == "{"]
     assert [event["event"] for event in events].count("refused_to_start") == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.worker.checks import driver_shows_gpus
 from shared.errors import ConfigError, OperatorError
 from shared.memory.machine_memory import MachineMemory, machine_memory
 from shared.memory.pool_sizes import ChosenSizes, Node, PoolSizes, choose_sizes
@@ -110,11 +111,6 @@ def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, 
     asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, state)
     demand = demand_of(model, config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model))
     return choose_sizes(asked, machine, demand, node_of(config, sees_gpus))
-
-
-def driver_shows_gpus() -> bool:
-    """Whether NVIDIA's driver shows devices here. Only a worker knows whether they can be used."""
-    return any(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def usable_cores() -> int:

@@ -28,11 +28,16 @@ def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
     return replace(cell, admin_key=new_key())
 
 
+def admin_key_of(cell: Cell, environ: Mapping[str, str]) -> str:
+    """The key that its gateway has, drawn for it or set by the operator; "" for none."""
+    return cell.admin_key or child_settings(GatewayConfig, "gateway", cell, environ).admin_key
+
+
 def page_line(cell: Cell, environ: Mapping[str, str]) -> str:
     """Where the page is, and how it opens."""
     page = f"{cell.base_url}/ui"
     if cell.admin_key:
         return f"Page: {page}#key={cell.admin_key}"
-    if child_settings(GatewayConfig, "gateway", cell, environ).admin_key:
+    if admin_key_of(cell, environ):
         return f"Page: {page} (asks for the admin key that you have set)"
     return f"Page: {page} (set {ADMIN_KEY_VARIABLE} to 16 characters or more before the start to open it)"

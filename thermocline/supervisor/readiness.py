@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import msgspec
 
+from services.gateway.admin_key import ADMIN_HEADER
 from services.gateway.openai_schema.models import Health, Serving
 from shared.undecodable import UNDECODABLE
 
@@ -16,11 +17,12 @@ POOLS_S = 10.0
 """Longest wait for pools before the cell is announced: it serves without a host pool, which is named as being made."""
 
 
-def client() -> httpx.AsyncClient:
-    """For calls to a gateway of this machine."""
+def client(admin_key: str = "") -> httpx.AsyncClient:
+    """For calls to a gateway of this machine, as its operator where its admin key is given."""
     # A proxy from the environment has no business between two processes of one machine. Nor need the certificate of our
-    # own child name this address: it is made for clients elsewhere, and nothing secret is asked or told here.
-    return httpx.AsyncClient(timeout=2.0, trust_env=False, verify=False)
+    # own child name this address: it is made for clients elsewhere, and what is sent does not leave this machine.
+    headers = {ADMIN_HEADER: admin_key} if admin_key else {}
+    return httpx.AsyncClient(timeout=2.0, trust_env=False, verify=False, headers=headers)
 
 
 async def wait_until_ready(base_url: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from services.gateway.context_limit import size_flag
 from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
-
-KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+from shared.sizes import size
 
 _EACH = {"device": " of each worker", "host": " of each node"}
 
@@ -82,15 +81,7 @@ def _tier(tier: str, pools: Sequence[ServingPool]) -> str:
 def _size(pool: ServingPool) -> str:
     parts = [] if pool.tokens is None else [f"{pool.tokens:,} tokens"]
     if pool.bytes is not None:
-        parts.append(f"({readable(pool.bytes)})" if parts else readable(pool.bytes))
+        parts.append(f"({size(pool.bytes)})" if parts else size(pool.bytes))
     if not pool.is_ready:
         parts.append("being made")
     return " ".join(parts) or "without bound"
-
-
-def readable(nbytes: int) -> str:
-    """A size with a unit, to one decimal."""
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes} bytes"

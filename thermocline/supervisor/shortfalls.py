@@ -18,11 +18,14 @@ HEARD_S = 10.0
 _POLL_S = 0.1
 
 
-async def degraded_lines(base_url: str, *, heard_s: float = HEARD_S) -> list[str]:
-    """A line for each degradation, once every process of the cell has been heard of, or ``heard_s`` are over."""
+async def degraded_lines(base_url: str, admin_key: str = "", *, heard_s: float = HEARD_S) -> list[str]:
+    """A line for each degradation, once every process of the cell has been heard of, or ``heard_s`` are over.
+
+    Reasons are told only with the admin key.
+    """
     health = Health(status="unknown")
     try:
-        async with asyncio.timeout(heard_s), client() as http:
+        async with asyncio.timeout(heard_s), client(admin_key) as http:
             while True:
                 with suppress(httpx.HTTPError):
                     health = await health_of(http, base_url) or health

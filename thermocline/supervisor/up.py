@@ -24,8 +24,8 @@ from thermocline.supervisor.embedded_broker import broker_flags, write_broker_fi
 from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
 from thermocline.supervisor.log_tail import readable, refusal_reason, tail
-from thermocline.supervisor.nats_program import find_nats_program
-from thermocline.supervisor.page_key import page_line
+from thermocline.supervisor.nats_program import NatsProgram, find_nats_program
+from thermocline.supervisor.page_key import admin_key_of, page_line
 from thermocline.supervisor.phases import StartDisplay, described
 from thermocline.supervisor.process_identity import own_identity
 from thermocline.supervisor.ready_lines import ReadyFacts, ready_lines
@@ -152,19 +152,19 @@ class Up:
     async def _start(self) -> None:
         """Start everything and wait until the gateway says that the cell can serve."""
         cell = self._cell
+        program = find_nats_program(cell.config.nats_server) if cell.nats_port else None
         # Loading PyTorch and the model takes seconds, in which a newcomer should see that something happens.
         print(f"Starting {cell.model.name} ... (logs: {cell.logs})", flush=True)
-        if cell.nats_port:
-            await self._start_nats()
+        if program is not None:
+            await self._start_nats(program)
         else:
             await nats_server.require_external(cell.nats_urls)
         for spec in service_children(cell):
             await self._supervisor.start(spec)
         await readiness.wait_until_ready(cell.base_url)
 
-    async def _start_nats(self) -> None:
+    async def _start_nats(self, program: NatsProgram) -> None:
         cell = self._cell
-        program = find_nats_program(cell.config.nats_server)
         print(f"Broker program: {program}", flush=True)
         await self._supervisor.start(nats_child(cell, program.path, write_broker_files(cell)))
         await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
@@ -180,7 +180,7 @@ class Up:
             workers=cell.config.workers,
             schedulers=cell.config.schedulers,
             serving=await readiness.serving(cell.base_url),
-            degraded=await degraded_lines(cell.base_url),
+            degraded=await degraded_lines(cell.base_url, admin_key_of(cell, os.environ)),
             page=page_line(cell, os.environ),
         )
         headers = "-H 'content-type: application/json'"
@@ -204,7 +204,7 @@ class Up:
         while_busy = f" while {minded.phase.name}" if minded.phase is not None and minded.phase.name else ""
         reason = refusal_reason(tail(log_file, 200)) if failure.refused else None
         if reason:
-            _say(f"{failure.name} refused to start{while_busy}: {reason}")
+            _say(f"{failure.name} refused to start: {reason}")
             return
         _say(f"{failure.name}: {failure.reason}{while_busy}; the last lines of its log:")
         _say_tail(failure.name, log_file)

@@ -31,7 +31,10 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a process of the cell (``component``) was asked for, by ``setting``, and does not have now."""
+    """Something that a process of the cell (``component``) was asked for, by ``setting``, and does not have now.
+
+    ``reason`` is empty for callers without the admin key.
+    """
 
     component: str
     what: str

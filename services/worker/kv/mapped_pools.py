@@ -62,6 +62,7 @@ class MappedPools:
         self._retire = retire
         self._pools: dict[str, AttachedPool] = {}
         self._reasons: dict[str, str] = {}  # Why a pool that was to be mapped is not.
+        self._unpinned: dict[str, str] = {}  # Why a mapped pool is not pinned.
 
     def attach(self, storage_id: str, handle: PoolHandle) -> None:
         """Map a pool, replacing an older one of that storage. One that cannot be mapped is missed by ``find`` later."""
@@ -81,6 +82,7 @@ class MappedPools:
     def detach(self, storage_id: str) -> None:
         """Unmap a pool; an unknown one is fine."""
         self._reasons.pop(storage_id, None)
+        self._unpinned.pop(storage_id, None)
         pool = self._pools.pop(storage_id, None)
         if pool is not None and (pool.is_pinned or self._is_written):
             self._retire(lambda: self._close(pool))
@@ -94,6 +96,19 @@ class MappedPools:
             raise TransportError(self._reasons.get(storage_id, f"no {self._kind} pool of {storage_id} is attached"))
         return pool
 
+    def faults(self) -> list[tuple[str, str]]:
+        """Each pool that is not mapped, or mapped and not pinned, with the reason. May be called by any thread."""
+        return [
+            *(
+                (f"{self._kind} pool", f"that of {name} is not mapped: {why}")
+                for name, why in list(self._reasons.items())
+            ),
+            *(
+                (f"{self._kind} pool", f"that of {name} is not pinned: {why}")
+                for name, why in list(self._unpinned.items())
+            ),
+        ]
+
     def close(self) -> None:
         """Unmap all of them, here and now: nothing uses them any more."""
         while self._pools:
@@ -105,6 +120,7 @@ class MappedPools:
         try:
             self._pins.pin(view.flat_pages())
         except TransportError as error:
+            self._unpinned[storage_id] = error.message
             _log.warning(f"{self._kind}_pool_not_pinned", storage=storage_id, reason=error.message)
             return False
         return True

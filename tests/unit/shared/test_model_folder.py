@@ -178,3 +178,13 @@ def test_looking_at_a_folder_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b'{"a": [1,}'])
+def test_a_broken_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Before anything is loaded: a download that was cut off, or another file under that name."""
+    folder = make_folder(tmp_path / "model")
+    (folder / "tokenizer.json").write_bytes(content)
+
+    with pytest.raises(UnsupportedModel, match=r"its tokenizer\.json cannot be read"):
+        check_model(folder)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
-from thermocline.supervisor.ready_lines import ReadyFacts, context_line, device_lines, readable, ready_lines
+from thermocline.supervisor.ready_lines import ReadyFacts, context_line, device_lines, ready_lines
 
 GIB = 2**30
 
@@ -104,14 +103,6 @@ def test_a_context_that_the_pool_does_not_hold_is_said() -> None:
         "Context: 512 tokens, all that the device pool of a worker holds; the model takes 131,072, with "
         "--device-kv-bytes 16384MiB"
     )
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "words"), [(0, "0 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (GIB, "1.0 GiB"), (2**41, "2.0 TiB")]
-)
-def test_sizes_are_readable(nbytes: int, words: str) -> None:
-    """One decimal of the largest unit that fits."""
-    assert readable(nbytes) == words
 
 
 def test_what_is_missing_follows_the_first_line() -> None:

@@ -69,8 +69,9 @@ def test_a_pool_that_cannot_be_pinned_serves_all_the_same(host: HostPoolView) ->
     pools.attach("s", host.handle)
 
     assert not pools.find("s").memory().is_pinned
+    assert pools.faults() == [("host pool", "that of s is not pinned: cudaHostRegister failed")]
     pools.detach("s")
-    assert pins.calls == []
+    assert (pins.calls, pools.faults()) == ([], [])
 
 
 def test_without_a_gpu_pools_are_read_only(host: HostPoolView) -> None:

@@ -1,0 +1,31 @@
+"""What a worker was asked for and does not have, told with its heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.worker.kv.host_pools import HostPools
+from services.worker.kv.movers.choice import machine_here
+from services.worker.kv.profile import read_profile
+from shared.errors import ConfigError
+from shared.messages.status import Degradation
+
+
+def profile_fault(profile: str) -> str:
+    """Why the profile that the operator named cannot be used; "" where it can, or none is named. Reads the file."""
+    if not profile:
+        return ""
+    try:
+        read_profile(Path(profile), machine_here())
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+def shortfalls(worker_id: str, pools: HostPools, unusable_profile: str) -> Iterator[Degradation]:
+    """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start."""
+    for what, reason in pools.faults():
+        yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
+    if unusable_profile:
+        yield Degradation(component=worker_id, what="profile", reason=unusable_profile, setting="--profile")

@@ -1,0 +1,50 @@
+"""A worker tells what it was asked for and lacks (services/worker/shortfalls.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from services.worker.kv.host_pools import HostPools
+from services.worker.shortfalls import profile_fault, shortfalls
+from shared.memory import HostPoolView
+from shared.messages.status import Degradation
+from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX
+
+
+def test_a_pool_that_is_not_there_is_told_until_it_goes() -> None:
+    """Its storage died before this worker mapped it; what takes its place is mapped, and nothing is lacking."""
+    pools = HostPools(GEOMETRY)
+    gone = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
+    gone.unlink()
+    gone.close()
+    pools.attach("s", gone.handle)
+    found = list(shortfalls("worker-0", pools, ""))
+    there = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
+    try:
+        pools.attach("s", there.handle)
+        later = list(shortfalls("worker-0", pools, ""))
+    finally:
+        pools.close()
+        there.unlink()
+        there.close()
+
+    assert [(each.component, each.what, each.setting) for each in found] == [
+        ("worker-0", "host pool", "--host-kv-bytes")
+    ]
+    assert found[0].reason.startswith("that of s is not mapped: ")
+    assert later == []
+
+
+def test_a_named_profile_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """One that none has named is not."""
+    faulty = tmp_path / "profile.json"
+    faulty.write_bytes(msgspec.json.encode({"version": "of another program"}))
+    reason = profile_fault(str(faulty))
+
+    assert str(faulty) in reason
+    assert list(shortfalls("w", HostPools(GEOMETRY), reason)) == [
+        Degradation(component="w", what="profile", reason=reason, setting="--profile")
+    ]
+    assert profile_fault("") == ""
