@@ -1,6 +1,6 @@
 """The life of a process: start, announce readiness, beat, stop on SIGTERM or SIGINT, clean up, exit code.
 
-A service's ``__main__`` calls :func:`run_process` with its bootstrap; everything with a clock or a signal
+A service's ``__main__`` calls :func:`run_service` or :func:`run_process`; everything with a clock or a signal
 lives here, so that shells can be driven by tests with a :class:`Lifecycle` of their own.
 """
 
@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import uvloop
@@ -230,3 +231,20 @@ def run_process(
     except Exception:
         log.exception("process_failed")
         return EXIT_FAILED
+
+
+def run_service(service: str, entry: str, settings: object) -> int:
+    """As ``run_process``, with the coroutine function ``entry`` of settings and lifecycle, written ``module:function``.
+
+    It is imported only now, so that ``--help`` and faulty settings do not wait for it.
+    """
+    module, _, function = entry.partition(":")
+
+    def prepare() -> None:
+        with importing():
+            import_module(module)
+
+    async def main(life: Lifecycle) -> None:
+        await getattr(import_module(module), function)(settings, life)
+
+    return run_process(service, main, prepare)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from services.gateway.bootstrap import run
 from services.gateway.config import GatewayConfig
 from shared import config, logs
 from shared.guard import guarded
-from shared.lifecycle import EXIT_REFUSED, run_process
+from shared.lifecycle import EXIT_REFUSED, run_service
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings is None:
         return EXIT_REFUSED
     logs.configure("gateway", settings.id, level=settings.log_level)
-    return run_process("gateway", lambda life: run(settings, life))
+    return run_service("gateway", "services.gateway.bootstrap:run", settings)
 
 
 if __name__ == "__main__":

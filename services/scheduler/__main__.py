@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from services.scheduler import bootstrap
 from services.scheduler.config import SchedulerConfig
 from shared import config, logs, metrics
 from shared.guard import guarded
-from shared.lifecycle import EXIT_REFUSED, run_process
+from shared.lifecycle import EXIT_REFUSED, run_service
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_REFUSED
     logs.configure("scheduler", settings.id, level=settings.log_level)
     metrics.serve(settings.metrics_port, settings.metrics_host)
-    return run_process("scheduler", lambda life: bootstrap.run(settings, life))
+    return run_service("scheduler", "services.scheduler.bootstrap:run", settings)
 
 
 if __name__ == "__main__":

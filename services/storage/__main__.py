@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from services.storage.bootstrap import serve
 from services.storage.config import StorageConfig
 from shared import config, logs
 from shared.guard import guarded
-from shared.lifecycle import EXIT_REFUSED, run_process
+from shared.lifecycle import EXIT_REFUSED, run_service
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings is None:
         return EXIT_REFUSED
     logs.configure("storage", settings.id, level=settings.log_level)
-    return run_process("storage", lambda life: serve(settings, life))
+    return run_service("storage", "services.storage.bootstrap:serve", settings)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,8 @@ CASES = [
     ("qwen2", 32),
     ("qwen3", 64),
     ("mistral", 1),
-    ("mistral", 16),
-    ("gemma2", 16),
     ("gemma2", 32),
     ("opt", 16),
-    ("opt", 64),
 ]
 
 

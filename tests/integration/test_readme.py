@@ -182,9 +182,8 @@ def test_the_python_example_works(cell: RunningCell) -> None:
 
 
 DEMOS = {
-    "more than the device holds": ["6", "5", "768", "3", "12MiB"],
+    "more than the device holds, and longer than the model is sure of": ["3", "2", "2048", "3", "16MiB"],
     "next to nothing": ["1", "1", "1", "1", "4MiB"],
-    "longer than the model is sure of": ["3", "2", "2048", "1", "16MiB"],
 }
 """Documents, questions on each, tokens of each, turns of the conversation, and device KV."""
 
