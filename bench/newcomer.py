@@ -1,6 +1,7 @@
 """How long a newcomer waits: a fresh user, a fresh clone, a Python, and the commands of the README.
 
-    env -i PATH="$PATH" .venv/bin/python -m bench.newcomer [--user nobody] [--python /usr/bin/python3.12] [--save]
+    env -i PATH="$PATH" .venv/bin/python -m bench.newcomer [--user nobody] [--python /usr/bin/python3.12]
+        [--busy-loops 2] [--save [NAME]]
 
 The commands run one after another in a new clone with HOME (an empty folder), PATH (the system's), LANG and
 PIP_CONFIG_FILE=/dev/null, and with the variables that name certificates where they are set, because some networks
@@ -8,7 +9,9 @@ cannot be left without them; the result says which. The first command sets up ``
 until that was done, downloads included. Where pip or uv is configured nothing is reported, because the figures would be
 this machine's and not a stranger's.
 
-Needs root where ``--user`` names another user. Ends with 1 if a command fails.
+``--busy-loops`` keeps so many processes busy beside the commands, for a machine that others use too. ``--save`` keeps
+the figures in ``bench/results/newcomer.json``, or under another name. Needs root where ``--user`` names another user.
+Ends with 1 if a command fails.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,7 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 UV_SYSTEM_FILES = (Path("/etc/uv/uv.toml"), Path("/etc/xdg/uv/uv.toml"))
 COMMANDS = ("./task demo", "./task demo", "./task test")
-OUTPUT_LINES = 40
+OUTPUT_LINES = 400
 _STAMP = Path(".venv/.thermocline-stamp")  # Written by ./task as soon as everything is installed.
 
 
@@ -73,16 +77,17 @@ class Newcomer:
         )
         return done.returncode, done.stdout
 
-    def timed(self, command: str) -> float:
-        """Seconds of one command. Raises SystemExit with the end of its output if it fails."""
+    def timed(self, command: str) -> dict[str, Any]:
+        """Seconds of one command and the last line that it printed. Raises SystemExit with its last lines if it fails."""
         begun = time.perf_counter()
         code, output = self.run(command)
         seconds = time.perf_counter() - begun
         lines = output.splitlines()
         if code:
             raise SystemExit("\n".join([*lines[-OUTPUT_LINES:], f"{command} ended with {code}"]))
-        print(f"{command}: {seconds:.1f} s; {lines[-1] if lines else ''}", flush=True)
-        return seconds
+        last = lines[-1].strip("= ") if lines else ""
+        print(f"{command}: {seconds:.1f} s; {last}", flush=True)
+        return {"command": command, "seconds": round(seconds, 1), "said": last}
 
 
 def configured(environ: Mapping[str, str]) -> list[str]:
@@ -105,10 +110,22 @@ def megabytes(folder: Path) -> int:
     return round(sum(path.stat().st_size for path in paths) / 1e6)
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that never rest, until the end."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def measure(newcomer: Newcomer, commands: list[str]) -> dict[str, Any]:
     """Run the commands. Raises SystemExit where one fails, or where pip turns out to be configured."""
     begun = time.time()
-    rows = [{"command": command, "seconds": round(newcomer.timed(command), 1)} for command in commands]
+    rows = [newcomer.timed(command) for command in commands]
     settings = pip_settings(newcomer)
     if settings:
         raise SystemExit("nothing is reported, because pip is configured: " + "; ".join(settings))
@@ -133,7 +150,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--python", default=None, help="path of the Python, by default what ./task finds")
     parser.add_argument("--torch", default=None, help="cpu, or the path of a wheel; by default what pip chooses")
     parser.add_argument("--command", action="append", dest="commands", help=f"default: {', then '.join(COMMANDS)}")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--busy-loops", type=int, default=0, metavar="N")
+    parser.add_argument("--save", nargs="?", const="newcomer", default=None, metavar="NAME")
     options = parser.parse_args(argv)
     present = configured(os.environ)
     if present:
@@ -148,11 +166,12 @@ def main(argv: list[str] | None = None) -> None:
         subprocess.run(["git", "clone", "--quiet", options.repository, str(newcomer.clone)], check=True)
         if options.user is not None:
             subprocess.run(["chown", "-R", options.user, str(place)], check=True)
-        found = measure(newcomer, options.commands or list(COMMANDS))
+        with busy_loops(options.busy_loops):
+            found = measure(newcomer, options.commands or list(COMMANDS)) | {"busy_loops": options.busy_loops}
     figures = {name: value for name, value in found.items() if name != "commands"}
     print(", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
     if options.save:
-        print("->", results_file.write("newcomer", found, seed=0))
+        print("->", results_file.write(options.save, found, seed=0))
 
 
 if __name__ == "__main__":

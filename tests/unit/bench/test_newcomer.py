@@ -60,8 +60,11 @@ def test_figures_are_kept(repository: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)
 
     newcomer.main([f"--repository={repository}", "--command=./task demo", "--command=./task test", "--save"])
+    newcomer.main([f"--repository={repository}", "--command=./task test", "--busy-loops=1", "--save=newcomer_busy"])
 
     found = json.loads((tmp_path / "newcomer.json").read_text())["results"]
+    busy = json.loads((tmp_path / "newcomer_busy.json").read_text())["results"]
+    assert (found["busy_loops"], busy["busy_loops"]) == (0, 1)
     assert [row["command"] for row in found["commands"]] == ["./task demo", "./task test"]
     assert (found["python"], found["torch"], found["certificates"]) == ("Python 3.12.9", "default", ["SSL_CERT_FILE"])
     assert found["venv_mb"] == 3
