@@ -78,7 +78,7 @@ class Newcomer:
         return done.returncode, done.stdout
 
     def timed(self, command: str) -> dict[str, Any]:
-        """Seconds of one command and the last line that it printed. Raises SystemExit with its last lines if it fails."""
+        """Seconds of one command and its last line. Raises SystemExit with the end of its output if it fails."""
         begun = time.perf_counter()
         code, output = self.run(command)
         seconds = time.perf_counter() - begun
@@ -175,4 +175,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
