@@ -106,6 +106,13 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             raise nats.errors.Error(error.message) from error
         return made
 
+    async def _process_pong(self) -> None:
+        # Who waited for it may have given up, as after this process stood still. nats-py would fail there and read no
+        # more, and the connection would be deaf until enough of its pings go unanswered.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
         if not self.is_connected:

@@ -11,17 +11,28 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-# A seed whose first faults are of many kinds: a worker, the scheduler and the storage die, a connection to the broker
-# stalls, and chunks on the disk change places.
-SEED = 1871
-FAULTS = 6
+# A seed whose first faults are of several kinds: the worker's connection to the broker is cut, the storage and the
+# scheduler die, and a bit of a chunk on the disk flips. Workers that die under load are in test_survival.py.
+SEED = 21925
+FAULTS = 4
 
 
 def test_a_short_run_of_faults_changes_no_answer_and_leaves_nothing(tmp_path: Path) -> None:
     """Exit code 0 says that every answer was right and everything was given back; the figures say that it was tried."""
     figures_file = tmp_path / "chaos.json"
-    command = [sys.executable, "-m", "thermocline", "chaos", "--seed", str(SEED), "--faults", str(FAULTS)]
-    command += ["--questions", "6", "--max-in-flight", "8", "--pause", "1.2", "--json", str(figures_file)]
+    command = [
+        sys.executable,
+        "-m",
+        "thermocline",
+        "chaos",
+        "--seed",
+        str(SEED),
+        "--faults",
+        str(FAULTS),
+        "--workers",
+        "1",
+    ]
+    command += ["--questions", "4", "--max-in-flight", "8", "--pause", "0.8", "--json", str(figures_file)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, cwd=Path(__file__).parents[2])
 
@@ -31,4 +42,4 @@ def test_a_short_run_of_faults_changes_no_answer_and_leaves_nothing(tmp_path: Pa
     assert figures["faults"] == FAULTS
     assert figures["rests"] == 1
     assert figures["endings"]["answered"] > FAULTS
-    assert figures["tokens"] > 500
+    assert figures["tokens"] > 300

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +36,7 @@ def _believes_lengths(data: bytes) -> object:
 
 
 def _spins(data: bytes) -> None:
-    until_s = time.process_time() + 1.3
+    until_s = time.process_time() + 0.3
     while time.process_time() < until_s:
         pass
 
@@ -48,23 +50,40 @@ def _refuses(data: bytes) -> None:
     [
         (lambda data: {}[data], "raises builtins.KeyError"),
         (_believes_lengths, "allocates without bound (MemoryError)"),
-        (_spins, "takes longer than 1 s"),
+        (_spins, "takes longer than 0.2 s"),
         (lambda data: os._exit(11), "ends the process (exit code 11)"),
         (_refuses, ""),
         (len, ""),
     ],
 )
-def test_a_wrong_decoder_is_found(decode: Callable[[bytes], object], failure: str) -> None:
+def test_a_wrong_decoder_is_found(
+    decode: Callable[[bytes], object], failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is wrong with it; one that raises what it promises is right."""
+    monkeypatch.setattr(byte_run, "SLOWEST_S", 0.2)
     assert outcome_apart(target(decode), [b"x"]) == [failure]
 
 
-def test_a_hanging_decoder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_decoder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its process is ended, and the others' inputs run all the same."""
-    monkeypatch.setattr(byte_run, "STUCK_S", 3.0)
-    hangs = target(lambda data: time.sleep(1000) if data == b"b" else None)
+    hanging, wait = tmp_path / "hanging", byte_run._wait
 
-    assert outcome_apart(hangs, [b"a", b"b", b"c"]) == ["", "hangs", ""]
+    def hang(data: bytes) -> None:
+        if data == b"b":
+            hanging.touch()
+            time.sleep(1000)
+
+    def wait_for_either(receiver: Connection, at: mmap.mmap) -> bool:
+        """Time counts once it hangs for certain, however long a process takes to begin."""
+        while not receiver.poll(0.01) and not hanging.exists():
+            pass
+        hanging.unlink(missing_ok=True)
+        return wait(receiver, at)
+
+    monkeypatch.setattr(byte_run, "STUCK_S", 0.1)
+    monkeypatch.setattr(byte_run, "_wait", wait_for_either)
+
+    assert outcome_apart(target(hang), [b"a", b"b", b"c"]) == ["", "hangs", ""]
 
 
 def test_what_a_dead_process_had_found_is_not_lost() -> None:

@@ -1,11 +1,18 @@
-"""A cluster of three real servers loses the one that matters most, and nobody loses a message."""
+"""A cluster of three real servers loses the one that matters most, and nobody loses a message.
+
+What a server shows that stands still, or is alone, is here too.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import functools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats.errors
 import pytest
 from structlog.testing import capture_logs
 
@@ -23,6 +30,9 @@ LIMITS = StreamLimits(max_bytes=64 * 2**20, replicas=3)
 PATIENCE_S = 60.0
 
 
+Loss = Callable[[NatsCluster, Bus], Awaitable[None]]
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[NatsCluster]:
     made = NatsCluster(tmp_path)
@@ -33,13 +43,18 @@ def cluster(tmp_path: Path) -> Iterator[NatsCluster]:
         made.stop()
 
 
-@pytest.fixture
-async def bus(cluster: NatsCluster) -> AsyncIterator[Bus]:
-    """A client of the cluster, in which every stream has three copies."""
-    connected = await connect(cluster.urls, "first")
-    await ensured(connected, LIMITS)
-    yield connected
-    await connected.close()
+@asynccontextmanager
+async def joined(folder: Path) -> AsyncIterator[tuple[NatsCluster, Bus]]:
+    """A cluster, and a client of it in which every stream has three copies."""
+    cluster = NatsCluster(folder)
+    try:
+        await asyncio.to_thread(cluster.start)
+        bus = await connect(cluster.urls, "first")
+        await ensured(bus, LIMITS)
+        yield cluster, bus
+        await bus.close()
+    finally:
+        cluster.stop()
 
 
 async def ensured(bus: Bus, limits: StreamLimits) -> None:
@@ -64,11 +79,8 @@ async def append_numbers(bus: Bus, first: int, last: int) -> None:
         await retried(lambda text=text: bus.append("tc.in.cell", text.encode(), message_id=text, timeout_s=2.0))
 
 
-@pytest.mark.parametrize("victim", ["leader", "metadata's leader", "ours", "follower's"])
-async def test_what_is_appended_and_followed_survives_the_loss_of_a_server(
-    cluster: NatsCluster, bus: Bus, victim: str
-) -> None:
-    """A leader, the publisher's server or the follower's: each message once, in order, to everybody."""
+async def whatever_is_lost(victim: str, cluster: NatsCluster, bus: Bus) -> None:
+    """Appended and followed while a server dies: each message once, in order, to everybody."""
     other = await connect(cluster.urls, "second")
     seen: list[bytes] = []
 
@@ -100,7 +112,7 @@ async def test_what_is_appended_and_followed_survives_the_loss_of_a_server(
     assert stored == expected
 
 
-async def test_outputs_are_stored_when_the_leader_of_their_stream_dies(cluster: NatsCluster, bus: Bus) -> None:
+async def outputs_are_stored(cluster: NatsCluster, bus: Bus) -> None:
     """``flush`` says so when copies are not stored, and tells publishers to send again, though connected."""
     again: list[int] = []
     published = 0
@@ -136,7 +148,7 @@ async def test_outputs_are_stored_when_the_leader_of_their_stream_dies(cluster: 
     assert set(stored) == set(range(published))
 
 
-async def test_objects_and_calls_survive_the_loss_of_a_server(cluster: NatsCluster, bus: Bus) -> None:
+async def objects_and_calls_survive(cluster: NatsCluster, bus: Bus) -> None:
     """A snapshot is read back, and a call is answered, after the server that we were connected to has died."""
     other = await connect(cluster.urls, "second")
 
@@ -160,6 +172,35 @@ async def test_objects_and_calls_survive_the_loss_of_a_server(cluster: NatsClust
     await retried(back)
     await retried(answered)
     await other.close()
+
+
+LOSSES: dict[str, Loss] = {
+    **{
+        f"the server lost is {victim}": functools.partial(whatever_is_lost, victim)
+        for victim in ("leader", "metadata's leader", "ours", "follower's")
+    },
+    "outputs, whose leader is lost": outputs_are_stored,
+    "objects and calls": objects_and_calls_survive,
+}
+
+
+async def test_the_loss_of_a_server_loses_nothing(tmp_path: Path) -> None:
+    """Messages, outputs, objects and calls, whichever server dies. Each loss is of a cluster of its own: servers take
+    their time to elect another leader, and all of them take it at once.
+    """
+
+    async def suffer(number: int, loss: Loss) -> None:
+        async with joined(tmp_path / str(number)) as (cluster, bus):
+            await loss(cluster, bus)
+
+    ends = await asyncio.gather(*(suffer(*each) for each in enumerate(LOSSES.values())), return_exceptions=True)
+    failed = []
+    for name, end in zip(LOSSES, ends, strict=True):
+        if end is not None:
+            end.add_note(name)
+            failed.append(end)
+    if failed:
+        raise BaseExceptionGroup("some losses were noticed", failed)
 
 
 async def test_streams_get_the_copies_that_are_asked_for(cluster: NatsCluster) -> None:
@@ -195,3 +236,31 @@ async def test_copies_need_servers(nats_server: NatsServer) -> None:
     with pytest.raises(ConfigError, match="--stream-replicas"):
         await bus.ensure_streams(LIMITS)
     await bus.close()
+
+
+async def unanswered(bus: NatsBus) -> None:
+    """Wait until a round trip was given up; the server may still answer the first."""
+    while True:
+        try:
+            await bus._client.flush(timeout=0.2)
+        except nats.errors.TimeoutError:
+            return
+
+
+async def test_an_answer_that_comes_too_late_does_not_make_us_deaf(nats_server: NatsServer) -> None:
+    """The server stands still for longer than a round trip may take, then answers it; the connection goes on."""
+    bus = await connect([nats_server.url], "first")
+    await bus.ensure_streams(StreamLimits(max_bytes=2**20))
+    lost: list[int] = []
+    bus.on_disconnect(lambda: lost.append(1))
+    assert isinstance(bus, NatsBus)
+    assert nats_server._process is not None
+    nats_server._process.send_signal(signal.SIGSTOP)
+    try:
+        await unanswered(bus)
+    finally:
+        nats_server._process.send_signal(signal.SIGCONT)
+    seq = await bus.append("tc.in.cell", b"heard", timeout_s=60.0)
+    await bus.close()
+
+    assert (seq, lost) == (1, [])

@@ -164,15 +164,21 @@ async def test_it_is_degraded_no_longer_once_the_store_answers(cell: RunningCell
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("module", "flags", "reason"),
     [
-        (("--disk-dir", "{tmp}/file"), "is not a directory"),
-        (("--disk-dir", "{tmp}/disk", "--disk-kv-bytes", "900000TiB"), "--disk-kv-bytes is 900000.0 TiB, and the file"),
-        (("--disk-kv-bytes", "1GiB"), "--disk-kv-bytes is of no use without --disk-dir"),
-        (("--remote", "ftp://somewhere"), "--remote begins with ftp, which is none of s3://"),
+        ("thermocline.supervisor", ("--disk-dir", "{tmp}/file"), "is not a directory"),
+        (
+            "thermocline.supervisor",
+            ("--disk-dir", "{tmp}/disk", "--disk-kv-bytes", "900000TiB"),
+            "--disk-kv-bytes is 900000.0 TiB, and the file",
+        ),
+        ("thermocline.supervisor", ("--disk-kv-bytes", "1GiB"), "--disk-kv-bytes is of no use without --disk-dir"),
+        ("thermocline.supervisor", ("--remote", "ftp://somewhere"), "--remote begins with ftp, which is none of s3://"),
+        # The rules are the same ones; of a storage alone, one of a setting and one that looks at the disk.
+        ("services.storage", ("--disk-dir", "{tmp}/file"), "is not a directory"),
+        ("services.storage", ("--remote", "ftp://somewhere"), "--remote begins with ftp, which is none of s3://"),
     ],
 )
-@pytest.mark.parametrize("module", ["thermocline.supervisor", "services.storage"])
 def test_what_cannot_be_had_is_refused_before_anything_starts(
     tmp_path: Path, module: str, flags: tuple[str, ...], reason: str
 ) -> None:

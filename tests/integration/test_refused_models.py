@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import DeepseekV3Config, LlamaConfig
 
-from tests.checkpoints import save_checkpoint, save_tokenizer
+from tests.checkpoints import make_checkpoint, save_checkpoint, save_tokenizer
 from tests.unit.worker.engine.test_model_loading import SMALL
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -44,6 +44,14 @@ def latent(path: Path) -> Path:
     return save_checkpoint(config, path)
 
 
+def without_weights(path: Path) -> Path:
+    """A checkpoint whose index lacks a tensor, found while weights are loaded."""
+    make_checkpoint("llama", path)
+    for shard in sorted(path.glob("*.safetensors"))[1:]:
+        shard.write_bytes(shard.read_bytes()[:1000])
+    return path
+
+
 def bidirectional(path: Path) -> Path:
     """A Llama that sees in both directions, found in its configuration."""
     return save_checkpoint(LlamaConfig(**SMALL, is_causal=False), path)
@@ -53,6 +61,7 @@ def bidirectional(path: Path) -> Path:
     ("make", "reason"),
     [
         (latent, "deepseek_v3 has K and V of different sizes"),
+        (without_weights, "llama cannot be loaded here"),
         (bidirectional, "its attention is not causal"),
     ],
 )

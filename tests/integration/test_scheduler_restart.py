@@ -1,4 +1,4 @@
-"""A real scheduler process, killed and started again in the middle of its work."""
+"""A real scheduler process in the middle of its work: its broker dies, and it is killed and started again."""
 
 from __future__ import annotations
 
@@ -30,15 +30,20 @@ def scheduler(nats_server: NatsServer, tmp_path: Path) -> Iterator[SchedulerProc
     process.close()
 
 
-async def test_killed_scheduler_continues_with_the_same_numbers_and_loses_nothing(
+async def test_a_scheduler_continues_with_the_same_numbers_and_loses_nothing(
     nats_server: NatsServer, scheduler: SchedulerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGKILL twice, with inputs while nobody runs: plans are those of one uninterrupted life, and it all replays."""
+    """It outlives its broker, then SIGKILL twice, with inputs while nobody runs: plans are those of one uninterrupted
+    life, and it all replays.
+    """
     cell = scripted_cell(40)
     bus = await connect([nats_server.url], "test")
     scheduler.start()
     await folded(bus, 1)
-    await folded(bus, await append(bus, cell, 0, 30))
+    await folded(bus, await append(bus, cell, 0, 15))
+    nats_server.kill()
+    nats_server.start()
+    outlived = await folded(bus, await append(bus, cell, 15, 30))
     scheduler.end(signal.SIGKILL)
     before = await plan_bytes(bus)
     await append(bus, cell, 30, 50)
@@ -59,6 +64,7 @@ async def test_killed_scheduler_continues_with_the_same_numbers_and_loses_nothin
     capsys.readouterr()
     replayed = replay_main([str(path)])
 
+    assert outlived.epoch == 1
     assert before
     assert taken.seq > 50
     assert [plan.number for plan in plans] == list(range(1, len(plans) + 1))
@@ -68,25 +74,6 @@ async def test_killed_scheduler_continues_with_the_same_numbers_and_loses_nothin
     assert status.epoch == 3
     assert (recorded, replayed) == (0, 0), capsys.readouterr().out
     assert code == 0
-
-
-async def test_scheduler_outlives_its_broker(nats_server: NatsServer, scheduler: SchedulerProcess) -> None:
-    """The broker dies and comes back: the same process goes on, without a restart and without a missing plan."""
-    cell = scripted_cell(20)
-    bus = await connect([nats_server.url], "test")
-    scheduler.start()
-    await folded(bus, 1)
-    await folded(bus, await append(bus, cell, 0, 30))
-    nats_server.kill()
-    nats_server.start()
-    status = await folded(bus, await append(bus, cell, 30, len(cell.messages)))
-    plans = [decode_published(data) for data in dict.fromkeys(await plan_bytes(bus))]
-    await bus.close()
-
-    assert status.epoch == 1
-    assert status.counters["requests_accepted"] == 20
-    assert [plan.number for plan in plans] == list(range(1, len(plans) + 1))
-    assert len(plans) == sum(isinstance(o, WorkerPlan) for outputs in cell.outputs for o in outputs)
 
 
 async def test_unknown_policy_is_refused(scheduler: SchedulerProcess) -> None:

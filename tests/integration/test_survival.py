@@ -1,6 +1,6 @@
 """A live cell under load whose processes are killed: nothing is lost, run twice or answered differently.
 
-The cell's life is recorded at its end and replayed byte for byte, kills included.
+OpenAI's client is part of the load. The cell's life is recorded at its end and replayed byte for byte, kills included.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from services.scheduler.record import main as record_main
@@ -40,6 +41,8 @@ VICTIM = "worker-0"
 SCHEDULERS = ("scheduler", "scheduler-1")
 NEVER_BY_SILENCE = {"THERMOCLINE_HEARTBEAT_LOST_MS": "3600000"}
 ANSWER_TOKENS = 120
+OFFICIAL = 4
+"""So many of the requests are asked through OpenAI's client too."""
 
 
 def settings(model: Path, **changes: Any) -> SupervisorConfig:
@@ -90,6 +93,18 @@ async def ask_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> li
     return await asyncio.gather(*(stream_answer(client, "/v1/completions", one) for one in bodies))
 
 
+async def stream_officially(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[str, str]:
+    """Text and finish reason that OpenAI's client puts together."""
+    extra = {"ignore_eos": True}
+    asked = {name: value for name, value in body.items() if name not in ("ignore_eos", "return_token_ids")}
+    text, reason = "", ""
+    async for chunk in await client.completions.create(**asked, stream=True, extra_body=extra):
+        for choice in chunk.choices:
+            text += choice.text
+            reason = choice.finish_reason or reason
+    return text, reason
+
+
 async def begun(load: asyncio.Task[Any], cell: RunningCell) -> None:
     """Wait until every worker has something to do. The load goes on until it is told to end."""
     async with asyncio.timeout(60):
@@ -127,18 +142,25 @@ async def under_fire(
 ) -> tuple[list[Answer], list[list[list[Answer]]], list[CellStatus]]:
     """Answers without trouble, all answers to the same requests during each killing, and the cell, idle, after each."""
     limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=cell.base_url, timeout=120, limits=limits, trust_env=False) as client:
+    async with (
+        httpx.AsyncClient(base_url=cell.base_url, timeout=120, limits=limits, trust_env=False) as client,
+        # It may not retry: a stream that broke would be seen.
+        openai.AsyncOpenAI(base_url=f"{cell.base_url}/v1", api_key="none", max_retries=0, timeout=240) as official,
+    ):
         await standing_by(cell)
         calm = await ask_all(client, bodies)
+        texts = [(answer.text, "length") for answer in calm]
         fired, idles = [], [await idle(cell, WORKERS)]
         for kill in killings:
             is_over = asyncio.Event()
             load = asyncio.create_task(asked_until(client, bodies, is_over))
+            streams = asyncio.gather(*(stream_officially(official, body) for body in bodies[:OFFICIAL]))
             await begun(load, cell)
             victim, pid = await kill(cell)
             is_over.set()
             await asyncio.to_thread(cell.wait_restarted, victim, pid)
             fired.append(await load)
+            assert await streams == texts[:OFFICIAL]
             idles.append(await idle(cell, WORKERS))
     return calm, fired, idles
 
@@ -157,7 +179,8 @@ def test_a_killed_scheduler_and_a_killed_worker_lose_nothing(
     model: Path, bodies: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under load the active scheduler dies, then a worker: streams have no gap, no repeat and no changed token, greedy
-    and seeded alike. Caches stay, the dead worker is given up at once, and the cell's whole life replays exactly.
+    and seeded alike, OpenAI's client included. Caches stay, the dead worker is given up at once, and the cell's whole
+    life replays exactly.
     """
     recording, tampered = tmp_path / "run.tcr", tmp_path / "tampered.tcr"
     config = settings(model, workers=WORKERS, schedulers=len(SCHEDULERS))
@@ -166,6 +189,8 @@ def test_a_killed_scheduler_and_a_killed_worker_lose_nothing(
         lost = asyncio.run(losses(cell.nats_url))
         recorded = record_main(["--nats", cell.nats_url, "--out", str(recording)])
 
+    # Nobody named a folder for it, so none is left.
+    assert not cell.data_dir.exists()
     before, replaced, after = idles
     assert [differing(calm, answers) for answers in fired] == [[], []]
     assert all(len(answer.token_ids) == ANSWER_TOKENS for answer in calm)
@@ -174,7 +199,7 @@ def test_a_killed_scheduler_and_a_killed_worker_lose_nothing(
     assert [w.incarnation for w in replaced.workers] == [w.incarnation for w in before.workers]
     assert replaced.counters["workers_joined"] == WORKERS
     for status, rounds in ((replaced, fired[:1]), (after, fired)):
-        asked = REQUESTS + sum(len(answers) for each in rounds for answers in each)
+        asked = REQUESTS + sum(OFFICIAL + sum(map(len, each)) for each in rounds)
         assert status.counters["requests_accepted"] == status.counters["finished_length"] == asked
     assert replaced.counters["hit_tokens_device"] > 0
     assert replaced.counters["hit_tokens_host"] > 0

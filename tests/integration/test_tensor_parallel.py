@@ -1,4 +1,4 @@
-"""Workers that are groups of two ranks, in whole cells over HTTP."""
+"""A worker that is a group of two ranks, in whole cells over HTTP."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from thermocline.supervisor.config import SupervisorConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
-ANSWER_TOKENS = 400
+ANSWER_TOKENS = 200
 FEW_TOKENS = 8
 READY_TIMEOUT_S = 600.0
 
 
 def settings(model: Path, **changes: Any) -> SupervisorConfig:
-    """A small float32 cell of groups."""
-    small: dict[str, Any] = {"device_kv_bytes": 4 * 2**20, "host_kv_bytes": 16 * 2**20, "threads": 2, "port": 0}
+    """A small float32 cell of a group."""
+    small: dict[str, Any] = {"device_kv_bytes": 4 * 2**20, "host_kv_bytes": 16 * 2**20, "threads": 1, "port": 0}
     small |= {"page_size": 16, "dtype": "float32", "tensor_parallel": 2}
     return SupervisorConfig(model=str(model), **(small | changes))
 
@@ -98,41 +98,44 @@ async def kill_rank_under(cell: RunningCell, model: Path, prompt: list[int]) -> 
     return answers, victim, pid
 
 
-async def restored(cell: RunningCell, model: Path, prompts: list[list[int]], chunks: int) -> list[Answer]:
-    """Answers of a cell that begins with so many chunks on its disk; what it saves is saved when they are there."""
-    await hears_of_chunks(lambda: status_at(cell.nats_url), chunks)
-    answers = [await ask(cell, model, prompt, FEW_TOKENS) for prompt in prompts]
+async def saved(cell: RunningCell, model: Path, prompt: list[int]) -> Answer:
+    """An answer, once the storage is there; what it leaves is saved when it is returned."""
+    await hears_of_chunks(lambda: status_at(cell.nats_url), 0)
+    answer = await ask(cell, model, prompt, FEW_TOKENS)
     await settled(lambda: status_at(cell.nats_url), timeout_s=READY_TIMEOUT_S)
-    return answers
+    return answer
 
 
-def test_groups_share_disks_with_single_workers_and_outlive_their_ranks(model: Path, tmp_path: Path) -> None:
-    """Chunks on disk know nothing of ranks: a cell of groups reads what a single worker saved, and the other way round,
-    with the same tokens. In the cell of groups a rank dies: the stream goes on at the other group with the same
-    tokens, the worker comes back with all its ranks, and no memory of the first incarnation stays.
+async def restored(cell: RunningCell, model: Path, prompt: list[int], chunks: int) -> Answer:
+    """An answer of a cell that begins with so many chunks on its disk."""
+    await hears_of_chunks(lambda: status_at(cell.nats_url), chunks)
+    return await ask(cell, model, prompt, FEW_TOKENS)
+
+
+def test_a_group_outlives_its_ranks_and_shares_disks_with_single_workers(model: Path, tmp_path: Path) -> None:
+    """A rank dies under a stream: the worker comes back with all its ranks, the stream goes on with the same tokens,
+    and no memory of the first incarnation stays. A single worker reads what the group saved, for chunks know nothing
+    of ranks: the other way round is in ``tests/unit/worker/parallel/test_parts.py``.
     """
     reference = Reference(model)
-    first, second = (prompt_of(reference, 200, FEW_TOKENS, seed=seed) for seed in (2, 3))
+    shared = prompt_of(reference, 200, FEW_TOKENS, seed=3)
     prompt = prompt_of(reference, 60, ANSWER_TOKENS, seed=1)
     disk = {"disk_dir": (str(tmp_path / "disk"),), "disk_kv_bytes": 64 * 2**20, "restoring": "kv"}
-    one = settings(model, **disk, tensor_parallel=None)
-    with running(one, ready_timeout_s=READY_TIMEOUT_S) as cell:
-        (computed,) = asyncio.run(restored(cell, model, [second], 0))
-    with running(settings(model, **disk, workers=2), ready_timeout_s=READY_TIMEOUT_S) as cell:
-        by_group, by_group_anew = asyncio.run(restored(cell, model, [second, first], 3))
+    with running(settings(model, **disk), ready_timeout_s=READY_TIMEOUT_S) as cell:
+        computed = asyncio.run(saved(cell, model, shared))
         fired, victim, pid = asyncio.run(kill_rank_under(cell, model, prompt))
         restarted = cell.wait_restarted(victim, pid, timeout_s=READY_TIMEOUT_S)
-        after = asyncio.run(settled(lambda: status_at(cell.nats_url), workers=2, timeout_s=READY_TIMEOUT_S))
+        after = asyncio.run(settled(lambda: status_at(cell.nats_url), workers=1, timeout_s=READY_TIMEOUT_S))
         rank = rank_1_of(restarted)
         log = cell.logs(victim, 400)
         prefix = cell.shm_prefix
-    with running(one, ready_timeout_s=READY_TIMEOUT_S) as cell:
-        (by_one,) = asyncio.run(restored(cell, model, [first], 6))
+    with running(settings(model, **disk, tensor_parallel=None), ready_timeout_s=READY_TIMEOUT_S) as cell:
+        by_one = asyncio.run(restored(cell, model, shared, 3))
 
-    assert (computed.cached_tokens, by_group_anew.cached_tokens) == (0, 0)
-    for answer, asked in ((by_group, second), (by_one, first)):
-        assert answer.disk_tokens >= 128, answer
-        assert answer.token_ids == reference.greedy(asked, FEW_TOKENS, ignore_eos=True)
+    expected = reference.greedy(shared, FEW_TOKENS, ignore_eos=True)
+    assert (computed.cached_tokens, computed.token_ids) == (0, expected)
+    assert by_one.disk_tokens >= 128, by_one
+    assert by_one.token_ids == expected
     expected = reference.greedy(prompt, ANSWER_TOKENS, ignore_eos=True)
     assert [answer.token_ids for answer in fired] == [expected] * len(fired)
     assert after.counters.get("requests_resumed", 0) == 1, after.counters

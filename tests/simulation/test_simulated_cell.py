@@ -156,7 +156,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     """Two runs are identical to the last digit of every figure; another seed is another run."""
 
     def figures(seed: int) -> str:
-        arguments = (*_SMALL, *CELLS["four workers, two nodes"], "--seed", str(seed))
+        arguments = (*_SMALL, *CELLS["four workers, two nodes"], "--requests", "60", "--seed", str(seed))
         repeated = simulation(*arguments)
         repeated.run()
         return json.dumps(repeated.figures())

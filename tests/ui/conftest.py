@@ -6,6 +6,7 @@ import shutil
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.ui.stand_in import KEY, StandIn, serving
@@ -13,9 +14,9 @@ from tests.ui.stand_in import KEY, StandIn, serving
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    """Chromium of the system."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    """Chromium of the system, one for all tests of a file."""
     if CHROMIUM is None:
         pytest.skip("no Chromium: install the package `chromium` to test the page at /ui")
     async with async_playwright() as playwright:
@@ -24,14 +25,22 @@ async def browser() -> AsyncIterator[Browser]:
         await found.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(chromium: Browser) -> AsyncIterator[Browser]:
+    """A browser without pages, each of which will know nothing of another: whatever a test opens is closed after it."""
+    yield chromium
+    for context in chromium.contexts:
+        await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def gateway() -> AsyncIterator[StandIn]:
     """A scripted gateway with the real page."""
     async with serving(StandIn()) as stand_in:
         yield stand_in
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: Browser, gateway: StandIn) -> AsyncIterator[Page]:
     """The page, open and unlocked. A fault in its scripts, or anything against its policy, fails the test."""
     faults: list[str] = []

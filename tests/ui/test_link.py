@@ -11,6 +11,8 @@ from tests.ui.stand_in import KEY, StandIn, serving
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SHORTFALL = {"component": "storage", "what": "disk", "reason": "in use by process 7", "setting": "--disk-dir"}
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.ui.stand_in import KEY, StandIn, a_cell, a_tree, explanation, node, serving
 from tests.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_overview_shows_tiers_workers_and_hits(page: Page, gateway: StandIn) -> None:

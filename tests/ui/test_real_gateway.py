@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from playwright.async_api import Browser, expect
 
 from shared.messages.status import PoolStatus
 from tests.ui.stand_in import KEY
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.unit.gateway.scripted_cache import ScriptedCache, node
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ANNOUNCED_S = 0.3
 

@@ -275,6 +275,7 @@ async def test_a_silent_scheduler_costs_reasons_and_no_answer(monkeypatch: pytes
 
 async def test_a_request_that_could_not_be_submitted_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was not its client who gave up."""
+    monkeypatch.setattr("services.gateway.dispatcher.SUBMIT_S", 0.05)
     async with explained() as harness:
 
         async def refuse(*_: object, **__: object) -> int:

@@ -88,6 +88,12 @@ class Cell:
         raise AssertionError("unreachable")
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no state looks again at once; every scheduler of these tests begins without one."""
+    monkeypatch.setattr("services.scheduler.follower.RETRY_S", 0.01)
+
+
 @pytest.fixture
 async def cell() -> Cell:
     """An empty cell without a scheduler."""
@@ -346,13 +352,13 @@ async def test_silent_worker_is_reported_lost_once(cell: Cell, monkeypatch: pyte
 
     async with scheduler(cell, heartbeat_lost_ms=2000, lease_ms=3_600_000):
         await cell.folded(await cell.put(worker_joined("w1", "one")))
-        for _ in range(50):
+        for _ in range(30):  # Longer than a worker may be silent.
             cell.monotonic_ns += 100_000_000
             await cell.bus.publish(subjects.heartbeat("worker", "w1"), beat)
             await asyncio.sleep(0.01)
         alive = await cell.status()
         await until(silence_reaches_the_scheduler)
-        for _ in range(50):
+        for _ in range(30):
             await silence_reaches_the_scheduler()
             await asyncio.sleep(0.01)
 

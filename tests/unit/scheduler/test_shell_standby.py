@@ -133,6 +133,12 @@ class Cell:
         return decode(await self.bus.call("tc.rpc.scheduler.snapshot", encode(TakeSnapshot())), SnapshotTaken)
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no state looks again at once; every scheduler of these tests begins without one."""
+    monkeypatch.setattr("services.scheduler.follower.RETRY_S", 0.01)
+
+
 @pytest.fixture
 async def cell() -> AsyncIterator[Cell]:
     """An empty cell. Whoever still runs at the end is killed; who failed by itself fails the test."""

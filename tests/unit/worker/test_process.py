@@ -149,7 +149,7 @@ async def test_a_process_serves_and_leaves_on_sigterm(nats_url: str, checkpoint:
 
 async def test_a_request_survives_the_death_of_the_broker(nats_server: NatsServer, checkpoint: Path) -> None:
     """The worker decodes on; its events are stored once and in order when the broker is back, and tokens that no
-    gateway heard can be asked for.
+    gateway heard can be asked for. Then it is dismissed: it exits with 2, and the reason is in its log.
     """
     prompt = list(range(10, 30))
     params = SamplingParams(max_tokens=220, temperature=0, ignore_eos=True)
@@ -164,32 +164,22 @@ async def test_a_request_survives_the_death_of_the_broker(nats_server: NatsServe
         question = encode(GetOutputs(request_id="r", attempt=1, index=0))
         subject = subjects.rpc("worker", "outputs", made.worker_id)
         item = decode(await made.bus.call(subject, question), Outputs).item
-        made.process.terminate()
-        await made.event(WorkerLeft)
+        await made.give(Dismiss(reason="other page size"))
+        assert await made.exit_code() == 2
+        assert made.process.stderr is not None
+        log = (await made.process.stderr.read()).decode()
         kinds = [
             type(decode_input(message.data))
             async for message in made.bus.follow(subjects.INPUTS_STREAM, from_seq=made.first_seq, live=False)
         ]
 
-        assert await made.exit_code() == 0
-    assert kinds == [WorkerJoined, BatchDone, RequestFinished, WorkerLeft]
+    refusals = [json.loads(line) for line in log.splitlines() if "refused_to_start" in line]
+    assert "other page size" in refusals[0]["reason"]
+    assert kinds == [WorkerJoined, BatchDone, RequestFinished]
     assert item is not None
     assert list(item.tokens) == unpack_int32(finished.output)
     assert len(item.tokens) == 220
     assert item.finish == "length"
-
-
-async def test_a_dismissed_process_exits_with_2(nats_url: str, checkpoint: Path) -> None:
-    """The reason is in its log."""
-    async with cell(nats_url, checkpoint) as made:
-        made.incarnation = (await made.event(WorkerJoined)).incarnation
-        await made.give(Dismiss(reason="other page size"))
-
-        assert await made.exit_code() == 2
-        assert made.process.stderr is not None
-        log = (await made.process.stderr.read()).decode()
-    refusals = [json.loads(line) for line in log.splitlines() if "refused_to_start" in line]
-    assert "other page size" in refusals[0]["reason"]
 
 
 async def test_a_model_that_cannot_be_served_exits_with_2(nats_url: str, tmp_path: Path) -> None:

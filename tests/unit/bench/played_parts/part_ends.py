@@ -1,7 +1,11 @@
-"""A part that measures something at once."""
+"""A part that measures something at once; it does without PyTorch, which takes seconds to import."""
 
-from bench.gpu import reading
+import sys
+from pathlib import Path
+
+from bench import results_file
 
 if __name__ == "__main__":
-    run = reading.begin("part_ends", __doc__)
-    run.finish({"answer": 42}, [("the answer", 42.0, "")])
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    results = {"answer": 42, "is_whole": True, "headline": [("the answer", 42.0, "")]}
+    results_file.write("gpu_part_ends", results, seed=0, out=out)

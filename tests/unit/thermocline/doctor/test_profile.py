@@ -75,8 +75,11 @@ def test_a_model_is_measured_beside_the_movers(
     assert "measuring: a prefix of 64 tokens" in shown[1].err
 
 
-def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory without a model, and one that is no directory: exit code 1, and no file is left."""
+    monkeypatch.setattr("thermocline.doctor.profile.run_measurement", measure_here)
     for wrong in (["--model", str(tmp_path)], ["--disk-dir", str(tmp_path / "gone")]):
         assert main(["--profile", *QUICK, *wrong, "--out", str(tmp_path / "p.json")]) == 1
         assert str(tmp_path) in capsys.readouterr().err

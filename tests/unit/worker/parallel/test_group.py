@@ -5,19 +5,25 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from transformers import AutoConfig
 
 from services.storage.pools import open_device_pool
 from services.worker.kv.layer_gate import LoadRejected
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
+from services.worker.parallel import ranks
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import RankLoaded
@@ -25,7 +31,7 @@ from services.worker.parallel.parts_mover import PartsMover
 from services.worker.parallel.ranks import Ranks
 from shared.errors import ConfigError, OperatorError
 from shared.memory import HostPoolView, unlink_all
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
 from tests.reference import Reference
 from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of, start_order
@@ -106,34 +112,20 @@ def check_host_prefix(group: GroupRunner) -> None:
     host.unlink()
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_mha", "qwen2", "qwen3"])
-def test_two_ranks_answer_as_one_does(family: str, tmp_path: Path) -> None:
-    """Grouped queries, a KV head for each query, biases, and norms of heads; prefixes on device and host."""
-    model = make_checkpoint(family, tmp_path / family)
-
-    with group_of(model, 2) as group:
-        assert len(group.weight_bytes) == 2
-        check_tokens(group, model)
-        check_host_prefix(group)
-
-    assert not segments()
-
-
-def test_four_ranks_share_two_kv_heads(tmp_path: Path) -> None:
-    """Tied embeddings too, whose head rank 0 has alone."""
-    model = make_checkpoint("llama3", tmp_path / "model")
-
-    with group_of(model, 4) as group:
-        check_tokens(group, model)
-        check_host_prefix(group)
-
-
-def test_a_rank_that_dies_ends_the_group(tmp_path: Path) -> None:
-    """Whoever watches is told at once; a step raises; no process and no memory stays."""
-    model = make_checkpoint("llama", tmp_path / "model")
+def test_two_ranks_answer_as_one_does_until_one_of_them_dies(tmp_path: Path) -> None:
+    """Biases, a KV head for each query, prefixes on device and host. Then whoever watches is told at once; a step
+    raises; no process and no memory stays.
+    """
+    config = AutoConfig.from_pretrained(make_checkpoint("qwen2", tmp_path / "grouped"))
+    config.num_key_value_heads = config.num_attention_heads
+    model = save_checkpoint(config, tmp_path / "model")
     told, lost = threading.Event(), []
 
     with group_of(model, 2) as group:
+        assert group.geometry.kv_heads == 4
+        assert len(group.weight_bytes) == 2
+        check_tokens(group, model)
+        check_host_prefix(group)
         pids = list(group.rank_pids.values())
         group.on_lost(lambda reason: (lost.append(reason), told.set()))
         os.kill(pids[0], signal.SIGKILL)
@@ -146,11 +138,18 @@ def test_a_rank_that_dies_ends_the_group(tmp_path: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_rank_that_hangs_ends_the_group(tmp_path: Path) -> None:
-    """After the time that ranks wait for one another; the one that hangs is killed."""
-    model = make_checkpoint("llama", tmp_path / "model")
+def test_two_ranks_answer_as_one_does_until_one_of_them_hangs(tmp_path: Path) -> None:
+    """Norms of heads, and a KV head for two queries. After the time that ranks wait for one another the group ends,
+    and the one that hangs is killed.
+    """
+    model = make_checkpoint("qwen3", tmp_path / "model")
 
-    with group_of(model, 2, timeout_ms=20_000) as group:
+    with group_of(model, 2, timeout_ms=77_000) as group:
+        check_tokens(group, model)
+        check_host_prefix(group)
+        exchanges = dist.group.WORLD._get_backend(torch.device("cpu"))
+        assert exchanges.options._timeout == timedelta(seconds=77)
+        exchanges._set_default_timeout(timedelta(seconds=1))  # It is waited out.
         (pid,) = group.rank_pids.values()
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(GroupLost):
@@ -160,27 +159,42 @@ def test_a_rank_that_hangs_ends_the_group(tmp_path: Path) -> None:
     assert not segments()
 
 
-def test_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """A pool that does not fit is refused by whichever rank, and nothing stays."""
+def test_four_ranks_share_two_kv_heads(tmp_path: Path) -> None:
+    """Tied embeddings too, whose head rank 0 has alone."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+
+    with group_of(model, 4) as group:
+        check_tokens(group, model)
+        check_host_prefix(group)
+
+    assert not segments()
+
+
+def test_a_group_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """A pool that does not fit is refused, and nothing stays."""
     model = make_checkpoint("llama", tmp_path / "model")
 
-    with pytest.raises(OperatorError, match="attention heads"):
-        load_group(start_order(model, 3), device_kv_bytes=0, pages=32)
     with pytest.raises(ConfigError, match="too small"):
         load_group(start_order(model, 2), device_kv_bytes=0, pages=1)
 
     assert not segments()
 
 
-def test_the_rank_that_refuses_to_start_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_refuses_to_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason, though another rank was killed for it and is asked first."""
-    model = make_checkpoint("llama", tmp_path / "model")
-    ranks = Ranks(
-        [start_order(model, 4, rank=1), start_order(tmp_path / "nothing", 4, rank=2)],
-        timeout_s=60,
+    start = subprocess.Popen
+
+    def started(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """The first rank is a process that does nothing until it is killed."""
+        monkeypatch.setattr(ranks.subprocess, "Popen", start)
+        return start(["sleep", "600"], **options)
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", started)
+    made = Ranks(
+        [start_order(tmp_path / "nothing", 4, rank=1), start_order(tmp_path / "nothing", 4, rank=2)], timeout_s=60
     )
     try:
         with pytest.raises(OperatorError, match="rank 2: UnsupportedModel"):
-            ranks.collect(RankLoaded)
+            made.collect(RankLoaded)
     finally:
-        ranks.close()
+        made.close()

@@ -61,7 +61,7 @@ def events(path: Path | None, here: RestorationProfile = HERE) -> tuple[bool, li
     return costs is not None, lines
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_mha", "opt"])
+@pytest.mark.parametrize("family", ["llama", "opt"])
 def test_what_was_measured_is_what_a_worker_joins_with(family: str, tmp_path: Path, load_runner: LoadRunner) -> None:
     """A model's figures, written and read again, are of that model and of no other."""
     runner, other = load_runner(family), load_runner("qwen3")

@@ -1,5 +1,6 @@
 """The default policy: repeatable, bounded, and better than recency where recency is wrong."""
 
+from functools import cache
 from math import log
 
 import msgspec
@@ -148,17 +149,35 @@ def run(policy, capacity, events):
     return cache
 
 
+@cache
+def unbroken():
+    """After 300 conversations without a stop; tests only look at it."""
+    return run(ThermoclinePolicy(), 120, chats(300))
+
+
+WORKLOADS = {
+    "chats": (80, chats(350)),
+    "scan": (300, list(scan(60, 10))),
+    "popular, small": (60, list(popular(1500))),
+    "popular, half": (120, list(popular(900))),
+}
+"""Capacities in blocks, and events."""
+
+
+@cache
+def hits(workload, rule=None):
+    """Of the policy, or of one that never leaves ``rule``."""
+    return run(ThermoclinePolicy() if rule is None else Pinned(rule=rule), *WORKLOADS[workload]).hits
+
+
 def test_same_inputs_give_the_same_victims():
     """Nothing but the events decides."""
-    events = chats(250)
-
-    assert run(ThermoclinePolicy(), 120, events).evicted == run(ThermoclinePolicy(), 120, events).evicted
+    assert run(ThermoclinePolicy(), 120, chats(300)).evicted == unbroken().evicted
 
 
 def test_snapshot_goes_on_with_the_same_victims():
     """A policy that was encoded and decoded midway evicts what one that never stopped does."""
     events = chats(300)
-    unbroken = run(ThermoclinePolicy(), 120, events)
     cache = run(ThermoclinePolicy(), 120, events[:400])
 
     packed = msgspec.msgpack.encode(cache.policy)
@@ -167,41 +186,24 @@ def test_snapshot_goes_on_with_the_same_victims():
         cache.request(seconds, blocks)
 
     assert cache.policy.law.index
-    assert cache.evicted == unbroken.evicted
+    assert cache.evicted == unbroken().evicted
 
 
 def test_beats_recency_on_chats():
     """With think times and a cache that turns over faster, what was just used is not what comes next."""
-    events = chats(700)
-
-    ours, lru = run(ThermoclinePolicy(), 80, events), run(Pinned(), 80, events)
-
-    assert ours.hits > 1.05 * lru.hits
+    assert hits("chats") > 1.05 * hits("chats", RECENCY)
 
 
 def test_keeps_a_part_of_a_cyclic_scan():
     """Where recency never hits, about the share that fits is kept."""
-    ours, lru = run(ThermoclinePolicy(), 300, scan(60, 15)), run(Pinned(), 300, scan(60, 15))
-
-    assert lru.hits == 0
-    assert ours.hits > 0.4 * 60 * 15 * 10
+    assert hits("scan", RECENCY) == 0
+    assert hits("scan") > 0.4 * 60 * 10 * 10
 
 
-@pytest.mark.parametrize(
-    ("capacity", "events"),
-    [(80, chats(700)), (300, list(scan(60, 15))), (60, list(popular(1500))), (120, list(popular(1500)))],
-    ids=["chats", "scan", "popular, small", "popular, half"],
-)
-def test_no_single_rule_is_ahead_by_much(capacity, events):
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_no_single_rule_is_ahead_by_much(workload):
     """Whichever rule suits a workload, choosing among them costs a few per cent of its hits at most."""
-    single = []
-    for rule in range(RULES):
-        policy = Pinned(rule=rule)
-        single.append(run(policy, capacity, events).hits)
-
-    ours = run(ThermoclinePolicy(), capacity, events)
-
-    assert ours.hits > 0.95 * max(single)
+    assert hits(workload) > 0.95 * max(hits(workload, rule) for rule in range(RULES))
 
 
 def test_state_is_bounded():
@@ -322,8 +324,7 @@ def test_index_looks_ahead_where_the_hazard_rises():
 
 def test_fit_goes_on_from_a_snapshot_between_any_two_slices():
     """A fit that is encoded and decoded after every slice ends with the same tables, byte for byte."""
-    policy = run(ThermoclinePolicy(), 120, chats(300)).policy
-    packed = msgspec.msgpack.encode(policy)
+    packed = msgspec.msgpack.encode(unbroken().policy)
     results = []
     for is_broken in (False, True):
         copy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
@@ -347,7 +348,7 @@ def test_fit_goes_on_from_a_snapshot_between_any_two_slices():
 def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit():
     """Wherever between two requests of a fit the snapshot is taken, the same nodes are evicted afterwards."""
     events = chats(300)
-    unbroken, cache = run(ThermoclinePolicy(), 120, events), BlockCache(ThermoclinePolicy(), 120)
+    cache = BlockCache(ThermoclinePolicy(), 120)
     broken = 0
     for seconds, blocks in events:
         cache.request(seconds, blocks)
@@ -357,13 +358,13 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit():
             broken += 1
 
     assert broken > 3
-    assert cache.evicted == unbroken.evicted
-    assert msgspec.msgpack.encode(cache.policy) == msgspec.msgpack.encode(unbroken.policy)
+    assert cache.evicted == unbroken().evicted
+    assert msgspec.msgpack.encode(cache.policy) == msgspec.msgpack.encode(unbroken().policy)
 
 
 def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force():
     """Slices of the index that are made between requests are not made again, and the law is the same byte for byte."""
-    packed = msgspec.msgpack.encode(run(ThermoclinePolicy(), 120, chats(300)).policy)
+    packed = msgspec.msgpack.encode(unbroken().policy)
     results = []
     for is_ahead in (False, True):
         policy = msgspec.msgpack.decode(packed, type=ThermoclinePolicy)
