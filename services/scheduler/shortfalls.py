@@ -38,10 +38,14 @@ class Shortfalls:
             del self._said[key]
 
     def told(self, status: CellStatus, now_ns: int, *, is_storage_wanted: bool) -> CellStatus:
-        """The status with what its processes lack; a member that has not said it yet is listed for that."""
+        """The status with what its processes lack; a member that has not said it yet is listed for that.
+
+        So is a worker of an earlier incarnation: a cell that begins where another was killed still has that one's.
+        """
         self._said = {key: said for key, said in self._said.items() if now_ns - said.heard_ns < self._silence_ns}
         members: list[tuple[Kind, str]] = [("storage", name) for name in status.storages]
         members += [("worker", worker.worker_id) for worker in status.workers]
+        living = {worker.worker_id: worker.incarnation for worker in status.workers}
         degraded: list[Degradation] = []
         for (kind, name), said in self._said.items():
             if kind not in _JOIN or (kind, name) in members:
@@ -51,7 +55,7 @@ class Shortfalls:
                 component=name, what=kind, reason=f"this {kind} has joined, and no heartbeat of it has come yet"
             )
             for kind, name in members
-            if (kind, name) not in self._said
+            if not self._has_said(kind, name, living.get(name) if kind == "worker" else None)
         ]
         if is_storage_wanted and not status.storages:
             reason = "no storage has joined, so KV is kept on devices alone"
@@ -59,3 +63,7 @@ class Shortfalls:
                 Degradation(component=status.scheduler_id, what="storage", reason=reason, setting="--host-tier")
             )
         return msgspec.structs.replace(status, degraded=tuple(degraded)) if degraded else status
+
+    def _has_said(self, kind: Kind, name: str, incarnation: str | None) -> bool:
+        said = self._said.get((kind, name))
+        return said is not None and incarnation in (None, said.incarnation)

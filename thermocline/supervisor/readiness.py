@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import httpx
 import msgspec
@@ -12,6 +13,9 @@ from services.gateway.openai_schema.models import Health, Serving
 from shared.undecodable import UNDECODABLE
 
 _POLL_S = 0.1
+
+SERVES = ("ready", "degraded")
+"""What a gateway says while requests are answered."""
 
 POOLS_S = 10.0
 """Longest wait for pools before the cell is announced: it serves without a host pool, which is named as being made."""
@@ -26,16 +30,24 @@ def client(admin_key: str = "") -> httpx.AsyncClient:
 
 
 async def wait_until_ready(base_url: str) -> None:
-    """Return when ``GET /health/ready`` answers 200; the caller bounds the wait."""
+    """Return when the gateway says so and a worker has been heard; the caller bounds the wait.
+
+    A cell that begins where another was killed has that one's workers at first, none of which will answer.
+    """
     async with client() as http:
         while True:
-            try:
-                response = await http.get(f"{base_url}/health/ready")
-                if response.status_code == httpx.codes.OK:
+            with suppress(httpx.HTTPError):  # Nobody listens yet.
+                health = await health_of(http, base_url)
+                if health is not None and health.status in SERVES and _is_heard(health):
                     return
-            except httpx.HTTPError:
-                pass  # Nobody listens yet.
             await asyncio.sleep(_POLL_S)
+
+
+def _is_heard(health: Health) -> bool:
+    """Whether a worker has sent a heartbeat; True where nothing is known of workers."""
+    silent = {each.component for each in health.degraded or () if each.what == "worker"}
+    serving = health.serving or None
+    return serving is None or not serving.devices or any(each.worker_id not in silent for each in serving.devices)
 
 
 async def served_model(base_url: str) -> str | None:

@@ -9,7 +9,7 @@ import httpx
 
 from services.gateway.openai_schema.models import Health
 from shared.degradations import line
-from thermocline.supervisor.readiness import client, health_of
+from thermocline.supervisor.readiness import SERVES, client, health_of
 
 MEMBERS = ("storage", "worker")
 """What is told of a process that has not joined, or has not said yet what it lacks."""
@@ -29,7 +29,7 @@ async def degraded_lines(base_url: str, admin_key: str = "", *, heard_s: float =
             while True:
                 with suppress(httpx.HTTPError):
                     health = await health_of(http, base_url) or health
-                if health.status != "unknown" and not any(each.what in MEMBERS for each in health.degraded or ()):
+                if health.status in SERVES and not any(each.what in MEMBERS for each in health.degraded or ()):
                     break
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:

@@ -20,7 +20,7 @@ def a_status(*storages: str, workers: tuple[str, ...] = ()) -> CellStatus:
     return CellStatus(
         scheduler_id="scheduler", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1,
         max_context=1, storages=storages,
-        workers=tuple(WorkerStatus(worker_id=name, incarnation="i", running=0, waiting=0) for name in workers),
+        workers=tuple(WorkerStatus(worker_id=name, incarnation="one", running=0, waiting=0) for name in workers),
     )  # fmt: skip
 
 
@@ -50,6 +50,14 @@ def test_a_member_that_has_not_been_heard_is_told_for_that() -> None:
     shortfalls.note(beat("worker", "w0"), 0)
     assert told(shortfalls, a_status("s0", workers=("w0",))) == []
     assert told(shortfalls, a_status("s0", workers=("w0",)), SILENCE_NS) == [("s0", "storage"), ("w0", "worker")]
+
+
+def test_a_worker_of_an_earlier_life_has_not_been_heard() -> None:
+    """What its successor of the same name says is not its word."""
+    shortfalls = Shortfalls(SILENCE_NS)
+    shortfalls.note(beat("worker", "w0", incarnation="another"), 0)
+
+    assert told(shortfalls, a_status("s0", workers=("w0",))) == [("s0", "storage"), ("w0", "worker")]
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [(True, [("scheduler", "storage")]), (False, [])])
