@@ -80,9 +80,11 @@ def bad_versions(installed: dict[str, str], bad: list[Bad]) -> Iterator[str]:
             yield f"{each.package} {version} is known to be bad: {each.advisory}"
 
 
-def closure(requirements: list[Requirement]) -> set[str]:
-    """The installed packages that these need, themselves included."""
-    found: set[str] = set()
+def closure(requirements: list[Requirement]) -> dict[str, set[str]]:
+    """The installed packages that these need, themselves included, and which of them each needs itself: by itself or by
+    one of its extras that is asked for.
+    """
+    found: dict[str, set[str]] = {}
     waiting = [(requirement, extra) for requirement in requirements for extra in (requirement.extras or {""})]
     seen: set[tuple[str, str]] = set()
     while waiting:
@@ -95,11 +97,12 @@ def closure(requirements: list[Requirement]) -> set[str]:
             needs = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue  # Of another platform, or optional.
-        found.add(name)
+        own = found.setdefault(name, set())
         for need in map(Requirement, needs):
             if need.marker is None or need.marker.evaluate({"extra": extra}):
+                own.add(canonicalize_name(need.name))
                 waiting += [(need, each) for each in (need.extras or {""})]
-    return found
+    return {name: own & found.keys() for name, own in found.items()}
 
 
 def licence(name: str) -> str:
@@ -131,7 +134,7 @@ def audit() -> list[str]:
         *unbounded(requirements),
         *misfits(requirements, installed),
         *bad_versions(installed, known_bad()),
-        *unlicensed(shipped, table["licences"]),
+        *unlicensed(set(shipped), table["licences"]),
     ]
 
 

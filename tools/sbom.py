@@ -38,19 +38,19 @@ def make(*, epoch_s: int) -> Bom:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [Requirement(text) for text in project["dependencies"]]
     own = _component(project["name"], project["version"], project["license"], ComponentType.APPLICATION)
+    needs = closure(requirements)
     components = {
-        name: _component(name, metadata.version(name), licence(name), ComponentType.LIBRARY)
-        for name in sorted(closure(requirements))
+        name: _component(name, metadata.version(name), licence(name), ComponentType.LIBRARY) for name in sorted(needs)
     }
     bom = Bom(components=components.values())
     bom.metadata.component = own
     bom.metadata.timestamp = datetime.fromtimestamp(epoch_s, UTC)
     listed = ",".join(f"{each.purl}" for each in (own, *components.values()))
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, f"{epoch_s} {listed}")
-    bom.register_dependency(own, [components[name] for name in _direct(requirements, components)])
+    direct = {canonicalize_name(each.name) for each in requirements if each.marker is None or each.marker.evaluate()}
+    bom.register_dependency(own, [components[name] for name in sorted(direct & components.keys())])
     for name, component in components.items():
-        needs = [Requirement(text) for text in metadata.requires(name) or []]
-        bom.register_dependency(component, [components[need] for need in _direct(needs, components)])
+        bom.register_dependency(component, [components[need] for need in sorted(needs[name])])
     return bom
 
 
@@ -58,16 +58,6 @@ def _component(name: str, version: str, told: str, kind: ComponentType) -> Compo
     purl = PackageURL("pypi", name=canonicalize_name(name), version=version)
     licenses = [LicenseFactory().make_from_string(told or UNDECLARED)]
     return Component(name=name, version=version, type=kind, purl=purl, bom_ref=str(purl), licenses=licenses)
-
-
-def _direct(requirements: list[Requirement], components: dict[str, Component]) -> list[str]:
-    """Those of ``components`` that these name and this platform needs."""
-    names = {
-        canonicalize_name(each.name)
-        for each in requirements
-        if each.marker is None or each.marker.evaluate({"extra": ""})
-    }
-    return sorted(names & components.keys())
 
 
 def to_json(bom: Bom) -> str:

@@ -34,7 +34,8 @@ def unpack(folder: Path) -> Path:
     if _git("rev-parse", "--verify", f"{COMMIT}^{{tree}}").decode().strip() != TREE:
         raise NoHistory(f"commit {COMMIT} has another tree than release 0.1.0")
     with tarfile.open(fileobj=io.BytesIO(_git("archive", COMMIT, *_PARTS))) as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4 has no filters; the archive is our own.
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 

@@ -129,7 +129,9 @@ def test_a_group_outlives_its_ranks_and_shares_disks_with_single_workers(model: 
         rank = rank_1_of(restarted)
         log = cell.logs(victim, 400)
         prefix = cell.shm_prefix
-    with running(settings(model, **disk, tensor_parallel=None), ready_timeout_s=READY_TIMEOUT_S) as cell:
+    # However long a busy machine takes to fetch, the answer waits for it.
+    single, full = settings(model, **disk, tensor_parallel=None), {"THERMOCLINE_PREFETCH_WAIT": "full"}
+    with running(single, environ=full, ready_timeout_s=READY_TIMEOUT_S) as cell:
         by_one = asyncio.run(restored(cell, model, shared, 3))
 
     expected = reference.greedy(shared, FEW_TOKENS, ignore_eos=True)

@@ -108,7 +108,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracedCell]:
         traces=str(folder / "spans.jsonl"),
         trace_share=0.0,
     )
-    with running(config, environ={"THERMOCLINE_ADMIN_KEY": ADMIN_KEY}) as cell:
+    # However long a busy machine takes to fetch, what is traced waits for it.
+    environ = {"THERMOCLINE_ADMIN_KEY": ADMIN_KEY, "THERMOCLINE_PREFETCH_WAIT": "full"}
+    with running(config, environ=environ) as cell:
         yield TracedCell(cell, folder / "spans.jsonl")
 
 

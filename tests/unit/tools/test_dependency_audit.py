@@ -69,7 +69,28 @@ def test_a_licence_that_is_not_plainly_permissive_is_a_fault(
 
 def test_what_dependencies_need_is_looked_at_too() -> None:
     """FastAPI brings Starlette, which is named nowhere here."""
-    assert {"fastapi", "starlette"} <= dependency_audit.closure([Requirement("fastapi")])
+    found = dependency_audit.closure([Requirement("fastapi")])
+
+    assert "starlette" in found["fastapi"]
+    assert set.union(*found.values()) <= found.keys()
+
+
+def test_what_an_extra_needs_belongs_to_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's CUDA build needs NVIDIA's libraries by extras of cuda-toolkit."""
+    needs = {
+        "torch": ['cuda-toolkit[nvrtc]==13.0; platform_system == "Linux"', "sympy"],
+        "cuda-toolkit": ['nvidia-nvrtc==13.0; extra == "nvrtc"', 'nvidia-fft==12; extra == "fft"'],
+        "nvidia-nvrtc": [],
+        "sympy": [],
+    }
+    monkeypatch.setattr(dependency_audit.metadata, "requires", needs.__getitem__)
+
+    assert dependency_audit.closure([Requirement("torch")]) == {
+        "torch": {"cuda-toolkit", "sympy"},
+        "cuda-toolkit": {"nvidia-nvrtc"},
+        "nvidia-nvrtc": set(),
+        "sympy": set(),
+    }
 
 
 def test_every_entry_of_the_list_is_whole() -> None:
