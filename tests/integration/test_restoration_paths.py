@@ -40,13 +40,10 @@ FIGURE = RestorationFigure(tokens=256, io_hidden_s=1e-7, io_kv_s=2e-7, compute_h
 
 CASES = [
     ("llama_mha", 1, "0/3/0"),
-    ("llama_mha", 16, "0/3/0"),
     ("llama_mha", 32, "1/1/1"),
     ("llama_mha", 64, "0/2/1"),
     ("opt", 16, "1/2/0"),
-    ("opt", 64, "0/3/0"),
     ("llama", 16, "1/0/2"),
-    ("llama", 32, "0/3/0"),
     ("qwen2", 16, "0/3/0"),
     ("qwen3", 16, "1/2/0"),
     ("mistral", 16, "0/3/0"),
