@@ -176,6 +176,7 @@ async def test_a_case_is_kept_with_the_least_body(tmp_path: Path) -> None:
         sent = await reader.read(10_000)
         status = b"500 Oh" if b"!" in sent else b"200 OK"
         writer.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % status)
+        writer.close()  # From Python 3.12 on a server ends when its connections have.
 
     server = await asyncio.start_server(break_on, "127.0.0.1", 0)
     async with server:
