@@ -57,6 +57,10 @@ measured on a GPU.
 """
 
 
+TESTS_S = 600
+"""What ``./task test`` may take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One row. ``short`` lists where the figure falls short; ``page`` is relative to ``docs/results``."""
@@ -118,7 +122,8 @@ def page(results: Path = RESULTS) -> str:
 
 
 def _figures(results: Path) -> Iterator[Figure]:
-    yield _newcomer(results)
+    for measured in sorted(results.glob("newcomer_*.json")):
+        yield _newcomer(results, measured.stem)
     yield _tiers(results)
     yield from _peers(results)
     yield _policies(results)
@@ -145,17 +150,20 @@ def _machine(hardware: dict[str, Any]) -> str:
     )
 
 
-def _newcomer(results: Path) -> Figure:
+def _newcomer(results: Path, name: str) -> Figure:
     """From a fresh clone to the end of the first command, and of all of them."""
-    found, machine = _read(results, "newcomer")
+    found, machine = _read(results, name)
     first, *later = found["commands"]
-    short = "; then " + ", ".join(f"`{one['command']}` {one['seconds']:,.0f} s" for one in later)
+    then = "; then " + ", ".join(f"`{one['command']}` {one['seconds']:,.0f} s" for one in later)
+    tests = found["commands"][-1]
+    beside = f", beside {found['busy_loops']} busy loops" if found["busy_loops"] else ""
+    slow = f"; tests aim at {TESTS_S} s on two quiet cores" if tests["seconds"] > TESTS_S else ""
     return Figure(
-        what="first command of a fresh user in a fresh clone",
-        conditions=f"`{first['command']}`, downloads included, {found['python']}, {MODELS[BUNDLED]}",
-        measured=f"{first['seconds']:,.0f} s{short}",
-        short=("depends on the network and on the build of PyTorch that pip is given",),
-        page="../quickstart.md",
+        what="commands of a fresh user in a fresh clone",
+        conditions=f"{found['python']}, PyTorch with CUDA, downloads included{beside}, {MODELS[BUNDLED]}",
+        measured=f"`{first['command']}` {first['seconds']:,.0f} s{then} ({tests['said'].partition(' in ')[0]})",
+        short=(f"`.venv` takes {found['venv_mb'] / 1e3:.1f} GB{slow}",),
+        page="../how-to/install.md",
         machine=machine,
     )
 
