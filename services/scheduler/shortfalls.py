@@ -43,19 +43,18 @@ class Shortfalls:
         So is a worker of an earlier incarnation: a cell that begins where another was killed still has that one's.
         """
         self._said = {key: said for key, said in self._said.items() if now_ns - said.heard_ns < self._silence_ns}
-        members: list[tuple[Kind, str]] = [("storage", name) for name in status.storages]
-        members += [("worker", worker.worker_id) for worker in status.workers]
-        living = {worker.worker_id: worker.incarnation for worker in status.workers}
+        members: dict[tuple[Kind, str], str | None] = {("storage", name): None for name in status.storages}
+        members |= {("worker", worker.worker_id): worker.incarnation for worker in status.workers}
         degraded: list[Degradation] = []
-        for (kind, name), said in self._said.items():
-            if kind not in _JOIN or (kind, name) in members:
+        for process, said in self._said.items():
+            if process[0] not in _JOIN or process in members:
                 degraded += said.degraded
         degraded += [
             Degradation(
                 component=name, what=kind, reason=f"this {kind} has joined, and no heartbeat of it has come yet"
             )
-            for kind, name in members
-            if not self._has_said(kind, name, living.get(name) if kind == "worker" else None)
+            for (kind, name), incarnation in members.items()
+            if not self._has_said(kind, name, incarnation)
         ]
         if is_storage_wanted and not status.storages:
             reason = "no storage has joined, so KV is kept on devices alone"
@@ -65,5 +64,6 @@ class Shortfalls:
         return msgspec.structs.replace(status, degraded=tuple(degraded)) if degraded else status
 
     def _has_said(self, kind: Kind, name: str, incarnation: str | None) -> bool:
+        """Whether this incarnation has; None is any, where the status names none."""
         said = self._said.get((kind, name))
         return said is not None and incarnation in (None, said.incarnation)

@@ -254,6 +254,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
             return
         projection, costs = await life.in_thread(_prove_restoring, config, runner)
         loads = await life.in_thread(make_loads, config, runner)
+        unusable_profile = await life.in_thread(profile_fault, config.profile)
         saving = make_saving(config, runner, projection)
         bus = await connect_with(config, config.id)
         disk_reads: DiskReads | None = None
@@ -278,7 +279,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 saving=saving,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
-                degraded=partial(shortfalls, config.id, loads.pools, profile_fault(config.profile)),
+                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile),
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

@@ -201,11 +201,11 @@ class Up:
         self._display.close()
         minded = self._supervisor.minded[failure.name]
         log_file = minded.spec.log
-        while_busy = f" while {minded.phase.name}" if minded.phase is not None and minded.phase.name else ""
         reason = refusal_reason(tail(log_file, 200)) if failure.refused else None
         if reason:
             _say(f"{failure.name} refused to start: {reason}")
             return
+        while_busy = f" while {minded.phase.name}" if minded.phase is not None and minded.phase.name else ""
         _say(f"{failure.name}: {failure.reason}{while_busy}; the last lines of its log:")
         _say_tail(failure.name, log_file)
 
