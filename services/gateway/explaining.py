@@ -46,7 +46,10 @@ class Explainer:
         asked = requests[:MOST_AT_ONCE]
         if not asked:
             return
-        question = GetAdmissions(request_ids=tuple(request.request_id for request in asked))
+        question = GetAdmissions(
+            request_ids=tuple(request.request_id for request in asked),
+            ended=tuple(request.request_id for request in asked if request.is_over),
+        )
         try:
             data = await self.bus.call(subjects.rpc("scheduler", "admissions"), encode(question), timeout_s=CALL_S)
             found: dict[str, list[Admission]] = {}

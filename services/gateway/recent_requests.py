@@ -56,6 +56,11 @@ class RecentRequest:
     ended: Figures | None = None
     admissions: tuple[Admission, ...] = ()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the cell has ended it, as far as the gateway knows."""
+        return self.choice is None or self.choice.is_settled
+
     def figures(self, now_s: float) -> Figures:
         """As they are now, or were at its end. ``now_s`` is of the clock of its choice."""
         if self.choice is None:

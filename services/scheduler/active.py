@@ -18,7 +18,7 @@ from services.scheduler.disk_usage import DiskUsage
 from services.scheduler.fold import Folded
 from services.scheduler.follower import Follower
 from services.scheduler.inputs_writer import append_until_stored
-from services.scheduler.inspection import Inspection
+from services.scheduler.inspection import AT_ONCE, Inspection
 from services.scheduler.lease import Lease
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
@@ -227,15 +227,16 @@ class Active:
 
     async def _serve(self, subscriptions: list[Subscription]) -> None:
         """Answer calls until cancelled; what is subscribed is put into ``subscriptions``, to be closed."""
+        inspection = Inspection(self._follower.folding, self._held_state, self._follower.moved)
         handlers = [
-            (subjects.rpc("scheduler", "status"), self._answer_status),
-            (subjects.rpc("scheduler", "snapshot"), self._answer_snapshot),
-            *Inspection(self._follower.folding, self._held_state).handlers(),
+            (subjects.rpc("scheduler", "status"), self._answer_status, 1),
+            (subjects.rpc("scheduler", "snapshot"), self._answer_snapshot, 1),
+            *((subject, handler, AT_ONCE) for subject, handler in inspection.handlers()),
         ]
-        for subject, handler in handlers:
+        for subject, handler, at_once in handlers:
             while True:
                 try:
-                    subscriptions.append(await self._bus.serve(subject, handler))
+                    subscriptions.append(await self._bus.serve(subject, handler, at_once=at_once))
                     break
                 except Unavailable:
                     await asyncio.sleep(RETRY_S)  # The broker went away in the middle of the take-over.

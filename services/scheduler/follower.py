@@ -109,8 +109,12 @@ class Follower:
     async def reached(self, seq: int) -> None:
         """Wait until input ``seq`` is folded."""
         while self._restored is None or self._restored.fold.position < seq:
-            self._moved.clear()
-            await self._moved.wait()
+            await self.moved()
+
+    async def moved(self) -> None:
+        """Wait until another input is folded."""
+        self._moved.clear()
+        await self._moved.wait()
 
     def _drop(self) -> None:
         self._restored = None

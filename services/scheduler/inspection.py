@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from services.scheduler import core
 from shared import subjects
@@ -12,16 +12,25 @@ from shared.codec import decode, encode
 from shared.messages.explanations import GetAdmissions
 from shared.messages.status import GetRequestStanding, GetStanding, ListCache, RequestStanding, Standing
 
+END_S = 0.25
+"""The longest that a call waits for the end of a request of which its caller knows already."""
+AT_ONCE = 16
+"""Calls that may wait beside one another."""
+
 
 class Inspection:
     """Answers between steps: ``folding`` is held while the state is looked at.
 
-    ``state`` gives it, or raises Unavailable when this scheduler has no right to answer.
+    ``state`` gives it, or raises Unavailable when this scheduler has no right to answer; ``moved`` returns when the
+    state may have changed.
     """
 
-    def __init__(self, folding: asyncio.Lock, state: Callable[[], core.CellState]) -> None:
+    def __init__(
+        self, folding: asyncio.Lock, state: Callable[[], core.CellState], moved: Callable[[], Awaitable[None]]
+    ) -> None:
         self._folding = folding
         self._state = state
+        self._moved = moved
 
     def handlers(self) -> list[tuple[str, CallHandler]]:
         """What to serve, by subject."""
@@ -39,6 +48,12 @@ class Inspection:
 
     async def _admissions(self, data: bytes) -> bytes:
         call = decode(data, GetAdmissions)
+        try:
+            async with asyncio.timeout(END_S):
+                while any(name in self._state().requests for name in call.ended):
+                    await self._moved()
+        except TimeoutError:
+            pass  # What is known by now is told.
         async with self._folding:
             return encode(core.find_admissions(self._state(), call))
 

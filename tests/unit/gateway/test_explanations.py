@@ -263,6 +263,24 @@ async def test_an_answer_brings_its_explanation_on_request(path: str) -> None:
     assert later.json() == told
 
 
+async def test_the_scheduler_is_told_which_requests_are_over() -> None:
+    """It may learn of an end later than the gateway does, and knows all that was restored only then."""
+    questions: list[GetAdmissions] = []
+    async with running_gateway(says("hello you"), admin_key=KEY) as harness:
+
+        async def answer(data: bytes) -> bytes:
+            questions.append(decode(data, GetAdmissions))
+            return encode(Admissions())
+
+        serving = await harness.cell.bus.serve(subjects.rpc("scheduler", "admissions"), answer)
+        whole = await harness.client.post("/v1/completions", json={"prompt": "hi", "explain": True})
+        await harness.client.get(f"/v1/requests/{whole.json()['id']}/explain")
+        await serving.close()
+
+    name = whole.json()["explanation"]["request_id"]
+    assert questions == [GetAdmissions(request_ids=(name,), ended=(name,))] * 2
+
+
 async def test_a_silent_scheduler_costs_reasons_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The explanation says what the gateway and the worker know."""
     monkeypatch.setattr("services.gateway.explaining.CALL_S", 0.05)
