@@ -39,7 +39,7 @@ from bench import results_file
 from thermocline.client import served_model
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
-from thermocline.supervisor.ports import any_free
+from thermocline.supervisor.ports import free_port
 
 SCRAPE_EVERY_S = 1.0
 PROCESSES = ("scheduler", "storage", "worker")
@@ -74,7 +74,7 @@ def start_ways(stack: ExitStack, folder: Path) -> list[Way]:
     (path / "sitecustomize.py").write_text(COUNT_NOTHING, "utf-8")
     without = {"PYTHONPATH": os.pathsep.join((str(path), str(Path(__file__).parents[1])))}
     for name in ("none", "off", "scraped", "traced_none", "traced", "explained"):
-        ports = {process: any_free() for process in PROCESSES} if name == "scraped" else {}
+        ports = {process: free_port() for process in PROCESSES} if name == "scraped" else {}
         settings = folder / f"{name}.toml"
         settings.write_text("".join(f"[{one}]\nmetrics_port = {port}\n" for one, port in ports.items()), "utf-8")
         config = SupervisorConfig(

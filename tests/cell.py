@@ -34,8 +34,8 @@ from shared.memory import unlink_all
 from shared.messages.cell_events import FlushCache
 from shared.messages.status import CellStatus, GetInventory, Inventory
 from tests.idle import ask_status, hears_of_chunks, settled
-from tests.nats_server import free_port
 from tests.run_name import RUN
+from thermocline.supervisor.ports import free_port
 
 READY_S = 120.0
 IDLE_S = 60.0

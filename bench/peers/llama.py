@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.peers.processes import Process, free_port, process
+from bench.peers.processes import Process, process
 from bench.peers.systems import Bounds, Tier
+from thermocline.supervisor.ports import free_port
 
 _MIB = 2**20
 _SLOTS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +28,6 @@ _SHARED, _GONE = "/dev/shm/", "(deleted)"
 
 class PeerFailed(Exception):
     """A peer did not start, ended by itself, or refused what it has to be asked."""
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Process:

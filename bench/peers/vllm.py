@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from bench.peers.processes import PeerFailed, Process, call, free_port, process
+from bench.peers.processes import PeerFailed, Process, call, process
 from bench.peers.systems import Bounds, Tier
+from thermocline.supervisor.ports import free_port
 
 BLOCK_TOKENS = 128
 """The block that its CPU attention prefers; LMCache's chunks are as large."""

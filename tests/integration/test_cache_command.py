@@ -16,8 +16,9 @@ from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.nats_server import NatsServer, free_port
+from tests.nats_server import NatsServer
 from thermocline.cache.__main__ import main
+from thermocline.supervisor.ports import free_port
 
 PAGE_SIZE = 16
 PAGES = 64

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.nats_server import free_ports
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.ports import free_ports
 from tools.metric_docs import PROCESSES, exported_by
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -16,9 +16,10 @@ import pytest
 from services.gateway.keys import key_hash
 from services.gateway.tenant_file import write_tenants
 from services.gateway.tenants import Tenant
-from tests.nats_server import NatsServer, free_port
+from tests.nats_server import NatsServer
 from tests.unit.gateway.running_gateway import MODEL_DIR
 from tests.waiting import until
+from thermocline.supervisor.ports import free_port
 
 pytestmark = pytest.mark.integration
 

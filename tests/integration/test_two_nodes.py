@@ -33,9 +33,10 @@ from tests.conformance.object_stores import S3Place
 from tests.idle import ask_status, settled
 from tests.integration.conftest import Checkpoints
 from tests.integration.decided_load import asked_until, decided_body, differing
-from tests.nats_server import NatsCluster, free_port
+from tests.nats_server import NatsCluster
 from tests.run_name import RUN
 from thermocline.client import Answer, stream_answer
+from thermocline.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

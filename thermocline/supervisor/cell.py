@@ -156,12 +156,12 @@ def resolve(
     except ConfigError as error:
         faults.append(error.message)
     shm_prefix = f"tc-{os.getpid()}-{secrets.token_hex(3)}"
-    nats_port = 0 if config.nats else config.nats_port or ports.any_free(_LOOPBACK)
+    nats_port = 0 if config.nats else config.nats_port or ports.free_port(_LOOPBACK)
     cell = Cell(
         config=config,
         model=model,
         host=config.host,
-        port=config.port or ports.any_free(_ANY_ADDRESS.get(config.host, config.host)),
+        port=config.port or ports.free_port(_ANY_ADDRESS.get(config.host, config.host)),
         nats_port=nats_port,
         nats_urls=config.nats or (f"nats://{_LOOPBACK}:{nats_port}",),
         data_dir=Path(config.data_dir).expanduser().resolve() if config.data_dir else runs / shm_prefix,

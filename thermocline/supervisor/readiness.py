@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 import httpx
 import msgspec
@@ -34,12 +35,22 @@ async def wait_until_ready(base_url: str) -> None:
 
     A cell that begins where another was killed has that one's workers at first, none of which will answer.
     """
-    async with client() as http:
+    async with aclosing(told(base_url)) as answers:
+        async for health in answers:
+            if health.status in SERVES and _is_heard(health):
+                return
+
+
+async def told(base_url: str, admin_key: str = "") -> AsyncGenerator[Health]:
+    """What a gateway says of its readiness, again and again, for ever; the caller bounds the wait and closes this."""
+    async with client(admin_key) as http:
         while True:
-            with suppress(httpx.HTTPError):  # Nobody listens yet.
+            try:
                 health = await health_of(http, base_url)
-                if health is not None and health.status in SERVES and _is_heard(health):
-                    return
+            except httpx.HTTPError:
+                health = None  # Nobody listens yet.
+            if health is not None:
+                yield health
             await asyncio.sleep(_POLL_S)
 
 
@@ -63,16 +74,13 @@ async def served_model(base_url: str) -> str | None:
 async def serving(base_url: str, timeout_s: float = POOLS_S) -> Serving | None:
     """What the cell serves with, once its host pools are made or ``timeout_s`` are over; None where nothing is said."""
     found: Serving | None = None
-    try:
-        async with asyncio.timeout(timeout_s), client() as http:
-            while True:
-                health = await health_of(http, base_url)
-                found = (health.serving if health is not None else None) or found
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s), aclosing(told(base_url)) as answers:
+            async for health in answers:
+                found = health.serving or found
                 if found is not None and all(pool.is_ready for pool in found.pools):
-                    return found
-                await asyncio.sleep(_POLL_S)
-    except (TimeoutError, httpx.HTTPError):
-        return found
+                    break
+    return found
 
 
 async def health_of(http: httpx.AsyncClient, base_url: str) -> Health | None:

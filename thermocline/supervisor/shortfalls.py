@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-
-import httpx
+from contextlib import aclosing, suppress
 
 from services.gateway.openai_schema.models import Health
 from shared.degradations import line
-from thermocline.supervisor.readiness import SERVES, client, health_of
+from thermocline.supervisor.readiness import SERVES, told
 
 MEMBERS = ("storage", "worker")
 """What is told of a process that has not joined, or has not said yet what it lacks."""
 
 HEARD_S = 10.0
-_POLL_S = 0.1
 
 
 async def degraded_lines(base_url: str, admin_key: str = "", *, heard_s: float = HEARD_S) -> list[str]:
@@ -24,14 +21,9 @@ async def degraded_lines(base_url: str, admin_key: str = "", *, heard_s: float =
     Reasons are told only with the admin key.
     """
     health = Health(status="unknown")
-    try:
-        async with asyncio.timeout(heard_s), client(admin_key) as http:
-            while True:
-                with suppress(httpx.HTTPError):
-                    health = await health_of(http, base_url) or health
+    with suppress(TimeoutError):  # What is missing is told like the rest.
+        async with asyncio.timeout(heard_s), aclosing(told(base_url, admin_key)) as answers:
+            async for health in answers:
                 if health.status in SERVES and not any(each.what in MEMBERS for each in health.degraded or ()):
                     break
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        pass  # What is missing is told like the rest.
     return [f"Degraded: {line(each)}" for each in health.degraded or ()]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.processes import PeerFailed, free_port, process, segments_of
+from bench.peers.processes import PeerFailed, process, segments_of
 from bench.peers.processor_time import drop_from_page_cache, read_processes, settle, trees, used_s
+from thermocline.supervisor.ports import free_port
 
 SERVES = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 STUBBORN = "import signal, subprocess, sys, time; subprocess.Popen(['sleep', '300']); time.sleep(300)"

@@ -11,7 +11,8 @@ from shared.bus.connection import RECONNECT_MOST_S, reconnect_delay_s
 from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.errors import Unavailable
-from tests.nats_server import NatsServer, free_port
+from tests.nats_server import NatsServer
+from thermocline.supervisor.ports import free_port
 
 
 def test_reconnect_wait_grows_is_spread_and_bounded() -> None:

@@ -14,7 +14,7 @@ import pytest
 from shared import metrics
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
 from thermocline.__main__ import commands
-from thermocline.supervisor.ports import any_free
+from thermocline.supervisor.ports import free_port
 from tools.resolution import supported_pythons
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +86,7 @@ def test_the_health_check_asks_where_the_process_listens(process: str) -> None:
 
 def test_a_health_check_tells_a_process_that_answers_from_one_that_does_not() -> None:
     """The very command, pointed at a port of ours, before and after somebody serves metrics there."""
-    port = any_free("127.0.0.1")
+    port = free_port("127.0.0.1")
     _, flag, program = health_check("scheduler")
     command = [sys.executable, flag, program.replace("9100", str(port))]
 

@@ -37,9 +37,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def client(admin_key: str = "") -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.MockTransport(answer))
 
-    for module in (readiness, shortfalls):
-        monkeypatch.setattr(module, "client", client)
-        monkeypatch.setattr(module, "_POLL_S", 0.0)
+    monkeypatch.setattr(readiness, "client", client)
+    monkeypatch.setattr(readiness, "_POLL_S", 0.0)
     return said
 
 
