@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
-from contextlib import ExitStack
+from collections import deque
 from pathlib import Path
 
 from shared.errors import ConfigError
 
 LOWEST_PORT = 12_000
 MOST_TRIES = 1_000
+MOST_CLAIMS = 256
+"""Ports that a process keeps others from choosing, the latest ones; each takes a file descriptor."""
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_claims: deque[socket.socket] = deque()
 
 
 def require_free(host: str, port: int, flag: str) -> None:
@@ -40,7 +44,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many different ports that nobody listens on at this moment.
+    """So many different ports that no process listens on at this moment, and that no other call chose lately.
 
     They lie below those that the kernel gives to outgoing connections, one of which could take a port before its server
     does, or while its server restarts. The kernel chooses where it leaves no room for that, or all that was tried is
@@ -49,22 +53,39 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     below = range(LOWEST_PORT, _first_outgoing_port())
     found: list[int] = []
-    tries = 0
-    with ExitStack() as held:
-        while len(found) < count:
-            tries += 1
-            port = secrets.choice(below) if below and tries <= MOST_TRIES else 0
-            probe = socket.socket(family, socket.SOCK_STREAM)
+    for attempt in range(2 * MOST_TRIES):
+        if len(found) == count:
+            return found
+        wanted = secrets.choice(below) if below and attempt < MOST_TRIES else 0
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
-                probe.bind((host, port))
+                probe.bind((host, wanted))
             except OSError:
-                probe.close()
-                if port == 0:
+                if wanted == 0:
                     raise
                 continue
-            held.enter_context(probe)
-            found.append(probe.getsockname()[1])
-    return found
+            port = probe.getsockname()[1]
+            if _claim(port):
+                found.append(port)
+    raise OSError(errno.EADDRINUSE, f"no {count} free ports at {host}")
+
+
+def _claim(port: int) -> bool:
+    """Take a port for this process, among all that choose ports in this way; False where another has it.
+
+    Between the choice of a port and the start of its server nothing would say that it is taken. The claim is a name in
+    Linux's abstract socket namespace, which has the scope that ports have and ends with its process.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0thermocline-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    if len(_claims) > MOST_CLAIMS:
+        _claims.popleft().close()
+    return True
 
 
 def _first_outgoing_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def outgoing(monkeypatch: pytest.MonkeyPatch, folder: Path, first: int) -> None:
 
 def test_ports_differ_and_no_outgoing_connection_gets_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor any that lies outside the range between."""
+    outgoing(monkeypatch, tmp_path, 32_768)
     found = ports.free_ports(40)
     assert len(set(found)) == 40
     assert all(ports.LOWEST_PORT <= port < 32_768 for port in found)
@@ -39,6 +41,31 @@ def test_the_kernel_chooses_where_nothing_else_is_free(monkeypatch: pytest.Monke
         outgoing(monkeypatch, tmp_path, number + 1)
         monkeypatch.setattr(ports, "LOWEST_PORT", number)
         assert ports.free_port() != number
+
+
+def test_no_port_is_chosen_twice_while_its_server_has_not_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Though it is free: the choice is known to all processes by a name."""
+    chosen = ports.free_port()
+    outgoing(monkeypatch, tmp_path, chosen + 1)
+    monkeypatch.setattr(ports, "LOWEST_PORT", chosen)
+
+    assert ports.free_port() != chosen
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs, pytest.raises(OSError, match="in use"):
+        theirs.bind(f"\0thermocline-port-{chosen}")
+
+
+def test_claims_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ends first: its server runs by then."""
+    monkeypatch.setattr(ports, "_claims", deque())
+    monkeypatch.setattr(ports, "MOST_CLAIMS", 3)
+    chosen = ports.free_ports(5)
+
+    names = [claim.getsockname() for claim in ports._claims]
+    assert names == [f"\0thermocline-port-{port}".encode() for port in chosen[-3:]]
+    for claim in ports._claims:
+        claim.close()
 
 
 def test_a_kernel_that_does_not_tell_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
