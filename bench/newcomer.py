@@ -134,7 +134,7 @@ def measure(newcomer: Newcomer, commands: list[str]) -> dict[str, Any]:
     return {
         "python": version.strip(),
         "torch": newcomer.torch or "default",
-        "is_other_user": newcomer.user is not None,
+        "is_root": (os.getuid() if newcomer.user is None else pwd.getpwnam(newcomer.user).pw_uid) == 0,
         "certificates": sorted(newcomer.environment().keys() & set(CERTIFICATES)),
         "install_s": round(stamp.stat().st_mtime - begun, 1),
         "venv_mb": megabytes(newcomer.clone / ".venv"),

@@ -157,10 +157,11 @@ def _newcomer(results: Path, name: str) -> Figure:
     then = "; then " + ", ".join(f"`{one['command']}` {one['seconds']:,.0f} s" for one in later)
     tests = found["commands"][-1]
     beside = f", beside {found['busy_loops']} busy loops" if found["busy_loops"] else ""
+    who = "root" if found["is_root"] else "an ordinary user"
     slow = f"; tests aim at {TESTS_S} s on two quiet cores" if tests["seconds"] > TESTS_S else ""
     return Figure(
         what="commands of a fresh user in a fresh clone",
-        conditions=f"{found['python']}, PyTorch with CUDA, downloads included{beside}, {MODELS[BUNDLED]}",
+        conditions=f"{found['python']}, PyTorch with CUDA, downloads included{beside}, as {who}, {MODELS[BUNDLED]}",
         measured=f"`{first['command']}` {first['seconds']:,.0f} s{then} ({tests['said'].partition(' in ')[0]})",
         short=(f"`.venv` takes {found['venv_mb'] / 1e3:.1f} GB{slow}",),
         page="../how-to/install.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_figures_are_kept(repository: Path, tmp_path: Path, monkeypatch: pytest.
     assert (found["busy_loops"], busy["busy_loops"]) == (0, 1)
     assert [row["command"] for row in found["commands"]] == ["./task demo", "./task test"]
     assert (found["python"], found["torch"], found["certificates"]) == ("Python 3.12.9", "default", ["SSL_CERT_FILE"])
-    assert found["venv_mb"] == 3
+    assert (found["venv_mb"], found["is_root"]) == (3, os.getuid() == 0)
     assert 0 <= found["install_s"] <= found["commands"][0]["seconds"] + 1
 
 
