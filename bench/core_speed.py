@@ -43,14 +43,14 @@ from bench.million_nodes import (
 )
 from services.scheduler import core
 from services.scheduler.apart import Apart
-from services.scheduler.core.eviction import POLICIES
-from services.scheduler.core.insertion import publish_final
-from services.scheduler.core.orders import renew_orders
-from services.scheduler.core.page_pool import allocate, release
-from services.scheduler.core.prefix_tree import match_again, match_prefix
-from services.scheduler.core.residency import drop_device, split_node
+from services.scheduler.core.cache.eviction import POLICIES
+from services.scheduler.core.cache.eviction_orders import renew_orders
+from services.scheduler.core.cache.insertion import publish_final
+from services.scheduler.core.cache.page_pool import allocate, release
+from services.scheduler.core.cache.prefix_tree import match_again, match_prefix
+from services.scheduler.core.cache.residency import drop_device, split_node
+from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.state import Request, Worker
-from services.scheduler.core.victims import take_device_victim
 from shared.messages.cell_events import CellConfig, StorageLost, WorkerLost
 
 PROMPT_TOKENS = 131_072

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import results_file
-from services.scheduler.core.hotness import filter as hotness_filter
-from services.scheduler.core.hotness.filter import SLOTS, HotnessFilter
+from services.scheduler.core.cache.hotness import filter as hotness_filter
+from services.scheduler.core.cache.hotness.filter import SLOTS, HotnessFilter
 
 LOADS = (0.25, 0.5, 0.75, 0.9, 0.95)
 WIDTHS = (8, 12, 16)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from bench import results_file
-from services.scheduler.core.digests import extend
-from services.scheduler.core.prefix_tree import (
+from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.prefix_tree import (
     Node,
     PrefixTree,
     add_child,

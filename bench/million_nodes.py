@@ -23,12 +23,12 @@ from typing import Literal
 import numpy as np
 
 from services.scheduler import core
-from services.scheduler.core.hotness.tracking import node_inserted
-from services.scheduler.core.page_pool import allocate
-from services.scheduler.core.prefix_tree import Node, add_child, page_count, root_of
-from services.scheduler.core.residency import give_device, give_host, host_pool, split_node
+from services.scheduler.core.cache.hotness.tracking import node_inserted
+from services.scheduler.core.cache.page_pool import allocate
+from services.scheduler.core.cache.prefix_tree import Node, add_child, page_count, root_of
+from services.scheduler.core.cache.residency import give_device, give_host, host_pool, split_node
 from services.scheduler.core.state import CellState, Worker
-from services.scheduler.core.turn import Turn
+from services.scheduler.core.step import Step
 from shared.ids import namespace_digest
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -63,11 +63,11 @@ class MillionNodes:
     _source: bytes = b""
     _used: int = 0
 
-    def turn(self) -> Turn:
+    def turn(self) -> Step:
         """The next input's turn, for calls of the core's functions outside ``step``."""
         self.seq += 1
         self.state.last_seq, self.state.now_ns = self.seq, START_NS + self.seq * 1_000_000
-        return Turn(self.state, self.seq, self.state.now_ns)
+        return Step(self.state, self.seq, self.state.now_ns)
 
     def fold(self, message: object) -> list[core.Output]:
         """Fold one input."""

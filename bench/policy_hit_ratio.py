@@ -23,7 +23,7 @@ from typing import Any
 from bench import results_file
 from bench.block_workloads import WORKLOADS
 from bench.line_chart import line_chart
-from services.scheduler.core.eviction import POLICIES, Policy, make_policy
+from services.scheduler.core.cache.eviction import POLICIES, Policy, make_policy
 from shared.errors import InvalidRequest
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockRequest, read_blocks, run_blocks

@@ -52,8 +52,8 @@ from bench.judge_hazards import (
     gittins,
 )
 from bench.policy_hit_ratio import EXACT, OPTIMUM, OURS
-from services.scheduler.core.eviction.policy import Evictable, Moment, Policy, size_of
-from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvalidRequest
 from thermocline.simulate.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
 from thermocline.simulate.blocks_hotness import ExactHotness

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import results_file
-from services.scheduler.core.eviction.policy import Moment, Policy
-from services.scheduler.core.eviction.ranked import Rank
-from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.cache.eviction.policy import Moment, Policy
+from services.scheduler.core.cache.eviction.ranked import Rank
+from services.scheduler.core.cache.prefix_tree import Node
 from thermocline.simulate.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
 from thermocline.simulate.blocks_hotness import ExactHotness
 from thermocline.simulate.blocks_optimum import FurthestUsePolicy, furthest_use

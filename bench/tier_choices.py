@@ -22,15 +22,14 @@ from typing import Any
 
 from bench import results_file
 from bench.million_nodes import HOST, MillionNodes, million_nodes
-from services.scheduler.core.candidates import SETTLED, coldest_of_device
-from services.scheduler.core.heat import hotness
-from services.scheduler.core.host_admission import admit_to_host
-from services.scheduler.core.hotness.tracking import request_admitted
-from services.scheduler.core.identities import page_identities
-from services.scheduler.core.page_pool import allocate, release
-from services.scheduler.core.prefix_tree import ancestors
-from services.scheduler.core.promotion import pages_promoted, promote
-from services.scheduler.core.residency import (
+from services.scheduler.core.cache.candidates import SETTLED, coldest_of_device
+from services.scheduler.core.cache.heat import hotness
+from services.scheduler.core.cache.host_admission import admit_to_host
+from services.scheduler.core.cache.hotness.tracking import request_admitted
+from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.page_pool import allocate, release
+from services.scheduler.core.cache.prefix_tree import ancestors
+from services.scheduler.core.cache.residency import (
     drop_device,
     give_host,
     host_pool,
@@ -38,8 +37,9 @@ from services.scheduler.core.residency import (
     is_host_evictable,
     touch,
 )
+from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.state import Storage, Worker
-from services.scheduler.core.victims import take_device_victim
+from services.scheduler.core.tiers.promotion import pages_promoted, promote
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import PagesPromoted
 

@@ -17,8 +17,8 @@ import msgspec
 
 from services.gateway.config import GatewayConfig
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core import drain
 from services.scheduler.core import lifecycle as request_lifecycle
+from services.scheduler.core.members import drain
 from services.storage.config import StorageConfig
 from services.storage.core import circuit_breaker, transfer_states
 from services.worker import requests as worker_requests
@@ -52,7 +52,7 @@ LIFECYCLES: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
         "services/scheduler/core/lifecycle.py",
         request_lifecycle.TRANSITIONS,
     ),
-    ("A worker that was told to end", "services/scheduler/core/drain.py", drain.TRANSITIONS),
+    ("A worker that was told to end", "services/scheduler/core/members/drain.py", drain.TRANSITIONS),
     ("A request, as its worker sees it", "services/worker/requests.py", worker_requests.TRANSITIONS),
     ("A transfer in storage", "services/storage/core/transfer_states.py", transfer_states.TRANSITIONS),
     (

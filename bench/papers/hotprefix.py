@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import results_file
 from bench.papers.simulated import Row, run
-from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.cache.eviction import POLICIES
 from shared.messages.cell_events import Admission, CellConfig, Promotion
 from thermocline.simulate.cost import Io, device_kv_tokens
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model

@@ -34,7 +34,7 @@ def _faults(config: SchedulerConfig) -> Iterator[str]:
 
 
 def _policy_faults(policy: str) -> Iterator[str]:
-    from services.scheduler.core.eviction import POLICIES
+    from services.scheduler.core.cache.eviction import POLICIES
     from shared.config import fault_of_choice
 
     if policy not in POLICIES:
@@ -42,7 +42,7 @@ def _policy_faults(policy: str) -> Iterator[str]:
 
 
 def _expression_faults(flag: str, text: str) -> Iterator[str]:
-    from services.scheduler.core.hotness.expression import parse
+    from services.scheduler.core.cache.hotness.expression import parse
 
     try:
         parse(text)
@@ -51,7 +51,7 @@ def _expression_faults(flag: str, text: str) -> Iterator[str]:
 
 
 def _form_faults(text: str) -> Iterator[str]:
-    from services.scheduler.core.state_form import parse_form
+    from services.scheduler.core.hidden.state_form import parse_form
 
     try:
         parse_form(text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from services.scheduler.core import CellState
-from services.scheduler.core.turn import MOST_GATEWAYS
+from services.scheduler.core.step import MOST_GATEWAYS
 from tests.simulation.contents import require
 
 EMPTY = (

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.scheduler.core import completion, insertion, machine, membership, saves, timers, trimming
+from services.scheduler.core.cache import insertion, trimming
+from services.scheduler.core.fold import machine, timers
 from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.members import membership
+from services.scheduler.core.queue import completion
 from services.scheduler.core.state import Request, Worker
-from services.scheduler.core.turn import Turn
-from services.scheduler.core.under_way import Save
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers import saves
+from services.scheduler.core.tiers.under_way import Save
 from shared.membership import Listing
 from shared.messages import worker_events
 from shared.messages.requests import SubmitRequest
@@ -29,7 +33,7 @@ def unlocking_is_skipped(patch: Patch) -> None:
 def lock_ends_with_the_deadline(patch: Patch) -> None:
     """A save that is late is thought to read nothing any more."""
 
-    def expire(turn: Turn, save: Save) -> None:
+    def expire(turn: Step, save: Save) -> None:
         saves.expire_save(turn, save)
         worker = turn.state.workers.get(save.worker_id)
         if worker is not None and save.node:
@@ -58,7 +62,7 @@ def pages_are_released_twice(patch: Patch) -> None:
 def attempt_is_ignored(patch: Patch) -> None:
     """What a worker says of an earlier attempt is taken for news of this one."""
 
-    def running(turn: Turn, message: Any) -> tuple[Worker, Request] | None:
+    def running(turn: Step, message: Any) -> tuple[Worker, Request] | None:
         worker = turn.state.workers.get(message.worker_id)
         request = turn.state.requests.get(message.request_id)
         if worker is None or request is None or request.state not in ADMITTED or request.worker_id != worker.worker_id:
@@ -73,7 +77,7 @@ def repeated_request_is_accepted(patch: Patch) -> None:
     """A request that is known already is taken for another one."""
     submit = machine._HANDLERS[SubmitRequest]
 
-    def accept(turn: Turn, message: SubmitRequest) -> None:
+    def accept(turn: Step, message: SubmitRequest) -> None:
         turn.state.requests.pop(message.request_id, None)
         submit(turn, message)
 
@@ -84,7 +88,7 @@ def failed_loads_are_believed(patch: Patch) -> None:
     """A batch is taken to have loaded everything."""
     settle = completion.settle_loads
 
-    def believe(turn: Turn, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
+    def believe(turn: Step, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
         settle(turn, worker, batch, structs.replace(message, failed=(), load_failures=()))
 
     patch.setattr(completion, "settle_loads", believe)
@@ -94,7 +98,7 @@ def lossy_pages_are_shared(patch: Patch) -> None:
     """What stands on a sparse prefix is saved for others."""
     wanted = completion.sequence_computed
 
-    def forget(turn: Turn, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
+    def forget(turn: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
         sparse, request.sparse = request.sparse, None
         wanted(turn, worker, request, tokens, known)
         request.sparse = sparse
@@ -118,24 +122,24 @@ def snapshot_forgets_timers(patch: Patch) -> None:
 
 def chance_decides(patch: Patch) -> None:
     """A deadline depends on something that is no input."""
-    set_timer, calls = Turn.set_timer, [0]
+    set_timer, calls = Step.set_timer, [0]
 
-    def jitter(turn: Turn, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+    def jitter(turn: Step, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
         calls[0] += 1
         return set_timer(turn, timer_id, kind, subject, delay_ms + calls[0] % 3)
 
-    patch.setattr(Turn, "set_timer", jitter)
+    patch.setattr(Step, "set_timer", jitter)
 
 
 def ends_are_forgotten(patch: Patch) -> None:
     """That a request is refused is never told to its gateway."""
-    to_gateway = Turn.to_gateway
+    to_gateway = Step.to_gateway
 
-    def swallow(turn: Turn, gateway_id: str, word: Any) -> None:
+    def swallow(turn: Step, gateway_id: str, word: Any) -> None:
         if getattr(word, "code", "") not in ("queue_full", "context_length_exceeded"):
             to_gateway(turn, gateway_id, word)
 
-    patch.setattr(Turn, "to_gateway", swallow)
+    patch.setattr(Step, "to_gateway", swallow)
 
 
 def cut_nodes_vanish_whole(patch: Patch) -> None:

@@ -6,7 +6,7 @@ A hypothesis machine and seeded random walks share it. An ``index`` picks one of
 from __future__ import annotations
 
 from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
-from services.scheduler.core.eviction import POLICIES
+from services.scheduler.core.cache.eviction import POLICIES
 from shared import codec
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core import host_admission, promotion, queueing, tiers
-from services.scheduler.core.candidates import Candidates
-from services.scheduler.core.prefix_tree import PAGE_BYTES, Node, namespace_of
-from services.scheduler.core.residency import (
+from services.scheduler.core.cache import host_admission
+from services.scheduler.core.cache import making_room as tiers
+from services.scheduler.core.cache.candidates import Candidates
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
+from services.scheduler.core.cache.residency import (
     is_device_evictable,
     is_host_evictable,
     is_left_bare,
     leaves_with_backup,
 )
+from services.scheduler.core.queue import queueing
 from services.scheduler.core.state import CellState, Worker
+from services.scheduler.core.tiers import promotion
 from shared.messages.base import unpack_int32
 from shared.messages.requests import CacheQuota, SubmitRequest
 
@@ -54,18 +57,18 @@ class QuotaWatch:
         """What of an owner is on a device or loading, less what running backups will free."""
         pages = 0
         for node in self._nodes_of(state, owner):
-            pages += len(node.device.get(worker_id, b"") + node.loading.get(worker_id, b"")) // PAGE_BYTES
+            pages += len(node.device.get(worker_id, b"") + node.loading.get(worker_id, b"")) // PAGE_NUMBER_BYTES
             if worker_id in node.device and worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
-                pages -= len(node.device[worker_id]) // PAGE_BYTES
+                pages -= len(node.device[worker_id]) // PAGE_NUMBER_BYTES
         return pages
 
     def host_pages(self, state: CellState, owner: str, storage_id: str) -> int:
         """What of an owner is in a host pool or on its way there."""
         pages = 0
         for node in self._nodes_of(state, owner):
-            pages += len(node.host.get(storage_id, b"")) // PAGE_BYTES
+            pages += len(node.host.get(storage_id, b"")) // PAGE_NUMBER_BYTES
             if node.transfer and state.transfers[node.transfer].storage_id == storage_id:
-                pages += len(node.backup_pages) // PAGE_BYTES
+                pages += len(node.backup_pages) // PAGE_NUMBER_BYTES
         for fetch in state.fetches.values():
             quota = self.quotas.get(fetch.namespace)
             if fetch.storage_id == storage_id and quota is not None and quota.owner == owner:

@@ -13,9 +13,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
-from services.scheduler.core.eviction.policy import Moment, Policy
-from services.scheduler.core.hotness.mixing import mix
-from services.scheduler.core.prefix_tree import TOKEN_BYTES, Node
+from services.scheduler.core.cache.eviction.policy import Moment, Policy
+from services.scheduler.core.cache.hotness.mixing import mix
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
 from shared.errors import InvariantViolated
 from thermocline.simulate.blocks_hotness import BlockHotness
 from thermocline.trace.format import BLOCK_TOKENS, read_trace

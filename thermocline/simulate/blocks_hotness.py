@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.core.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from shared.messages.cell_events import CellConfig
 
 _DROPPED_SHARE = 4  # One entry in so many is freed at a time, as in the scheduler.

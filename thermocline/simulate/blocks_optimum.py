@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.scheduler.core.eviction.policy import Moment
-from services.scheduler.core.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.hotness.mixing import mix
-from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.hotness.mixing import mix
+from services.scheduler.core.cache.prefix_tree import Node
 from thermocline.simulate.blocks import BlockRequest
 
 _NEVER = 2**62

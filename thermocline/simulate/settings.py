@@ -8,8 +8,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.eviction import POLICIES
-from services.scheduler.core.hotness.expression import parse
+from services.scheduler.core.cache.eviction import POLICIES
+from services.scheduler.core.cache.hotness.expression import parse
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 

@@ -15,15 +15,15 @@ another form than KV), ``prefetch``, ``restoration_choice``, ``state_runs`` and 
 from there, and how), ``misses``, ``explanations`` and ``recollection`` (what is said of it afterwards).
 """
 
-from services.scheduler.core.explanations import find_admissions
+from services.scheduler.core.explain.explanations import find_admissions
+from services.scheduler.core.fold.invariants import check_invariants
+from services.scheduler.core.fold.listing import list_cache
+from services.scheduler.core.fold.machine import pending_timers, step
+from services.scheduler.core.fold.snapshot import decode_state, encode_state
+from services.scheduler.core.fold.status import status
 from services.scheduler.core.inputs import Stamped
-from services.scheduler.core.invariants import check_invariants
-from services.scheduler.core.listing import list_cache
-from services.scheduler.core.machine import pending_timers, step
 from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
-from services.scheduler.core.snapshot import decode_state, encode_state
 from services.scheduler.core.state import CellState, new_state
-from services.scheduler.core.status import status
 
 __all__ = [
     "CancelTimer",

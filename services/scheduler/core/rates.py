@@ -6,8 +6,8 @@ Eviction, placement and batch formation all ask here, so that they weigh the sam
 from __future__ import annotations
 
 from services.scheduler.core import speed_fit
-from services.scheduler.core.planner.costs import LayerCosts
-from services.scheduler.core.planner.rate import note, per_us
+from services.scheduler.core.hidden.planner.costs import LayerCosts
+from services.scheduler.core.hidden.planner.rate import note, per_us
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.state import Batch, CellState, Chunk, Storage, Worker
 from shared.messages.pools import DTYPE_BYTES

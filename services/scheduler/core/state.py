@@ -8,23 +8,23 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from services.scheduler.core.candidates import Candidates
-from services.scheduler.core.drain import Drain
-from services.scheduler.core.eviction import AnyPolicy
-from services.scheduler.core.fair_share import Queue
-from services.scheduler.core.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.candidates import Candidates
+from services.scheduler.core.cache.eviction import AnyPolicy
+from services.scheduler.core.cache.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.page_pool import PagePool
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, PrefixTree
+from services.scheduler.core.cache.recollection import Recollection
+from services.scheduler.core.hidden.planner.prediction_error import PredictionErrors
+from services.scheduler.core.hidden.planner.rate import Rate
+from services.scheduler.core.hidden.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.page_pool import PagePool
-from services.scheduler.core.planner.prediction_error import PredictionErrors
-from services.scheduler.core.planner.rate import Rate
-from services.scheduler.core.prefix_tree import PAGE_BYTES, PrefixTree
-from services.scheduler.core.quota_accounts import Quotas
-from services.scheduler.core.recollection import Recollection
-from services.scheduler.core.sparse_state import ChunkShares, SparseChoice, SparseSpan
+from services.scheduler.core.members.drain import Drain
+from services.scheduler.core.queue.fair_share import Queue
+from services.scheduler.core.queue.transient import TransientTree
+from services.scheduler.core.quotas.quota_accounts import Quotas
+from services.scheduler.core.sparse.sparse_state import ChunkShares, SparseChoice, SparseSpan
 from services.scheduler.core.speed_fit import SpeedFit
-from services.scheduler.core.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
-from services.scheduler.core.transient import TransientTree
-from services.scheduler.core.under_way import Fetch, Save, Transfer
+from services.scheduler.core.tiers.under_way import Fetch, Save, Transfer
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
@@ -112,7 +112,7 @@ class Request(msgspec.Struct):
     @property
     def own_pages(self) -> bytes:
         """Pages of its worker that no tree node owns, packed. Copies."""
-        behind = self.pages[self.shared * PAGE_BYTES :]
+        behind = self.pages[self.shared * PAGE_NUMBER_BYTES :]
         if self.sparse is None:
             return behind
         table = np.frombuffer(behind, dtype="<i4")

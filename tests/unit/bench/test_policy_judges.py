@@ -26,8 +26,8 @@ from bench.judge_hazards import (
     trainings,
 )
 from bench.policy_judges import JudgedPolicy, auc, bounds_of, folds_of, gap_closed, judged, judgement_of, main
-from services.scheduler.core.eviction.policy import Evictable, Moment
-from services.scheduler.core.prefix_tree import Node
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment
+from services.scheduler.core.cache.prefix_tree import Node
 from thermocline.simulate.blocks import BlockCache, BlockRequest, BlockRequests
 from thermocline.simulate.blocks_hotness import ExactHotness
 

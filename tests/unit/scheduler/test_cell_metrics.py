@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.scheduler import core
 from services.scheduler.cell_metrics import CellCollector
-from services.scheduler.core.planner import note_restoration
+from services.scheduler.core.hidden.planner import note_restoration
 from shared.messages.worker_events import WorkerDraining
 from tests.scripted_cell import scripted_cell, worker_joined
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.recollection import note_admitted
+from services.scheduler.core.cache.recollection import note_admitted
 from services.scheduler.request_spans import record_admissions
 from shared.messages.explanations import Admission, Wait
 from shared.messages.requests import SamplingParams

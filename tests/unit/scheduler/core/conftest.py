@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_tree import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, namespace

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from services.scheduler.core import speed_fit
-from services.scheduler.core.planner import note
+from services.scheduler.core.hidden.planner import note
 from services.scheduler.core.rates import (
     PAPERS_RATIO,
     UNMEASURED_DISK_BYTES_PER_US,

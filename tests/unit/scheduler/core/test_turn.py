@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core import new_state
-from services.scheduler.core.turn import MOST_GATEWAYS, Turn
+from services.scheduler.core.step import MOST_GATEWAYS, Step
 from shared.messages.gateway_notices import ResumeNeeded
 
 WORD = ResumeNeeded(request_id="request", attempt=2)
@@ -11,7 +11,7 @@ WORD = ResumeNeeded(request_id="request", attempt=2)
 
 def test_notices_of_a_gateway_are_numbered_on():
     """Each gateway has numbers of its own, from 1."""
-    turn = Turn(new_state(), 1, 1)
+    turn = Step(new_state(), 1, 1)
 
     for gateway_id in ("a", "b", "a"):
         turn.to_gateway(gateway_id, WORD)
@@ -21,7 +21,7 @@ def test_notices_of_a_gateway_are_numbered_on():
 
 def test_the_gateway_that_was_told_nothing_for_longest_is_forgotten_first():
     """Every life of a gateway has a name of its own, so names would pile up for ever."""
-    turn = Turn(new_state(), 1, 1)
+    turn = Step(new_state(), 1, 1)
 
     for number in range(MOST_GATEWAYS):
         turn.to_gateway(f"gateway-{number}", WORD)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.core.eviction import POLICIES, make_policy
-from services.scheduler.core.eviction.lru import LruPolicy
+from services.scheduler.core.cache.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction.lru import LruPolicy
 from shared.errors import InvalidRequest, InvariantViolated
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockHits, BlockRequests, read_blocks, run_blocks

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockRequests
 from thermocline.simulate.blocks_hotness import ExactHotness

@@ -1,0 +1,28 @@
+"""First in, first out: what became resident first goes first, used or not."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.prefix_tree import Node
+
+
+class FifoPolicy(RankedPolicy, tag="fifo"):
+    """Ranks by a number that is given on arrival. Both parts of a split node keep it."""
+
+    arrivals: dict[int, int] = {}
+    last: int = 0
+
+    def rank(self, node: Node) -> Rank:
+        return (self.arrivals[node.id],)
+
+    def add(self, node: Node, moment: Moment) -> None:
+        self.last += 1
+        self.arrivals[node.id] = self.last
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        super().remove(node, moment)
+        self.arrivals.pop(node.id, None)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        self.arrivals[upper.id] = self.arrivals[lower.id]

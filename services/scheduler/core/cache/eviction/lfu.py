@@ -1,0 +1,35 @@
+"""Least frequently used: what was used least often since it became resident goes first, then what was used longest ago.
+
+A node that leaves and comes back starts anew; :mod:`hotprefix` is the policy whose counts outlive an eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.prefix_tree import Node
+
+
+class LfuPolicy(RankedPolicy, tag="lfu"):
+    """Ranks by uses, then by the last one. Both only rise, as :class:`RankedPolicy` needs."""
+
+    uses: dict[int, int] = {}
+
+    def rank(self, node: Node) -> Rank:
+        return (self.uses[node.id], node.last_use)
+
+    def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        for node in path:
+            self.uses[node.id] += 1
+
+    def add(self, node: Node, moment: Moment) -> None:
+        self.uses[node.id] = 1
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        super().remove(node, moment)
+        self.uses.pop(node.id, None)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        self.uses[upper.id] = self.uses[lower.id]

@@ -1,0 +1,13 @@
+"""Least recently used: what no request has touched for longest goes first."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.prefix_tree import Node
+
+
+class LruPolicy(RankedPolicy, tag="lru"):
+    """Ranks by the sequence number of the input that last used a node."""
+
+    def rank(self, node: Node) -> Rank:
+        return (node.last_use,)

@@ -1,0 +1,98 @@
+"""What an eviction policy is: one object a pool, told of everything that happens to the pool's nodes.
+
+A policy is plain data (a msgspec struct, tagged with its name), so a snapshot carries it as it stands and a fold
+that goes on from one evicts the same nodes as a fold that never stopped. It may look at nodes and keep records of
+its own, keyed by node id while a node is resident and by ``node.digest`` afterwards. Which nodes may be evicted at
+all is not its business (see :mod:`residency`): a leaf of what is resident that nothing locks.
+
+Sizes are in tokens everywhere, time in nanoseconds of the stream's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import msgspec
+
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
+from shared.messages.cell_events import CellConfig
+
+Evictable = Callable[[int], Node | None]
+"""A node by its id, if it is resident in the pool and may be evicted now; otherwise None."""
+
+
+class Hotness(Protocol):
+    """Where a policy looks up what is remembered of a prefix, resident or not."""
+
+    @property
+    def ages(self) -> int:
+        """How often all clocks were lowered by one so far."""
+
+    def lookup(self, digest: int) -> tuple[int, int]:
+        """(frequency, clock) of what has this ``Node.digest``; (0, 0) when nothing is known."""
+
+
+@dataclass(slots=True)
+class Moment:
+    """What a policy may know of the present besides the node: no policy sees the future."""
+
+    seq: int  # Of the input that is being folded.
+    time_ns: int
+    requests: int  # Requests that were admitted in the cell so far.
+    hotness: Hotness
+    # What restoring a token costs as measured on the workers, neutral until something is known (see speed_fit).
+    cost_depth_tokens: float = 0.0  # Depth at which computing a token takes twice what it takes at the top; 0: never.
+    host_cost: float = 1.0  # Of loading a token from host memory, relative to computing one at the top.
+    admission: int = 0  # For which request something happens, by the number of its admission in the cell; 0: for none.
+
+
+class Policy(msgspec.Struct, tag_field="policy"):
+    """Base of all policies. Subclasses override what they need; every method mutates only the policy."""
+
+    capacity: int = 0  # Of the pool, in tokens.
+
+    @classmethod
+    def make(cls, capacity: int, config: CellConfig) -> Self:
+        """A fresh policy for a pool of ``capacity`` tokens. Overridden by policies that have settings."""
+        return cls(capacity=capacity)
+
+    def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        """A request of ``prompt_tokens`` was admitted that reuses these resident nodes, top first, maybe none."""
+
+    def ended(self, admission: int, answer_tokens: int) -> None:
+        """The request of that admission runs no more; so many tokens were sampled for it."""
+
+    def add(self, node: Node, moment: Moment) -> None:
+        """The node became resident: computed, loaded or backed up. A parent is added before its children."""
+
+    def admission_of(self, node: Node) -> int:
+        """The admission of the request that used the resident node last, as far as the policy knows; else 0."""
+        return 0
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        """The node left the pool, evicted or dropped; ``node`` still has its last values."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A resident node was cut in two; ``lower`` keeps its id and both are resident now."""
+
+    def offer(self, node: Node) -> None:
+        """The node may be evicted from now on, or was offered before and has changed. Repeats are harmless."""
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        """The node to evict next, or None when none is evictable. The caller does evict it, or a lower part of it."""
+        raise NotImplementedError
+
+    def prepare(self) -> bool:
+        """Do some work now that a later call would do, if there is any that decides nothing; returns whether."""
+        return False
+
+    def check(self) -> str:
+        """What contradicts itself in what it remembers, from scratch; "" is nothing. For tests; does not mutate."""
+        return ""
+
+
+def size_of(node: Node) -> int:
+    """Tokens of a node's own span."""
+    return len(node.tokens) // TOKEN_BYTES

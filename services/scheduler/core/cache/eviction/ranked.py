@@ -1,0 +1,53 @@
+"""Policies that give every node a number: the least goes first, ties by node id."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy
+from services.scheduler.core.cache.prefix_tree import Node
+
+Rank = tuple[int | float, ...]
+
+
+class RankedPolicy(Policy):
+    """A heap with lazy deletion over the nodes that were offered. Subclasses say how a node ranks now.
+
+    ``latest`` is the rank that each node was last offered with; other entries of its id are void. A rank may rise
+    unnoticed, because what comes to the top is ranked again; one that falls must be offered anew to be found.
+    """
+
+    entries: list[tuple[Rank, int]] = []
+    latest: dict[int, Rank] = {}
+
+    def rank(self, node: Node) -> Rank:
+        """Where the node stands now; the least is evicted first. Does not mutate."""
+        raise NotImplementedError
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        self.latest.pop(node.id, None)
+
+    def offer(self, node: Node) -> None:
+        rank = self.rank(node)
+        if self.latest.get(node.id) == rank:
+            return
+        self.latest[node.id] = rank
+        heappush(self.entries, (rank, node.id))
+        if len(self.entries) > 2 * len(self.latest) + 64:
+            self.entries = [(latest, known) for known, latest in self.latest.items()]
+            heapify(self.entries)
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        while self.entries:
+            rank, node_id = heappop(self.entries)
+            if self.latest.get(node_id) != rank:
+                continue  # It was offered again since, with another rank, or it is gone.
+            del self.latest[node_id]
+            node = evictable(node_id)
+            if node is None:
+                continue  # It is offered again when it becomes evictable.
+            now = self.rank(node)
+            if now == rank:
+                return node
+            self.offer(node)
+        return None

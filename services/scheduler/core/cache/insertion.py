@@ -1,0 +1,141 @@
+"""Computed pages become cached: the tree takes over pages that a request owned."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
+from services.scheduler.core.cache.page_pool import release
+from services.scheduler.core.cache.prefix_tree import (
+    PAGE_NUMBER_BYTES,
+    Node,
+    add_child,
+    ancestors,
+    child_of,
+    common_pages,
+    page_count,
+    root_of,
+)
+from services.scheduler.core.cache.residency import give_device, lock_path, split_node, touch, unlock_path
+from services.scheduler.core.cache.shares import value_node
+from services.scheduler.core.state import CellState, Request, Worker, storage_of
+from services.scheduler.core.step import Step
+
+
+def publish_computed(step: Step, request: Request, worker: Worker) -> None:
+    """Let others share the full pages that a running request has computed. Mutates tree and request.
+
+    It stops where the tree already has (or is loading) the same tokens on this device: a page table cannot be
+    exchanged under a running request, and holding both copies locked could keep a lone request from finishing.
+    """
+    if not _may_share(request):
+        return
+    state = step.state
+    end = request.computed // state.tree.page_size
+    if request.shared >= end:
+        return
+    node = start = _parent_of_private(state, request)
+    tokens = request.tokens
+    while request.shared < end:
+        child = _adopt(step, request, worker, node, tokens, request.shared, end)
+        if child is None:
+            break
+        node = child
+        request.shared += page_count(state.tree, child)
+    if node is not start:
+        lock_path(state, node, worker)
+        if request.node:
+            unlock_path(state, state.tree.nodes[request.node], worker)
+        request.node = node.id
+
+
+def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, valid_tokens: int) -> None:
+    """Hand the full pages of a request that leaves its worker to the tree, and free its other pages.
+
+    KV of the first ``valid_tokens`` of ``tokens`` is in its pages. The request holds no lock afterwards.
+    """
+    state = step.state
+    end = valid_tokens // state.tree.page_size
+    duplicates: list[bytes] = []
+    position = request.shared
+    if _may_share(request) and position < end:
+        node = _parent_of_private(state, request)
+        while position < end:
+            child = _adopt(step, request, worker, node, tokens, position, end)
+            if child is not None:
+                size = page_count(state.tree, child)
+            else:
+                child, size = _cached_child(state, worker, node, tokens, position, end)
+                if child is None:
+                    break
+                duplicates.append(request.pages[position * PAGE_NUMBER_BYTES : (position + size) * PAGE_NUMBER_BYTES])
+                if size == page_count(state.tree, child):
+                    node_recomputed(step, child)
+                touch(state, child, step.seq)
+            node = child
+            position += size
+    request.pages = request.pages[: request.shared * PAGE_NUMBER_BYTES] + request.pages[position * PAGE_NUMBER_BYTES :]
+    release(worker.pool, b"".join(duplicates) + request.own_pages)
+    if request.node:
+        deepest = state.tree.nodes[request.node]
+        for used in ancestors(state.tree, deepest):
+            used.last_use = step.seq
+        unlock_path(state, deepest, worker)
+    request.pages, request.shared, request.node = b"", 0, 0
+    request.planned = request.computed = 0
+
+
+def _may_share(request: Request) -> bool:
+    """Whether others may have what a request computes: not what may be wrong, nor what is lossy."""
+    return request.submit.cache.write and not request.is_poisoned and request.sparse is None
+
+
+def _parent_of_private(state: CellState, request: Request) -> Node:
+    """The node under which the request's first private page belongs."""
+    if request.node:
+        return state.tree.nodes[request.node]
+    return root_of(state.tree, request.submit.namespace)
+
+
+def _adopt(
+    step: Step, request: Request, worker: Worker, parent: Node, tokens: bytes, position: int, end: int
+) -> Node | None:
+    """Give the tree the request's pages from ``position`` on, as far as one node goes.
+
+    Returns the node that took them, or None when this device has (or is loading) those tokens already. The
+    parent must be on this device or be a root.
+    """
+    state = step.state
+    page = state.tree.page_token_bytes
+    child = child_of(state.tree, parent, tokens, position * page)
+    if child is None:
+        child = add_child(state.tree, parent, tokens[position * page : end * page])
+        size = end - position
+        node_inserted(step, child)
+        value_node(state, storage_of(state, worker), child)
+    else:
+        if worker.worker_id in child.device or worker.worker_id in child.loading:
+            return None
+        size = common_pages(state.tree, child, tokens, position * page, end * page)
+        if size < page_count(state.tree, child):
+            child = split_node(state, child, size)
+        node_recomputed(step, child)
+    child.last_use = step.seq
+    pages = request.pages[position * PAGE_NUMBER_BYTES : (position + size) * PAGE_NUMBER_BYTES]
+    give_device(state, child, worker, pages, request.admission)
+    return child
+
+
+def _cached_child(
+    state: CellState, worker: Worker, parent: Node, tokens: bytes, position: int, end: int
+) -> tuple[Node | None, int]:
+    """The child on this device that has the same tokens, and how many pages of it; None while it is loading.
+
+    Where the tokens go on differently after a part of the child, it is split there.
+    """
+    page = state.tree.page_token_bytes
+    child = child_of(state.tree, parent, tokens, position * page)
+    if child is None or worker.worker_id not in child.device:
+        return None, 0
+    size = common_pages(state.tree, child, tokens, position * page, end * page)
+    if position + size < end and size < page_count(state.tree, child):
+        child = split_node(state, child, size)
+    return child, size

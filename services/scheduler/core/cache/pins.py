@@ -1,0 +1,228 @@
+"""Pins: prefixes that an operator wants kept, each for a time, all within a budget.
+
+A pin holds a host lock on every node from the root to its deepest one, so that no eviction takes their copies, and the
+storage keeps their chunks on its disk. It takes hold of what has copies, and of more as copies are made: what is on a
+device only is cached anyway, and gets its copy when it has to leave (see :func:`is_wanted`). A pin ends by its time or
+by an order, and lets go of exactly what it held. It outlives its storage, and takes hold again of what comes back.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, namespace_of, page_count
+from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
+from services.scheduler.core.state import CellState, Pin, Storage, count
+from services.scheduler.core.step import Step
+from shared.chunks import chunk_names, chunk_pages
+from shared.ids import split_digests
+from shared.messages.base import count_int32
+from shared.messages.cell_events import PinPrefix, UnpinPrefix
+from shared.messages.storage_plans import PinChunks
+
+MAX_PINS = 256
+_REFUSAL_MS = 60_000
+"""A refused pin is remembered for so long, for whoever asks what became of it."""
+
+
+def pin_prefix(step: Step, message: PinPrefix) -> None:
+    """Keep a prefix from now on; an id that is known already begins anew."""
+    state = step.state
+    known = state.pins.get(message.pin_id)
+    if known is not None:
+        _end(step, known)
+    if len(state.pins) >= MAX_PINS:
+        count(state, "pins_refused")
+        return
+    refusal, storage_id = _fault(state, message), ""
+    if not refusal:
+        storage = _best_storage(state, message)
+        storage_id = storage.storage_id if storage is not None else ""
+        refusal = "" if storage is not None else "there is no host pool to keep it in"
+    ttl_ms = min(message.ttl_ms, _REFUSAL_MS) if refusal else message.ttl_ms
+    ttl_ms = max(1, ttl_ms)
+    timer_id = step.set_timer(f"pin.{step.seq}", "pin", message.pin_id, ttl_ms)
+    pin = Pin(
+        pin_id=message.pin_id,
+        storage_id=storage_id,
+        namespace=message.namespace,
+        prefix=b"" if refusal else message.tokens,
+        expires_ns=step.time_ns + ttl_ms * 1_000_000,
+        timer_id=timer_id,
+        refusal=refusal,
+    )
+    state.pins[pin.pin_id] = pin
+    count(state, "pins_refused" if refusal else "pins_set")
+    if not refusal:
+        _take_hold(step, pin)
+
+
+def unpin_prefix(step: Step, message: UnpinPrefix) -> None:
+    """Let go of a pin before its time."""
+    pin = step.state.pins.get(message.pin_id)
+    if pin is None:
+        count(step.state, "stale_inputs")
+    else:
+        _end(step, pin)
+
+
+def expire_pin(step: Step, pin: Pin) -> None:
+    """Its time is over."""
+    count(step.state, "pins_expired", 0 if pin.refusal else 1)
+    _end(step, pin)
+
+
+def take_hold(step: Step, storage: Storage) -> None:
+    """New copies were made in this host pool: pins that want them take hold of them."""
+    for pin in step.state.pins.values():
+        if pin.storage_id == storage.storage_id:
+            _take_hold(step, pin)
+
+
+def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
+    """Whether a pin of this storage asks for the node, which then gets a copy whatever admission says of it.
+
+    Does not mutate.
+    """
+    pins = [pin for pin in state.pins.values() if pin.storage_id == storage.storage_id]
+    if not pins:
+        return False
+    path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
+    namespace = namespace_of(state.tree, node)
+    return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)
+
+
+def pinned_nodes(state: CellState, storage: Storage) -> set[int]:
+    """Nodes that hold some of what pins of this storage ask for, with a copy or without. Does not mutate."""
+    found: set[int] = set()
+    for pin in state.pins.values():
+        if pin.storage_id == storage.storage_id and not pin.refusal:
+            path = match_prefix(state.tree, pin.namespace, pin.prefix, _whole_pages(state, pin.prefix))
+            found.update(node.id for node, _ in path)
+    return found
+
+
+def let_go_of_spoiled(step: Step) -> None:
+    """Copies failed verification: pins let go of them and of what is below, so that they can go and come back good."""
+    state = step.state
+    for pin in state.pins.values():
+        held = _held(state, pin)
+        spoiled = [node for node in held if pin.storage_id in node.quarantined]
+        if spoiled:
+            _shrink(step, pin, spoiled[-1])
+
+
+def forget_hold(state: CellState, storage_id: str) -> None:
+    """A host pool is gone with all its locks: its pins hold nothing until copies are made in the next one."""
+    for pin in state.pins.values():
+        if pin.storage_id == storage_id:
+            pin.node, pin.pages, pin.chunks = 0, 0, b""
+
+
+def pinned_pages(state: CellState, storage_id: str) -> int:
+    """Host pages that pins hold in this pool; a page of two pins counts twice. Does not mutate."""
+    return sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage_id)
+
+
+def _fault(state: CellState, message: PinPrefix) -> str:
+    if message.ttl_ms < 1:
+        return "a pin must last for a millisecond at least"
+    if len(message.tokens) % 4 or not state.tree.page_size or len(message.tokens) < state.tree.page_token_bytes:
+        return "the prefix is shorter than one page"
+    return ""
+
+
+def _best_storage(state: CellState, message: PinPrefix) -> Storage | None:
+    """The storage whose node holds most of the prefix; the first of equals."""
+    path = match_prefix(state.tree, message.namespace, message.tokens, _whole_pages(state, message.tokens))
+    best: tuple[int, Storage] | None = None
+    for storage in state.storages.values():
+        if storage.pool is None:
+            continue
+        near = [worker.worker_id for worker in state.workers.values() if worker.node == storage.node]
+        held = 0
+        for node, pages in path:
+            if storage.storage_id not in node.host and not any(name in node.device for name in near):
+                break
+            held += pages
+        if best is None or held > best[0]:
+            best = held, storage
+    return None if best is None else best[1]
+
+
+def _whole_pages(state: CellState, tokens: bytes) -> int:
+    return count_int32(tokens) // state.tree.page_size
+
+
+def _take_hold(step: Step, pin: Pin) -> None:
+    """Lock what has a copy, from where the pin's hold ends downwards, as far as the budget goes."""
+    state = step.state
+    storage = state.storages.get(pin.storage_id)
+    if storage is None or storage.pool is None or pin.refusal:
+        return
+    room = int(storage.pool.total * state.config.pin_fraction) - pinned_pages(state, pin.storage_id)
+    before = pin.pages
+    for node, pages in match_prefix(state.tree, pin.namespace, pin.prefix, _whole_pages(state, pin.prefix)):
+        if node.depth + len(node.tokens) // 4 <= pin.pages * state.tree.page_size:
+            continue  # Held already.
+        if storage.storage_id not in node.host or storage.storage_id in node.quarantined:
+            break
+        if pages > room:
+            count(state, "pins_over_budget")
+            break
+        held = split_node(state, node, pages) if pages < page_count(state.tree, node) else node
+        lock_host(held, storage.storage_id)
+        room -= pages
+        pin.pages += pages
+        pin.node = held.id
+    if pin.pages > before:
+        _keep_chunks(step, storage, pin)
+
+
+def _keep_chunks(step: Step, storage: Storage, pin: Pin) -> None:
+    """Have the disk keep the chunks of what the pin holds."""
+    state = step.state
+    if not storage.disk_bytes:
+        return
+    path = reversed(_held(state, pin))
+    identities = b"".join(page_identities(state.tree, node) for node in path)
+    chunks = b"".join(chunk_names(identities, chunk_pages(state.tree.page_size)))
+    if chunks and chunks != pin.chunks:
+        step.to_storage(storage, PinChunks(chunks=chunks[len(pin.chunks) :]))
+        pin.chunks = chunks
+
+
+def _shrink(step: Step, pin: Pin, top: Node) -> None:
+    """Let go of ``top`` and of everything below it."""
+    state = step.state
+    storage = state.storages[pin.storage_id]
+    for node in _held(state, pin):
+        above = state.tree.nodes[node.parent]
+        pin.node = above.id if above.parent else 0
+        pin.pages -= page_count(state.tree, node)
+        is_top = node is top
+        unlock_host(state, node, storage)
+        if is_top:
+            break
+    if not pin.node:
+        pin.pages = 0
+
+
+def _end(step: Step, pin: Pin) -> None:
+    state = step.state
+    step.cancel_timer(pin.timer_id)
+    del state.pins[pin.pin_id]
+    storage = state.storages.get(pin.storage_id)
+    if storage is None:
+        return
+    for node in _held(state, pin):
+        unlock_host(state, node, storage)
+    others = b"".join(other.chunks for other in state.pins.values() if other.storage_id == pin.storage_id)
+    kept = dict.fromkeys(split_digests(others))
+    freed = b"".join(name for name in split_digests(pin.chunks) if name not in kept)
+    if freed:
+        step.to_storage(storage, PinChunks(chunks=freed, is_pinned=False))
+
+
+def _held(state: CellState, pin: Pin) -> list[Node]:
+    """The nodes that the pin locks, lowest first. Does not mutate."""
+    return ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []

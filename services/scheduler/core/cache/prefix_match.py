@@ -1,0 +1,164 @@
+"""How much of a request's prefix a worker can reuse: its own device, then its node's host pool and other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.scheduler.core.cache.prefix_tree import Node, Path, ancestors, match_again, page_count
+from services.scheduler.core.cache.residency import split_node
+from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
+from services.scheduler.core.tiers.neighbours import nearest_holder
+
+NOTHING_JOINABLE: Mapping[int, str | None] = {}
+
+
+@dataclass(slots=True)
+class PrefixMatch:
+    """The usable part of a match, top first: what is on the device, then what loads bring.
+
+    ``joined`` nodes are loaded by the batch that is being formed, for another request of it (a bundle hit, Strata
+    4.3.2); ``loaded`` nodes would be loaded for this one. ``sources`` says of each joined and each loaded node from
+    which neighbour's device it comes; "" is the host pool. ``awaited`` is a node that an earlier batch or a promotion
+    is loading, right below what is usable.
+    """
+
+    device: list[Node] = field(default_factory=list)
+    joined: list[Node] = field(default_factory=list)
+    loaded: list[Node] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    device_pages: int = 0
+    joined_pages: int = 0
+    loaded_pages: int = 0
+    neighbour_pages: int = 0  # Of ``joined_pages`` and ``loaded_pages``.
+    awaited: Node | None = None
+
+    @property
+    def pages(self) -> int:
+        return self.device_pages + self.joined_pages + self.loaded_pages
+
+    @property
+    def loads(self) -> list[tuple[str, list[Node]]]:
+        """What is loaded as stretches of one source each, top first: (the neighbour or "", its nodes)."""
+        stretches: list[tuple[str, list[Node]]] = []
+        for node, source in zip(self.loaded, self.sources[len(self.joined) :], strict=True):
+            if stretches and stretches[-1][0] == source:
+                stretches[-1][1].append(node)
+            else:
+                stretches.append((source, [node]))
+        return stretches
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All usable nodes, top first."""
+        return [*self.device, *self.joined, *self.loaded]
+
+    @property
+    def deepest_held(self) -> Node | None:
+        """The deepest node that has device pages already, valid or about to be."""
+        if self.joined:
+            return self.joined[-1]
+        return self.device[-1] if self.device else None
+
+
+def may_reuse(request: Request) -> bool:
+    """Whether a request reads the cache at all; prompt logprobs need every token computed."""
+    return request.submit.cache.read and request.submit.sampling.prompt_logprobs is None
+
+
+def matched_path(state: CellState, request: Request) -> Path:
+    """What the tree knows of this request's tokens, on whatever tier. Notes in the request where the match ended.
+
+    At least the last token must be computed, for its logits; so the match ends a token before the end.
+    """
+    submit = request.submit
+    if not state.tree.page_size or not may_reuse(request):
+        return []
+    page_size = state.tree.page_size
+    max_pages = (request.token_count - 1) // page_size
+    path = match_again(
+        state.tree, submit.namespace, request.tokens, max_pages, request.matched_node, request.matched_tokens
+    )
+    request.matched_node = request.matched_tokens = 0
+    if path:
+        node, pages = path[-1]
+        # Another attempt may go on with other tokens behind the prompt; the prompt itself never changes.
+        request.matched_node = node.id
+        request.matched_tokens = min(node.depth + pages * page_size, submit.prompt_tokens // page_size * page_size)
+    return path
+
+
+def reach(
+    state: CellState, path: Path, worker: Worker, joinable: Mapping[int, str | None] = NOTHING_JOINABLE
+) -> PrefixMatch:
+    """The part of ``path`` that this worker can reuse. Does not mutate.
+
+    ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
+    pool: its chunks may stand on them.
+    """
+    storage_id = worker_storage_id(state, worker)
+    may_ask = state.config.neighbour_loads and bool(worker.neighbours)
+    found = PrefixMatch()
+    for node, pages in path:
+        if worker.worker_id in node.device:
+            found.device.append(node)
+            found.device_pages += pages
+        elif worker.worker_id in node.loading:
+            if node.id not in joinable:
+                found.awaited = node
+                break
+            source = joinable[node.id] or ""
+            found.joined.append(node)
+            found.sources.append(source)
+            found.joined_pages += pages
+            found.neighbour_pages += pages if source else 0
+        elif storage_id in node.host and storage_id not in node.quarantined:
+            found.loaded.append(node)
+            found.sources.append("")
+            found.loaded_pages += pages
+        else:
+            neighbour = nearest_holder(state, worker, node) if may_ask else ""
+            if not neighbour:
+                break
+            found.loaded.append(node)
+            found.sources.append(neighbour)
+            found.loaded_pages += pages
+            found.neighbour_pages += pages
+    if found.loaded_pages * state.tree.page_size < state.config.min_host_load_tokens:
+        _load_nothing(found, path)
+    return found
+
+
+def _load_nothing(found: PrefixMatch, path: Path) -> None:
+    """So little would be loaded that it is not worth it."""
+    start = len(found.device) + len(found.joined)
+    sources = found.sources[len(found.joined) :]
+    found.neighbour_pages -= sum(pages for (_, pages), source in zip(path[start:], sources, strict=False) if source)
+    found.loaded, found.loaded_pages = [], 0
+    del found.sources[len(found.joined) :]
+
+
+def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
+    """Split the last node of the match where only a part of it is used, so that whole nodes are used. Mutates.
+
+    Returns the new upper part, if there is one.
+    """
+    used = len(found.device) + len(found.joined) + len(found.loaded)
+    if not used:
+        return None
+    node, pages = path[used - 1]
+    if pages == page_count(state.tree, node):
+        return None
+    upper = split_node(state, node, pages)
+    (found.loaded or found.joined or found.device)[-1] = upper
+    return upper
+
+
+def follow_cuts(state: CellState, found: PrefixMatch) -> None:
+    """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
+
+    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
+    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
+    """
+    if found.device:
+        found.device = ancestors(state.tree, found.device[-1])[::-1]

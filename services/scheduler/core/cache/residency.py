@@ -1,0 +1,385 @@
+"""Who holds a node: pages per pool, locks per worker, and what may therefore be evicted.
+
+All changes of ``device``, ``loading``, ``host``, ``locks`` and ``host_locks`` happen here (of a whole pool that is
+gone, in :mod:`strikes`), so that the pools' counts, the parents' ``below`` and the eviction policies always agree
+with them.
+
+Rules that hold between steps:
+
+* what is on a worker's device is closed upwards: so is the parent, and what is loading has a parent that is
+  on the device or loading;
+* every node but a root is resident somewhere: on a device, loading, or in a host pool;
+* a node goes from a device only when it is unlocked, no child is on that device, and no backup reads it;
+* a host copy goes only when no load reads it, and the node is also on a device or has no children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.scheduler.core.cache.candidates import (
+    coldest_of_device,
+    coldest_of_host,
+    hottest_below,
+    note_children,
+    note_node,
+)
+from services.scheduler.core.cache.empty_map import with_entry, without_entry
+from services.scheduler.core.cache.eviction import AnyPolicy, Moment, make_policy
+from services.scheduler.core.cache.hotness.tracking import node_split
+from services.scheduler.core.cache.page_pool import PagePool, release
+from services.scheduler.core.cache.prefix_tree import (
+    Node,
+    ancestors,
+    page_count,
+    remove_subtree,
+    split,
+)
+from services.scheduler.core.cache.recollection import note_gone
+from services.scheduler.core.cache.unsaved import move_up
+from services.scheduler.core.quotas.limits import (
+    charge,
+    forget_pool,
+    note_leaving,
+    offer_owned,
+    withdraw_owned,
+)
+from services.scheduler.core.state import CellState, Storage, Worker
+from shared.errors import InvariantViolated
+from shared.messages.explanations import Departure
+
+DEVICE = "device"
+HOST = "host"
+
+
+def host_pool(storage: Storage) -> PagePool:
+    """The pool of a storage that must have one."""
+    if storage.pool is None:
+        raise InvariantViolated(f"storage {storage.storage_id} has no host pool")
+    return storage.pool
+
+
+def is_device_evictable(state: CellState, node: Node, worker_id: str) -> bool:
+    """Whether this worker's pages of the node may be given up."""
+    if worker_id not in node.device or node.locks.get(worker_id) or node.below.get(worker_id):
+        return False
+    return not node.transfer or state.transfers[node.transfer].worker_id != worker_id
+
+
+def is_left_bare(node: Node, worker_id: str, leaving: Mapping[int, int]) -> bool:
+    """Whether only children that are about to leave keep this node on the device, and no backup reads it."""
+    if worker_id not in node.device or node.locks.get(worker_id) or node.transfer:
+        return False
+    return 0 < node.below.get(worker_id, 0) == leaving.get(node.id)
+
+
+def is_host_evictable(node: Node, storage_id: str) -> bool:
+    """Whether this storage's copy of the node may be given up."""
+    if storage_id not in node.host or node.host_locks.get(storage_id):
+        return False
+    return bool(node.device) or not node.children
+
+
+def moment(state: CellState, admission: int = 0) -> Moment:
+    """What policies may know of the present, and for which admission something happens, if for one."""
+    return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
+
+
+def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
+    """The eviction policy of a pool, made when the pool is first spoken of."""
+    key = f"{tier}/{owner}"
+    order = state.orders.get(key)
+    if order is None:
+        pool = state.workers[owner].pool if tier == DEVICE else host_pool(state.storages[owner])
+        order = make_policy(state.policy, pool.total * state.tree.page_size, state.config)
+        state.orders[key] = order
+    return order
+
+
+def forget_order(state: CellState, tier: str, owner: str) -> None:
+    """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
+    state.orders.pop(f"{tier}/{owner}", None)
+    forget_pool(state, f"{tier}/{owner}")
+    for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
+        state.candidates.pop(key, None)
+
+
+def offer(state: CellState, node: Node) -> None:
+    """Tell the policy of every pool from which the node may be evicted."""
+    for worker_id in node.device:
+        if is_device_evictable(state, node, worker_id):
+            _offer_to(state, node, DEVICE, worker_id)
+    for storage_id in node.host:
+        if is_host_evictable(node, storage_id):
+            _offer_to(state, node, HOST, storage_id)
+    if state.candidates:
+        note_node(state, node)
+
+
+def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
+    """A node that :func:`is_left_bare` may leave this device with its children."""
+    _offer_to(state, node, DEVICE, worker_id)
+
+
+def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
+    order_of(state, tier, pool_owner).offer(node)
+    if node.owner:
+        offer_owned(state, node, f"{tier}/{pool_owner}")
+
+
+def touch(state: CellState, node: Node, seq: int) -> None:
+    """Mark a node as used now."""
+    node.last_use = seq
+    offer(state, node)
+
+
+def lock_path(state: CellState, node: Node, worker: Worker) -> None:
+    """Keep ``node`` and everything above it on this worker's device."""
+    for held in ancestors(state.tree, node):
+        locks = held.locks.get(worker.worker_id, 0)
+        held.locks = with_entry(held.locks, worker.worker_id, locks + 1)
+        if not locks and worker.worker_id in held.device:
+            pages = page_count(state.tree, held)
+            worker.pool.locked += pages
+            if leaves_with_backup(state, held, worker.worker_id):
+                count_leaving(state, held, worker, -pages)
+
+
+def unlock_path(state: CellState, node: Node, worker: Worker) -> None:
+    """Undo :func:`lock_path`."""
+    for held in ancestors(state.tree, node):
+        _unlock(state, held, worker)
+
+
+def _unlock(state: CellState, node: Node, worker: Worker) -> None:
+    locks = node.locks.get(worker.worker_id, 0)
+    if locks < 1:
+        raise InvariantViolated(f"node {node.id} was unlocked once too often for {worker.worker_id}")
+    if locks > 1:
+        node.locks[worker.worker_id] = locks - 1
+        return
+    node.locks = without_entry(node.locks, worker.worker_id)
+    if worker.worker_id in node.device:
+        pages = page_count(state.tree, node)
+        worker.pool.locked -= pages
+        if leaves_with_backup(state, node, worker.worker_id):
+            count_leaving(state, node, worker, pages)
+        offer(state, node)
+
+
+def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> None:
+    """A running backup will free so many pages of a node on this worker more, or fewer."""
+    worker.leaving += pages
+    if node.owner:
+        note_leaving(state, node.owner, f"{DEVICE}/{worker.worker_id}", pages)
+
+
+def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
+    """Whether the node is to leave this device after a backup that its storage may still answer in time."""
+    if not node.transfer:
+        return False
+    transfer = state.transfers[node.transfer]
+    return transfer.worker_id == worker_id and not transfer.is_timed_out and not transfer.stays
+
+
+def lock_host(node: Node, storage_id: str) -> None:
+    """Keep a host copy while a load reads it."""
+    node.host_locks = with_entry(node.host_locks, storage_id, node.host_locks.get(storage_id, 0) + 1)
+
+
+def unlock_host(state: CellState, node: Node, storage: Storage) -> None:
+    """Undo :func:`lock_host`; a quarantined copy that nobody reads any more goes. May remove the node."""
+    locks = node.host_locks[storage.storage_id] - 1
+    if locks:
+        node.host_locks[storage.storage_id] = locks
+        return
+    node.host_locks = without_entry(node.host_locks, storage.storage_id)
+    if storage.storage_id in node.quarantined:
+        drop_host(state, node, storage, "failed")
+    else:
+        offer(state, node)
+
+
+def quarantine(state: CellState, node: Node, storage: Storage) -> None:
+    """Never match this host copy again; drop it as soon as no load reads it. May remove the node."""
+    if node.host_locks.get(storage.storage_id):
+        if storage.storage_id not in node.quarantined:
+            node.quarantined = (*node.quarantined, storage.storage_id)
+    else:
+        drop_host(state, node, storage, "failed")
+
+
+def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admission: int = 0) -> None:
+    """These pages of a worker, leased until now, hold the node's KV from now on. Who computed it had that admission."""
+    node.device = with_entry(node.device, worker.worker_id, pages)
+    worker.pool.cached += len(pages) // 4
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
+    if node.locks.get(worker.worker_id):
+        worker.pool.locked += len(pages) // 4
+    _count_below(state, node, worker.worker_id, 1)
+    order_of(state, DEVICE, worker.worker_id).add(node, moment(state, admission))
+    offer(state, node)
+    if state.candidates and node.children:
+        note_children(state, node, worker.worker_id)
+
+
+def drop_device(state: CellState, node: Node, worker: Worker, departure: Departure = "evicted") -> int:
+    """Free this worker's pages of an evictable node; returns how many. May remove the node.
+
+    ``departure`` is what is remembered of it if they were its last.
+    """
+    pages = node.device[worker.worker_id]
+    node.device = without_entry(node.device, worker.worker_id)
+    worker.pool.cached -= len(pages) // 4
+    release(worker.pool, pages)
+    order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
+    if node.owner:
+        withdraw_owned(state, node, f"{DEVICE}/{worker.worker_id}", moment(state))
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
+    parent = state.tree.nodes[node.parent]
+    _count_below(state, node, worker.worker_id, -1)
+    if not prune(state, node, departure, DEVICE):
+        offer(state, node)
+        if parent.parent:
+            offer(state, parent)
+    return len(pages) // 4
+
+
+def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) -> None:
+    """These leased pages will hold the node's KV when the load is done."""
+    node.loading = with_entry(node.loading, worker.worker_id, pages)
+    _count_below(state, node, worker.worker_id, 1)
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
+
+
+def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
+    """The load is done: the node is on the device."""
+    give_device(state, node, worker, _end_loading(state, node, worker))
+
+
+def cancel_loading(state: CellState, node: Node, worker: Worker) -> bytes:
+    """The load failed; returns the pages, which are the caller's to free. The caller prunes the node."""
+    pages = _end_loading(state, node, worker)
+    parent = state.tree.nodes[node.parent]
+    if parent.parent:
+        offer(state, parent)  # It may have been kept by nothing else, and nothing else would offer it.
+    return pages
+
+
+def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
+    pages = node.loading[worker.worker_id]
+    node.loading = without_entry(node.loading, worker.worker_id)
+    _count_below(state, node, worker.worker_id, -1)
+    if node.owner:
+        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
+    return pages
+
+
+def give_host(state: CellState, node: Node, storage: Storage, pages: bytes, source: str = "") -> None:
+    """These host pages, leased until now, hold the node's KV from now on. Its owner was charged when they were.
+
+    ``source`` is the worker that it was copied from, whose policy knows for which admission it was computed.
+    """
+    computed = state.orders.get(f"{DEVICE}/{source}")
+    now = moment(state, computed.admission_of(node) if computed is not None else 0)
+    node.host = with_entry(node.host, storage.storage_id, pages)
+    host_pool(storage).cached += len(pages) // 4
+    order_of(state, HOST, storage.storage_id).add(node, now)
+    offer(state, node)
+
+
+def drop_host(state: CellState, node: Node, storage: Storage, departure: Departure = "evicted") -> int:
+    """Free a storage's copy of a node that no load reads; returns the pages. May remove the node and its subtree.
+
+    ``departure`` is what is remembered of it if it was the last.
+    """
+    pages = node.host[storage.storage_id]
+    node.host = without_entry(node.host, storage.storage_id)
+    if storage.storage_id in node.quarantined:
+        node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
+    pool = host_pool(storage)
+    pool.cached -= len(pages) // 4
+    release(pool, pages)
+    order_of(state, HOST, storage.storage_id).remove(node, moment(state))
+    if node.owner:
+        _leave_host(state, node, storage.storage_id, pages)
+    if not prune(state, node, departure, HOST):
+        offer(state, node)
+    return len(pages) // 4
+
+
+def prune(state: CellState, node: Node, departure: Departure = "lost", tier: str = "") -> bool:
+    """Remove a node that is resident nowhere, and with it what hangs below; returns whether it did.
+
+    Nodes below it can have host copies only, which no match would ever reach.
+    """
+    if node.device or node.loading or node.host:
+        return False
+    remove_all(state, [node], departure, tier)
+    return True
+
+
+def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost", tier: str = "") -> None:
+    """Remove these nodes with what hangs below them; an upper node comes before those below it.
+
+    It is remembered how they left, and from which tier last.
+    """
+    tree = state.tree
+    returned: dict[str, list[bytes]] = {}
+    parents: dict[int, Node] = {}
+    now = moment(state)
+    for top in tops:
+        if top.id not in tree.nodes:
+            continue
+        gone, parent = remove_subtree(tree, top)
+        note_gone(state.recollection, gone, departure, tier, state.policy, state.now_ns)
+        move_up(state, gone, parent)
+        for node in gone:
+            for storage_id, pages in node.host.items():
+                returned.setdefault(storage_id, []).append(pages)
+                order_of(state, HOST, storage_id).remove(node, now)
+                if node.owner:
+                    _leave_host(state, node, storage_id, pages)
+        if parent is not None and parent.parent:
+            parents[parent.id] = parent
+    for storage_id, lists in returned.items():
+        pool = host_pool(state.storages[storage_id])
+        pages = b"".join(lists)
+        pool.cached -= len(pages) // 4
+        release(pool, pages)
+    for parent in parents.values():
+        if parent.id in tree.nodes:
+            offer(state, parent)
+
+
+def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
+    """A node that somebody owns has these pages of a host pool no more."""
+    withdraw_owned(state, node, f"{HOST}/{storage_id}", moment(state))
+    charge(state, node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
+
+
+def split_node(state: CellState, node: Node, pages: int) -> Node:
+    """Cut a node after ``pages`` pages; returns the new upper part (see :func:`prefix_tree.split`)."""
+    upper = split(state.tree, node, pages)
+    node_split(state, upper, node)
+    if node.transfer:
+        members = state.transfers[node.transfer].nodes
+        members.insert(members.index(node.id) + 1, upper.id)
+    for worker_id in node.device:
+        order_of(state, DEVICE, worker_id).split(upper, node)
+    for storage_id in node.host:
+        order_of(state, HOST, storage_id).split(upper, node)
+    offer(state, upper)
+    offer(state, node)
+    return upper
+
+
+def _count_below(state: CellState, node: Node, worker_id: str, change: int) -> None:
+    parent = state.tree.nodes[node.parent]
+    counted = parent.below.get(worker_id, 0) + change
+    if counted:
+        parent.below = with_entry(parent.below, worker_id, counted)
+    else:
+        parent.below = without_entry(parent.below, worker_id)

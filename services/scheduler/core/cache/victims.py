@@ -1,0 +1,73 @@
+"""Which node leaves a pool next: what its policy names, or what is above its owner's quota."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.scheduler.core.cache.eviction import Evictable
+from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.core.cache.residency import (
+    DEVICE,
+    HOST,
+    is_device_evictable,
+    is_host_evictable,
+    is_left_bare,
+    moment,
+    order_of,
+)
+from services.scheduler.core.quotas.limits import coldest_owned, take_excess
+from services.scheduler.core.state import CellState
+
+NOBODY: Mapping[int, int] = {}
+
+
+def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY) -> Node | None:
+    """The next node to leave this worker's device. Nothing but the policy changes.
+
+    ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
+    whose children do may be named too, and leaves after them.
+    """
+    return order_of(state, DEVICE, worker_id).victim(_device_evictable(state, worker_id, leaving), moment(state))
+
+
+def take_device_excess(
+    state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY, *, owner: int = 0, coming: int = 0
+) -> tuple[Node, int] | None:
+    """A node to leave this device because its owner is above its quota there (see :func:`quotas.take_excess`)."""
+    evictable = _device_evictable(state, worker_id, leaving)
+    return take_excess(state, f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
+
+
+def take_host_victim(state: CellState, storage_id: str) -> Node | None:
+    """The next node to leave this storage's host pool. Nothing but the policy changes."""
+    return order_of(state, HOST, storage_id).victim(_host_evictable(state, storage_id), moment(state))
+
+
+def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:
+    """A node to leave this host pool because its owner is above its quota there (see :func:`quotas.take_excess`)."""
+    return take_excess(state, f"{HOST}/{storage_id}", _host_evictable(state, storage_id), moment(state))
+
+
+def take_host_victim_of(state: CellState, storage_id: str, owner: int) -> Node | None:
+    """The node of an owner to leave this host pool for others of its own."""
+    evictable = _host_evictable(state, storage_id)
+    return coldest_owned(state, owner, f"{HOST}/{storage_id}", evictable, moment(state))
+
+
+def _device_evictable(state: CellState, worker_id: str, leaving: Mapping[int, int]) -> Evictable:
+    def evictable(node_id: int) -> Node | None:
+        node = state.tree.nodes.get(node_id)
+        if node is None:
+            return None
+        is_next = is_device_evictable(state, node, worker_id) or is_left_bare(node, worker_id, leaving)
+        return node if is_next else None
+
+    return evictable
+
+
+def _host_evictable(state: CellState, storage_id: str) -> Evictable:
+    def evictable(node_id: int) -> Node | None:
+        node = state.tree.nodes.get(node_id)
+        return node if node is not None and is_host_evictable(node, storage_id) else None
+
+    return evictable

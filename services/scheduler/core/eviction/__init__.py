@@ -1,6 +1,0 @@
-"""Eviction policies, one a file, behind one protocol, found by name."""
-
-from services.scheduler.core.eviction.policy import Evictable, Hotness, Moment, Policy
-from services.scheduler.core.eviction.registry import POLICIES, AnyPolicy, make_policy
-
-__all__ = ["POLICIES", "AnyPolicy", "Evictable", "Hotness", "Moment", "Policy", "make_policy"]

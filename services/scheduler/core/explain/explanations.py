@@ -1,0 +1,127 @@
+"""What is written down of an admission so that it can be explained later, and the answer to who asks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.cache.digests import extend, root_digest
+from services.scheduler.core.cache.prefix_match import PrefixMatch
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
+from services.scheduler.core.cache.recollection import note_admitted, note_departed
+from services.scheduler.core.explain.misses import missed_spans
+from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.state import CellState, Chunk, Request, Worker
+from services.scheduler.core.step import Step
+from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source
+
+MOST_ASKED = 256
+
+
+def note_admission(
+    step: Step, request: Request, worker: Worker, path: Path, found: PrefixMatch, span: SparseSpan | None
+) -> None:
+    """A waiting request is about to be admitted: write down where its prompt comes from, and why the rest is computed.
+
+    ``path`` is what the tree matched, ``found`` the part of it that is reused, ``span`` what is read in part behind it.
+    """
+    state = step.state
+    prompt_tokens = request.submit.prompt_tokens
+    cached = found.pages * state.tree.page_size
+    spans = _reused(request, found, prompt_tokens)
+    if span is not None:
+        end = min(span.end, prompt_tokens)
+        if span.start < end:
+            spans.append(PromptSpan(start=span.start, end=end, source="sparse"))
+        cached = span.end
+        _note_lossy(step, request, span)
+    spans += missed_spans(state, request, worker, path, found, min(cached, prompt_tokens))
+    memory = state.recollection
+    note_admitted(
+        memory,
+        Admission(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            worker_id=worker.worker_id,
+            accepted_ns=request.accepted_ns,
+            admitted_ns=step.time_ns,
+            waits=tuple(memory.waits.get(request.request_id, ())),
+            prompt=tuple(spans),
+        ),
+    )
+
+
+def _note_lossy(step: Step, request: Request, span: SparseSpan) -> None:
+    """What this request computes behind a prefix that is read in part would be cached if that were whole."""
+    state, tokens = step.state, request.submit.prompt
+    page = state.tree.page_token_bytes
+    behind = tokens[span.end * TOKEN_BYTES : len(tokens) // page * page]
+    if behind and request.submit.cache.write:
+        above = extend(root_digest(request.submit.namespace), tokens[: span.end * TOKEN_BYTES])
+        digest = extend(above, head_of(state.tree, behind))
+        note_departed(state.recollection, digest, behind, "lossy", "", "", step.time_ns)
+
+
+def note_restored(state: CellState, request: Request, chunk: Chunk) -> None:
+    """A chunk of an admitted request's prompt was restored from state instead of being computed."""
+    attempts = state.recollection.admissions.get(request.request_id)
+    if not attempts or attempts[-1].attempt != chunk.attempt:
+        return
+    spans = overlay(attempts[-1].prompt, chunk.start, chunk.end)
+    attempts[-1] = msgspec.structs.replace(attempts[-1], prompt=spans)
+
+
+def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
+    """What is remembered of these requests, at most MOST_ASKED of them. Does not mutate."""
+    admissions = state.recollection.admissions
+    found = [attempt for name in call.request_ids[:MOST_ASKED] for attempt in admissions.get(name, ())]
+    return Admissions(admissions=tuple(found))
+
+
+def overlay(spans: tuple[PromptSpan, ...], start: int, end: int) -> tuple[PromptSpan, ...]:
+    """The same spans, but that tokens [start, end) were restored from hidden states. Pure."""
+    after: list[PromptSpan] = []
+    for span in spans:
+        low, high = max(span.start, start), min(span.end, end)
+        if low >= high:
+            after.append(span)
+            continue
+        if span.start < low:
+            after.append(msgspec.structs.replace(span, end=low))
+        if after and after[-1].source == "hidden" and after[-1].end == low:
+            low = after.pop().start
+        after.append(PromptSpan(start=low, end=high, source="hidden"))
+        if high < span.end:
+            after.append(msgspec.structs.replace(span, start=high))
+    return tuple(after)
+
+
+def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[PromptSpan]:
+    """Spans of what is reused, neighbours of one source joined. What was fetched for it counts as what it came from."""
+    spans: list[PromptSpan] = []
+    sources: list[Source] = ["device"] * len(found.device)
+    sources += ["neighbour" if name else "host" for name in found.sources]
+    fetched_to = request.fetched_to
+    for node, source in zip(found.nodes, sources, strict=True):
+        end = node.depth + len(node.tokens) // TOKEN_BYTES
+        if source == "host" and request.fetched_from < fetched_to:
+            cut = min(max(node.depth, request.fetched_from), end)
+            behind = max(cut, min(end, fetched_to))
+            remote = max(cut, min(behind, fetched_to - request.fetched_remote))
+            _add(spans, cut, "host", prompt_tokens)
+            _add(spans, remote, "disk", prompt_tokens)
+            _add(spans, behind, "remote", prompt_tokens)
+            _add(spans, end, "host", prompt_tokens)
+        else:
+            _add(spans, end, source, prompt_tokens)
+    return spans
+
+
+def _add(spans: list[PromptSpan], end: int, source: Source, most: int) -> None:
+    """Tokens behind the last span and before ``end`` came from ``source``."""
+    start = spans[-1].end if spans else 0
+    end = min(end, most)
+    if start >= end:
+        return
+    if spans and spans[-1].source == source:
+        start = spans.pop().start
+    spans.append(PromptSpan(start=start, end=end, source=source))

@@ -1,0 +1,226 @@
+"""Why a part of a request's prompt is computed though there is a cache, told at its admission. Does not mutate.
+
+From the end of what it reuses on, in this order: nodes that its worker does not reach, what a fetch was bringing, what
+others are computing, what is remembered to have left (:mod:`recollection`), and then nothing is known. The end of a
+prompt that fills no page, or whose last token ends one, is computed in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from services.scheduler.core.cache.digests import extend, root_digest
+from services.scheduler.core.cache.prefix_match import PrefixMatch, may_reuse
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, TOKEN_BYTES, Path, match_prefix
+from services.scheduler.core.cache.recollection import Departed
+from services.scheduler.core.queue import transient
+from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
+from shared.messages.explanations import PromptSpan, Reason
+
+MOST_SPANS = 64
+MOST_NAMESPACES = 16
+"""Other namespaces in which the same tokens are looked for: the newest ones."""
+
+_REASON_OF: dict[str, Reason] = {
+    "evicted": "evicted",
+    "displaced": "evicted",
+    "refused": "not_admitted",
+    "flushed": "evicted",
+    "failed": "failed",
+    "lost": "evicted",
+    "lossy": "other_fidelity",
+}
+
+
+@dataclass(slots=True)
+class Missed:
+    """Spans of computed tokens from ``position`` on, in order and without a gap, up to ``limit`` tokens."""
+
+    position: int
+    limit: int
+    spans: list[PromptSpan] = field(default_factory=list)
+
+    def reach(self, end: int, reason: Reason, gone: Departed | None = None) -> None:
+        """Tokens up to ``end`` are computed for this reason, as far as nothing was said of them before."""
+        end = min(end, self.limit)
+        if end <= self.position:
+            return
+        last = self.spans[-1] if self.spans else None
+        start = self.position
+        if gone is None and last is not None and last.reason == reason and not last.departure:
+            start = last.start
+            self.spans.pop()
+        if gone is None:
+            span = PromptSpan(start=start, end=end, source="computed", reason=reason)
+        else:
+            span = PromptSpan(
+                start=start,
+                end=end,
+                source="computed",
+                reason=reason,
+                departure=gone.departure,
+                tier=gone.tier,
+                policy=gone.policy,
+                at_ns=gone.at_ns,
+            )
+        self.spans.append(span)
+        self.position = end
+
+
+def missed_spans(
+    state: CellState, request: Request, worker: Worker, path: Path, found: PrefixMatch, cached: int
+) -> list[PromptSpan]:
+    """Why tokens of the prompt from ``cached`` on are computed.
+
+    ``path`` is what the tree matched, ``found`` the part of it that is reused. To be asked while the request still
+    waits: being admitted, it forgets what it waited for.
+    """
+    prompt_tokens = request.submit.prompt_tokens
+    page_size = state.tree.page_size
+    whole = min((request.token_count - 1) // page_size * page_size, prompt_tokens)
+    missed = Missed(cached, prompt_tokens)
+    if not may_reuse(request):
+        missed.reach(prompt_tokens, "opted_out")
+        return missed.spans
+    if cached < whole:
+        missed.limit = whole
+        _not_reached(state, request, worker, path, found, missed)
+        _on_its_way(request, missed)
+        _being_computed(state, request, worker, missed)
+        if missed.position < whole:
+            _gone(state, request, found, missed)
+        missed.limit = prompt_tokens
+    is_last = prompt_tokens % page_size == 0 or prompt_tokens - whole == 1
+    missed.reach(prompt_tokens, "last_token" if is_last else "partial_chunk")
+    return missed.spans
+
+
+def _not_reached(
+    state: CellState, request: Request, worker: Worker, path: Path, found: PrefixMatch, missed: Missed
+) -> None:
+    """Nodes that the tree has and the worker cannot use, or does not."""
+    storage_id = worker_storage_id(state, worker)
+    used = len(found.device) + len(found.joined) + len(found.loaded)
+    for node, pages in path[used:]:
+        reason: Reason = "elsewhere"
+        if worker.worker_id in node.loading:
+            reason = "deadline" if request.is_impatient else "pending"
+        elif storage_id in node.quarantined:
+            reason = "failed"
+        elif storage_id in node.host:
+            reason = "too_little"
+        missed.reach(node.depth + pages * state.tree.page_size, reason)
+
+
+def _on_its_way(request: Request, missed: Missed) -> None:
+    """What is being fetched for it, as KV or as state, and is not waited for any longer."""
+    reason: Reason = "deadline" if request.is_fetch_overdue else "pending"
+    if request.fetch:
+        missed.reach(request.fetch_end, reason)
+    if request.run is not None and request.run.depth <= missed.position < request.run.arrived:
+        missed.reach(request.run.goal, "pending")  # What is restored of it is noted when it is.
+    if request.state_refusals:
+        missed.reach(missed.limit, "failed")
+
+
+def _being_computed(state: CellState, request: Request, worker: Worker, missed: Missed) -> None:
+    """What another has announced to compute: it was too little to wait for, or the wait's deadline passed."""
+    page_size = state.tree.page_size
+    path = transient.match(state.transient, request.submit.namespace, request.tokens, missed.limit // page_size)
+    end = sum(pages for _, pages in path) * page_size
+    for node, pages in reversed(path):
+        if end <= missed.position:
+            return
+        for name in state.transient.marks[node.id].get(worker.worker_id, ()):
+            if name != request.request_id:
+                missed.reach(end, "deadline" if request.is_impatient else "pending")
+                return
+        end -= pages * page_size
+
+
+def _gone(state: CellState, request: Request, found: PrefixMatch, missed: Missed) -> None:
+    """What is remembered to have left, span after span, and what to say of the rest."""
+    tokens, memory = request.submit.prompt, state.recollection
+    known = found.nodes
+    for node in known if memory.departed else ():
+        # A part of it may have come back since: then the rest left with what is here again.
+        departed = memory.departed.get(node.digest)
+        if departed is not None:
+            _take(state, departed, tokens, node.depth, missed)
+    base = known[-1] if known else None
+    position = found.pages * state.tree.page_size if base is not None else 0
+    digest = base.end_digest if base is not None else root_digest(request.submit.namespace)
+    while missed.position < missed.limit and len(missed.spans) < MOST_SPANS:
+        digest = extend(digest, tokens[position * TOKEN_BYTES : missed.position * TOKEN_BYTES])
+        position = missed.position
+        departed = _departed_at(state, digest, tokens, position)
+        if departed is None or not _take(state, departed, tokens, position, missed):
+            break
+    if missed.position < missed.limit:
+        missed.reach(missed.limit, _unknown(state, request, digest, tokens, position))
+
+
+def _departed_at(state: CellState, digest: int, tokens: bytes, position: int) -> Departed | None:
+    """What left that began here. A node is known by its head, which may be shorter where pages are small."""
+    departed = state.recollection.departed
+    if not departed:
+        return None
+    page_size = state.tree.page_size
+    longest = max(page_size, HEAD_TOKENS // page_size * page_size)
+    for length in range(longest, 0, -page_size):
+        head = tokens[position * TOKEN_BYTES : (position + length) * TOKEN_BYTES]
+        if len(head) == length * TOKEN_BYTES:
+            found = departed.get(extend(digest, head))
+            if found is not None:
+                return found
+    return None
+
+
+def _take(state: CellState, departed: Departed, tokens: bytes, start: int, missed: Missed) -> bool:
+    """Explain what a span that began at token ``start`` has in common with ``tokens``; whether that was anything."""
+    before = missed.position
+    missed.reach(
+        start + _common_tokens(state, departed.tokens, tokens, start), _REASON_OF[departed.departure], departed
+    )
+    return missed.position > before
+
+
+def _common_tokens(state: CellState, span: bytes, tokens: bytes, start: int) -> int:
+    """Tokens of whole pages that ``span`` has in common with ``tokens`` from ``start`` on."""
+    offset, page = start * TOKEN_BYTES, state.tree.page_token_bytes
+    if tokens.startswith(span, offset):
+        return len(span) // TOKEN_BYTES
+    low, high = 0, min(len(span), len(tokens) - offset) // page
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(span[: middle * page], offset):
+            low = middle
+        else:
+            high = middle - 1
+    return low * state.tree.page_size
+
+
+def _unknown(state: CellState, request: Request, digest: int, tokens: bytes, position: int) -> Reason:
+    """What to say of tokens from ``position`` on of which nothing is remembered."""
+    if _is_elsewhere(state, request, position):
+        return "other_salt"
+    if state.recollection.is_whole:
+        return "never_stored"
+    # Uses are remembered for longer than how things left, and by snapshots too.
+    length = max(state.tree.page_size, HEAD_TOKENS)
+    head = tokens[position * TOKEN_BYTES : (position + length) * TOKEN_BYTES]
+    frequency, _ = state.hotness.lookup(extend(digest, head))
+    return "unknown" if frequency else "never_stored"
+
+
+def _is_elsewhere(state: CellState, request: Request, position: int) -> bool:
+    """Whether the newest other namespaces have more of the same tokens."""
+    tree = state.tree
+    most = min((request.token_count - 1) // tree.page_size, position // tree.page_size + 1)  # One page more is enough.
+    for namespace in islice(reversed(tree.roots), MOST_NAMESPACES):
+        if namespace != request.submit.namespace:
+            path = match_prefix(tree, namespace, request.submit.prompt, most)
+            if sum(pages for _, pages in path) * tree.page_size > position:
+                return True
+    return False

@@ -1,0 +1,89 @@
+"""CellConfigured: take over settings, each within its bounds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.cache.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction_orders import renew_orders
+from services.scheduler.core.cache.hotness.expression import parse
+from services.scheduler.core.cache.hotness.room import fit_widths
+from services.scheduler.core.cache.shares import forget_importance
+from services.scheduler.core.hidden.state_form import parse_form
+from services.scheduler.core.state import CellState, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.hosts import request_missing_pools
+from services.scheduler.core.tiers.neighbours import attach_neighbours
+from shared.errors import ConfigError
+from shared.messages.cell_events import CellConfig
+
+_LEAST_ONE = (
+    "aging_requests",
+    "defer_deadline_ms",
+    "queue_window",
+    "max_batch_tokens",
+    "max_running",
+    "max_queued",
+    "max_queued_tokens",
+    "batches_ahead",
+    "lease_tokens",
+    "min_host_load_tokens",
+    "max_attempts",
+    "backup_deadline_ms",
+    "save_deadline_ms",
+    "prefetch_deadline_ms",
+    "fetch_deadline_ms",
+    "min_prefetch_tokens",
+)
+_FRACTIONS = ("reserve_fraction", "prefetch_fraction", "pin_fraction")
+_LEAST_ZERO = ("admission_frequency", "promotion_tokens", "defer_tokens", "max_queued_per_tenant")
+_WIDTHS = {"fingerprint_bits": (4, 32), "clock_bits": (2, 16), "frequency_bits": (2, 32), "depth_bits": (2, 32)}
+_RANKING = ("admission", "promotion", "hotness_expression")  # What indexes of candidates rank by, or exist for.
+_EXPRESSIONS = ("eviction_expression", "hotness_expression")
+
+
+def configure(step: Step, config: CellConfig) -> None:
+    """Apply a configuration; never fails.
+
+    An unknown policy, a bad expression or a bad form of state is counted and leaves the old one in force; a number is
+    moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies begin anew
+    when they are made from other settings than before, or when the hotness filter's values change their meaning.
+    """
+    state = step.state
+    old, old_policy = state.config, make_policy(state.policy, 0, state.config)
+    state.config, state.is_configured = _within_bounds(state, config), True
+    if config.policy in POLICIES:
+        state.policy = config.policy
+    else:
+        count(state, "unknown_policies")
+    has_new_widths = fit_widths(state, state.config)
+    if has_new_widths or make_policy(state.policy, 0, state.config) != old_policy:
+        renew_orders(state)
+    if has_new_widths or any(getattr(old, name) != getattr(state.config, name) for name in _RANKING):
+        state.candidates.clear()
+    if old.importance_caching and not state.config.importance_caching:
+        forget_importance(state)
+    request_missing_pools(step)
+    attach_neighbours(step)
+
+
+def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
+    """The configuration with every setting one that can work."""
+    # The bound stands first: max() then returns it in place of a NaN.
+    changes: dict[str, int | float | str] = {name: min(1.0, max(0.0, getattr(config, name))) for name in _FRACTIONS}
+    changes |= {name: max(1, getattr(config, name)) for name in _LEAST_ONE}
+    changes |= {name: max(0, getattr(config, name)) for name in _LEAST_ZERO}
+    changes["load_compute_ratio"] = max(0.0, config.load_compute_ratio)  # A snapshot would return 0 as 0.0.
+    changes |= {name: min(most, max(least, getattr(config, name))) for name, (least, most) in _WIDTHS.items()}
+    for name in _EXPRESSIONS:
+        try:
+            parse(getattr(config, name))
+        except ConfigError:
+            count(state, "bad_expressions")
+            changes[name] = getattr(state.config, name)
+    try:
+        parse_form(config.state_form)
+    except ConfigError:
+        count(state, "bad_state_forms")
+        changes["state_form"] = state.config.state_form
+    return msgspec.structs.replace(config, **changes)

@@ -1,0 +1,292 @@
+"""The fold: one input in, outputs out. This file only finds the handler and turns away what is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
+from services.scheduler.core.fold.configure import configure
+from services.scheduler.core.fold.timers import timer_fired
+from services.scheduler.core.hidden.state_leases import state_saved
+from services.scheduler.core.hidden.state_pools import request_state_pool
+from services.scheduler.core.hidden.state_saves import finish_state_save
+from services.scheduler.core.inputs import Stamped
+from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.members.draining import begin_drain
+from services.scheduler.core.members.membership import remove_worker, worker_joined
+from services.scheduler.core.outputs import Output, SetTimer
+from services.scheduler.core.queue.batching import schedule
+from services.scheduler.core.queue.cancellation import cancel_gateway, end_early
+from services.scheduler.core.queue.completion import batch_done, request_finished, request_preempted
+from services.scheduler.core.queue.leases import request_lease
+from services.scheduler.core.queue.queueing import submit
+from services.scheduler.core.queue.resumption import reclaim, resume
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.backups import finish_backup
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
+from services.scheduler.core.tiers.fetches import cancel_unwanted, chunks_fetched
+from services.scheduler.core.tiers.flush import flush
+from services.scheduler.core.tiers.hosts import host_pool_created, remove_storage, storage_joined
+from services.scheduler.core.tiers.prefetch import begin_due
+from services.scheduler.core.tiers.promotion import pages_promoted
+from services.scheduler.core.tiers.saves import finish_save, save_put_off
+from shared.messages import cell_events, requests, storage_events, worker_events
+
+
+def step(state: CellState, stamped: Stamped) -> list[Output]:
+    """Fold one input into ``state`` (in place) and return what follows from it.
+
+    Never raises for a stale, repeated or senseless input: it is counted and ignored. InvariantViolated and
+    IllegalTransition mean a fault of the core itself.
+    """
+    if stamped.seq <= state.last_seq:
+        count(state, "stale_inputs")
+        return []
+    state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
+    step = Step(state, stamped.seq, stamped.time_ns)
+    kind = type(stamped.input)
+    _HANDLERS[kind](step, stamped.input)
+    schedule(step, everywhere=kind not in _LOCAL)
+    if state.unwanted:
+        cancel_unwanted(step)
+    if state.roomy:
+        begin_due(step)
+    return step.outputs
+
+
+def pending_timers(state: CellState) -> list[SetTimer]:
+    """The timers that a shell must keep after recovery."""
+    return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
+
+
+def _stale(step: Step) -> None:
+    count(step.state, "stale_inputs")
+
+
+def _worker(step: Step, worker_id: str, incarnation: str) -> Worker | None:
+    worker = step.state.workers.get(worker_id)
+    if worker is not None and worker.incarnation == incarnation:
+        step.touch(worker_id)
+        return worker
+    _stale(step)
+    return None
+
+
+def _storage(step: Step, storage_id: str, incarnation: str) -> Storage | None:
+    storage = step.state.storages.get(storage_id)
+    if storage is not None and storage.incarnation == incarnation:
+        return storage
+    _stale(step)
+    return None
+
+
+def _asked(step: Step, request_id: str, gateway_id: str) -> Request | None:
+    request = step.state.requests.get(request_id)
+    if request is not None and request.submit.gateway_id == gateway_id:
+        return request
+    _stale(step)
+    return None
+
+
+def _running(
+    step: Step,
+    message: worker_events.LeaseRequested | worker_events.RequestFinished | worker_events.RequestPreempted,
+) -> tuple[Worker, Request] | None:
+    """The worker and the request that an event speaks of, if that attempt runs there."""
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is None:
+        return None
+    request = step.state.requests.get(message.request_id)
+    if (
+        request is None
+        or request.state not in ADMITTED
+        or request.worker_id != worker.worker_id
+        or request.attempt != message.attempt
+    ):
+        _stale(step)
+        return None
+    return worker, request
+
+
+def _cancel(step: Step, message: requests.CancelRequest) -> None:
+    request = _asked(step, message.request_id, message.gateway_id)
+    if request is not None:
+        end_early(step, request, "cancelled")
+
+
+def _resume(step: Step, message: requests.ResumeRequest) -> None:
+    request = _asked(step, message.request_id, message.gateway_id)
+    if request is not None:
+        resume(step, request, message)
+
+
+def _worker_gone(step: Step, message: worker_events.WorkerLeft | cell_events.WorkerLost) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None:
+        remove_worker(step, worker)
+
+
+def _worker_draining(step: Step, message: worker_events.WorkerDraining) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None:
+        begin_drain(step, worker, message)
+
+
+def _batch_done(step: Step, message: worker_events.BatchDone) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is None:
+        return
+    for batch in worker.batches:
+        if batch.plan == message.plan:
+            batch_done(step, worker, batch, message)
+            return
+    _stale(step)
+
+
+def _lease_requested(step: Step, message: worker_events.LeaseRequested) -> None:
+    found = _running(step, message)
+    if found is not None:
+        request_lease(step, *found, message)
+
+
+def _request_finished(step: Step, message: worker_events.RequestFinished) -> None:
+    found = _running(step, message)
+    if found is not None:
+        request_finished(step, *found, message)
+
+
+def _request_preempted(step: Step, message: worker_events.RequestPreempted) -> None:
+    found = _running(step, message)
+    if found is not None:
+        request_preempted(step, *found, message)
+
+
+def _pages_promoted(step: Step, message: worker_events.PagesPromoted) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None:
+        pages_promoted(step, worker, message)
+
+
+def _state_saved(step: Step, message: worker_events.StateSaved) -> None:
+    worker = _worker(step, message.worker_id, message.incarnation)
+    if worker is not None:
+        state_saved(step, worker, message)
+
+
+def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        remove_storage(step, storage)
+
+
+def _host_pool_created(step: Step, message: storage_events.HostPoolCreated) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        host_pool_created(step, storage, message)
+
+
+def _backup_done(step: Step, message: storage_events.BackupDone) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is None:
+        return
+    transfer = step.state.transfers.get(message.transfer_id)
+    if transfer is None or transfer.storage_id != storage.storage_id:
+        _stale(step)
+        return
+    step.touch(transfer.worker_id)
+    finish_backup(step, transfer, is_ok=message.ok)
+
+
+def _chunks_saved(step: Step, message: storage_events.ChunksSaved) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is None:
+        return
+    save, state_save = step.state.saves.get(message.save_id), step.state.state_saves.get(message.save_id)
+    if save is not None and save.storage_id == storage.storage_id:
+        finish_save(step, storage, save, message)
+    elif state_save is not None and state_save.storage_id == storage.storage_id:
+        finish_state_save(step, storage, state_save, message)
+    else:
+        _stale(step)
+        return
+    save_put_off(step, storage)
+
+
+def _chunks_listed(step: Step, message: storage_events.ChunksListed) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_added(step.state, storage, message.chunks, message.form)
+        save_put_off(step, storage)  # Much of what stands in line may turn out to be there.
+
+
+def _chunks_fetched(step: Step, message: storage_events.ChunksFetched) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_fetched(step, storage, message)
+        request_state_pool(step, storage)  # Its disk may turn out to be slow.
+
+
+def _chunks_dropped(step: Step, message: storage_events.ChunksDropped) -> None:
+    storage = _storage(step, message.storage_id, message.incarnation)
+    if storage is not None:
+        chunks_gone(step.state, storage, message.chunks, message.form)
+
+
+def _scheduler_started(step: Step, message: cell_events.SchedulerStarted) -> None:
+    step.state.epoch = max(step.state.epoch, message.epoch)
+
+
+_LOCAL = (
+    requests.SubmitRequest,
+    requests.ReclaimRequest,
+    requests.CancelRequest,
+    requests.ResumeRequest,
+    worker_events.BatchDone,
+    worker_events.LeaseRequested,
+    worker_events.RequestFinished,
+    worker_events.RequestPreempted,
+    worker_events.PagesPromoted,
+    worker_events.StateSaved,
+    storage_events.BackupDone,
+    storage_events.ChunksSaved,
+    storage_events.ChunksListed,
+    storage_events.ChunksFetched,
+    storage_events.ChunksDropped,
+    cell_events.TimerFired,
+)
+"""Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
+
+_HANDLERS: dict[type, Callable[[Step, Any], None]] = {
+    requests.SubmitRequest: submit,
+    requests.ReclaimRequest: reclaim,
+    requests.CancelRequest: _cancel,
+    requests.ResumeRequest: _resume,
+    worker_events.WorkerJoined: worker_joined,
+    worker_events.WorkerDraining: _worker_draining,
+    worker_events.WorkerLeft: _worker_gone,
+    worker_events.BatchDone: _batch_done,
+    worker_events.LeaseRequested: _lease_requested,
+    worker_events.RequestFinished: _request_finished,
+    worker_events.RequestPreempted: _request_preempted,
+    worker_events.PagesPromoted: _pages_promoted,
+    worker_events.StateSaved: _state_saved,
+    storage_events.StorageJoined: storage_joined,
+    storage_events.StorageLeft: _storage_gone,
+    storage_events.HostPoolCreated: _host_pool_created,
+    storage_events.BackupDone: _backup_done,
+    storage_events.ChunksListed: _chunks_listed,
+    storage_events.ChunksSaved: _chunks_saved,
+    storage_events.ChunksFetched: _chunks_fetched,
+    storage_events.ChunksDropped: _chunks_dropped,
+    cell_events.CellConfigured: lambda step, message: configure(step, message.config),
+    cell_events.SchedulerStarted: _scheduler_started,
+    cell_events.TimerFired: lambda step, message: timer_fired(step, message.timer_id),
+    cell_events.WorkerLost: _worker_gone,
+    cell_events.StorageLost: _storage_gone,
+    cell_events.GatewayLost: lambda step, message: cancel_gateway(step, message.gateway_id),
+    cell_events.FlushCache: flush,
+    cell_events.PinPrefix: pin_prefix,
+    cell_events.UnpinPrefix: unpin_prefix,
+}

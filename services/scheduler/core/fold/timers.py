@@ -1,0 +1,108 @@
+"""Timers that came due."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.pins import expire_pin
+from services.scheduler.core.hidden.state_fetches import expire_state_fetch
+from services.scheduler.core.hidden.state_leases import expire_lease
+from services.scheduler.core.hidden.state_saves import expire_state_save
+from services.scheduler.core.members.draining import expire_drain
+from services.scheduler.core.queue.cancellation import end_early
+from services.scheduler.core.queue.deferral import expire_deferral
+from services.scheduler.core.queue.queueing import fail
+from services.scheduler.core.state import Timer, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.backups import expire_backup
+from services.scheduler.core.tiers.fetch_waits import expire_fetch_wait
+from services.scheduler.core.tiers.fetches import expire_fetch
+from services.scheduler.core.tiers.neighbours import end_late_reads
+from services.scheduler.core.tiers.saves import expire_save
+from shared.errors import Unavailable
+
+
+def timer_fired(step: Step, timer_id: str) -> None:
+    """Do what the timer was set for, unless that is over already."""
+    timer = step.state.timers.pop(timer_id, None)
+    if timer is None:
+        count(step.state, "stale_inputs")
+        return
+    _HANDLERS[timer.kind](step, timer)
+
+
+def _deadline(step: Step, timer: Timer) -> None:
+    request = step.state.requests[timer.subject]
+    request.deadline_timer = ""
+    end_early(step, request, "deadline")
+
+
+def _deferral(step: Step, timer: Timer) -> None:
+    request = step.state.requests[timer.subject]
+    step.touch(request.worker_id)
+    expire_deferral(step, request)
+
+
+def _prefetch(step: Step, timer: Timer) -> None:
+    request = step.state.requests[timer.subject]
+    step.touch(request.worker_id)
+    expire_fetch_wait(step, request)
+
+
+def _fetch(step: Step, timer: Timer) -> None:
+    expire_fetch(step, step.state.fetches[int(timer.subject)])
+
+
+def _state_fetch(step: Step, timer: Timer) -> None:
+    expire_state_fetch(step, step.state.state_fetches[int(timer.subject)])
+
+
+def _resume(step: Step, timer: Timer) -> None:
+    request = step.state.requests[timer.subject]
+    request.resume_timer = ""
+    fail(step, request, Unavailable.code, "the gateway did not say from where to resume")
+
+
+def _backup(step: Step, timer: Timer) -> None:
+    transfer = step.state.transfers[int(timer.subject)]
+    step.touch(transfer.worker_id)
+    expire_backup(step, transfer)
+
+
+def _save(step: Step, timer: Timer) -> None:
+    save = step.state.saves.get(int(timer.subject))
+    if save is not None:
+        expire_save(step, save)
+    else:
+        expire_state_save(step, step.state.state_saves[int(timer.subject)])
+
+
+def _lease(step: Step, timer: Timer) -> None:
+    expire_lease(step, step.state.leases[int(timer.subject)])
+
+
+def _pin(step: Step, timer: Timer) -> None:
+    expire_pin(step, step.state.pins[timer.subject])
+
+
+def _reads(step: Step, timer: Timer) -> None:
+    end_late_reads(step, timer.subject)
+
+
+def _drain(step: Step, timer: Timer) -> None:
+    step.touch(timer.subject)
+    expire_drain(step, step.state.workers[timer.subject])
+
+
+_HANDLERS = {
+    "deadline": _deadline,
+    "deferral": _deferral,
+    "prefetch": _prefetch,
+    "fetch": _fetch,
+    "state_fetch": _state_fetch,
+    "resume": _resume,
+    "backup": _backup,
+    "pin": _pin,
+    "save": _save,
+    "lease": _lease,
+    "reads": _reads,
+    "drain": _drain,
+}

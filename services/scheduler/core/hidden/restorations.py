@@ -1,0 +1,176 @@
+"""Restorations: chunks of an admitted request's prompt that are restored from state in the place of being computed.
+
+A run of state outlives admission: each batch restores what has arrived by then. Holes of a run are computed between its
+stretches, and what follows the run as always. Restored KV is what computing would have made (HCache 3.1), so a restored
+chunk counts as a computed one: it enters the tree, and others share it. One that the worker refuses, because a page is
+not what was saved, costs its request the attempt, and that request's state is not used again.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
+from services.scheduler.core.explain.explanations import note_restored
+from services.scheduler.core.hidden.planner import note_restoration, per_us
+from services.scheduler.core.hidden.restoration_choice import KV_FROM_DISK, pipelined_us
+from services.scheduler.core.hidden.state_on_its_way import FetchedKv, StateRun
+from services.scheduler.core.hidden.state_runs import drop_run, extend_run, free_restored
+from services.scheduler.core.hidden.stretches import hole_at, page_at, state_tokens, stretch_end
+from services.scheduler.core.queue.batch_builder import BatchBuilder
+from services.scheduler.core.rates import layer_costs, token_us
+from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker, count, storage_of
+from services.scheduler.core.step import Step
+from shared.messages.pools import KvGeometry
+from shared.messages.worker_events import BatchDone
+from shared.messages.worker_plans import RestoreChunk
+
+LEAST_SHARE = 1 / 8
+"""Part of a computed token that a restored one counts as in a batch's budget, at the least."""
+
+
+def is_restoring(request: Request) -> bool:
+    """Whether the next tokens of an admitted request come from state. Does not mutate."""
+    run = request.run
+    return run is not None and request.planned < run.goal and hole_at(run, request.planned) is None
+
+
+def end_of_computing(request: Request) -> int:
+    """Up to where the next tokens of a request are computed: its last, or where state goes on. Does not mutate."""
+    hole = hole_at(request.run, request.planned) if request.run is not None else None
+    return request.token_count if hole is None else hole.end
+
+
+def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
+    """A request is admitted with ``cached`` tokens: its run is of use if it goes on there with what has arrived."""
+    run = request.run
+    if run is not None and not run.depth <= cached < run.arrived:
+        count(state, "state_runs_unusable")
+        drop_run(state, request)
+
+
+def plan_restore(state: CellState, worker: Worker, request: Request, builder: BatchBuilder) -> None:
+    """Plan to restore the next tokens of a request, as far as they have arrived and the budget allows.
+
+    Where the next ones have not, nothing is planned: the request is served again when they have. Whole pages are
+    restored, one at least: the loads of a request that was just admitted go with its first chunk.
+    """
+    run = request.run
+    if run is None or request.planned >= run.arrived:
+        return
+    page_size = state.tree.page_size
+    share = restored_share(state, worker)
+    room = max(page_size, int(builder.budget / share) // page_size * page_size)
+    start = request.planned
+    end = min(start + room, stretch_end(run, start, run.arrived))
+    first, last = page_at(run, start, page_size), page_at(run, end, page_size)
+    order = RestoreChunk(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        start=start,
+        end=end,
+        storage_id=run.storage_id,
+        state_pages=run.pages[first * PAGE_NUMBER_BYTES : last * PAGE_NUMBER_BYTES],
+        identities=run.identities[first * IDENTITY_BYTES : last * IDENTITY_BYTES],
+        recomputed=run.recomputed,
+    )
+    chunk = Chunk(request.request_id, request.attempt, start, end, is_restored=True)
+    builder.add_restored(chunk, order, share, loaded_share(state, worker))
+    request.planned = end
+    worker.unplanned -= end - start
+    count(state, "restored_tokens_planned", end - start)
+
+
+def restored_share(state: CellState, worker: Worker) -> float:
+    """Time of a restored token on the device over that of a computed one, from 1/8 to 1. Does not mutate.
+
+    As observed on this worker or, before that, as its profile has the layers of a state page cost.
+    """
+    costs, layout = layer_costs(state, worker), _layout(state, worker)
+    computed_us = costs.layers * costs.token_us if costs is not None else token_us(state, worker)
+    observed = per_us(worker.restoring, 0.0)
+    share = 0.0
+    if observed > 0:
+        share = 1 / observed / computed_us
+    elif costs is not None and layout is not None:
+        share = (layout.absent * costs.token_us + layout.from_hidden * costs.hidden_us) / computed_us
+    return min(1.0, max(LEAST_SHARE, share))
+
+
+def loaded_share(state: CellState, worker: Worker) -> float:
+    """Bytes that restoring a token moves to the device over those that loading its KV does. Does not mutate."""
+    layout, geometry = _layout(state, worker), state.geometry
+    return layout.page_bytes / geometry.page_bytes if layout is not None and geometry is not None else 1.0
+
+
+def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
+    """The geometry of state pages on a worker's node. Does not mutate."""
+    storage = storage_of(state, worker)
+    return storage.state_handle.geometry if storage is not None and storage.state_handle is not None else None
+
+
+def tokens_to_restore(request: Request, cached: int) -> int:
+    """How many tokens a waiting request would restore if it were admitted with so many cached. Does not mutate."""
+    run = request.run
+    return state_tokens(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
+
+
+def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) -> None:
+    """A chunk of a request was restored, or of a hole was computed: its state pages are free for what follows.
+
+    With the last the run is over.
+    """
+    if request.run is None:
+        return
+    if chunk.is_restored and message.restored_tokens > 0:
+        part = (chunk.end - chunk.start) / message.restored_tokens
+        request.run.restored_us += max(0, message.restore_us) * min(1.0, part)
+        note_restored(step.state, request, chunk)
+    free_restored(step.state, request)
+    extend_run(step, request)
+    end_run(step.state, request)
+
+
+def refused(state: CellState, request: Request) -> None:
+    """State pages of a request were not what was saved: it starts again without its state."""
+    count(state, "restores_refused")
+    request.state_refusals += 1
+    drop_run(state, request)
+
+
+def end_run(state: CellState, request: Request) -> None:
+    """Forget a run of which nothing is left and nothing follows; write down how wrong its prediction was.
+
+    What a restoration took is put together like what was predicted: the time of its fetches as the storage says it,
+    which includes their wait for the disk, and of its restorations as the worker says it, the shorter hidden by the
+    longer but for a part (:func:`pipelined_us`). What the request waited for admission is in neither.
+    """
+    run = request.run
+    if run is not None and not run.fetch and run.depth == run.end == run.goal:
+        request.run = None
+        _note(state, run)
+
+
+def _note(state: CellState, run: StateRun) -> None:
+    observed_us = pipelined_us(run.disk_us, run.restored_us, run.chunks)
+    if run.predicted_us > 0 and run.restored_us > 0:
+        note_restoration(state.predictions, run.kind, run.predicted_us, observed_us)
+
+
+def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
+    """KV was fetched for a request as predicted; its next load completes what the prediction was of."""
+    if predicted_us > 0:
+        request.fetched_kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
+
+
+def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
+    """KV that was fetched for requests of this batch was loaded with it, or was not: their restorations are over.
+
+    The observed time is that of the fetch and, one after the other, the batch's time to load as many tokens.
+    """
+    for load in batch.loads:
+        request = state.requests.get(load.request_id)
+        if request is None or request.attempt != load.attempt:
+            continue
+        fetched, request.fetched_kv = request.fetched_kv, None
+        if fetched is not None and message.loaded_tokens > 0 and not message.load_failures:
+            loading_us = message.load_us * min(1.0, fetched.tokens / message.loaded_tokens)
+            note_restoration(state.predictions, KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)

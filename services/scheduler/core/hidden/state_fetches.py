@@ -1,0 +1,193 @@
+"""Fetches of state, disk to state pool: what the storage says of them, and how they end.
+
+What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
+states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
+lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's state is
+not fetched again. Where nobody knew whether there was any, ending early is an answer and no fault: the request asks for
+the other form, or computes.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.hidden.planner import note
+from services.scheduler.core.hidden.restorations import end_run
+from services.scheduler.core.hidden.state_on_its_way import StateFetch, StateRun
+from services.scheduler.core.hidden.state_runs import (
+    cut_run,
+    drop_run,
+    extend_run,
+    free_pages,
+    go_on_asking,
+    wake_followers,
+)
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.queue.deferral import wake
+from services.scheduler.core.state import Request, Storage, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.catalogue import chunks_gone
+from services.scheduler.core.tiers.fetch_waits import end_fetch_wait
+from services.scheduler.core.tiers.prefetch import prefetch
+from services.scheduler.core.tiers.store_questions import brought_nothing, brought_something, lacks_from
+from shared.chunks import chunk_tokens
+from shared.messages.storage_events import ChunksFetched
+from shared.messages.storage_plans import CancelFetch
+
+
+def state_fetched(step: Step, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+    """State has arrived, or no more is going to."""
+    state = step.state
+    chunks_gone(state, storage, message.missing, "state")
+    request = state.requests.get(fetch.request_id)
+    if request is not None and request.run is not None:
+        _arrive(step, request, request.run, fetch, message.chunks)
+    if message.is_over:
+        _finish(step, storage, fetch, message)
+
+
+def expire_state_fetch(step: Step, fetch: StateFetch) -> None:
+    """The deadline passed: its request goes on with what has arrived."""
+    state = step.state
+    count(state, "fetch_deadlines")
+    fetch.is_late = True
+    state.storages[fetch.storage_id].late_fetches += 1
+    request = state.requests.get(fetch.request_id)
+    cut_off_state(step, fetch)
+    if request is not None:
+        _end_early(step, request)
+
+
+def cut_off_state(step: Step, fetch: StateFetch) -> None:
+    """Call a fetch off; the pages that it may still write to stay with it until the storage answers."""
+    state = step.state
+    fetch.is_cancelled = True
+    step.cancel_timer(fetch.timer_id)
+    step.to_storage(state.storages[fetch.storage_id], CancelFetch(fetch_id=fetch.fetch_id))
+    request = state.requests.get(fetch.request_id)
+    if request is not None and request.run is not None:
+        cut_run(state, request.run)
+    wake_followers(state, fetch)
+
+
+def cancel_state_fetches(step: Step, namespace: str) -> None:
+    """State of a namespace, or of all if it is "", is to be forgotten: who waits for it computes instead."""
+    for request in step.state.requests.values():
+        if request.run is None or namespace not in ("", request.submit.namespace):
+            continue
+        if request.state is RequestState.WAITING:
+            _stop_waiting(step, request)
+            drop_run(step.state, request)
+        elif request.run.fetch:
+            cut_off_state(step, step.state.state_fetches[request.run.fetch])
+            end_run(step.state, request)
+
+
+def abandon_state_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
+    """The state pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
+    state = step.state
+    for fetch in [fetch for fetch in state.state_fetches.values() if fetch.storage_id == storage.storage_id]:
+        if not is_lost and not fetch.is_cancelled:
+            step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+        step.cancel_timer(fetch.timer_id)
+        wake_followers(state, fetch)
+        del state.state_fetches[fetch.fetch_id]
+        count(state, "state_fetches_failed")
+    for request in state.requests.values():
+        if request.run is not None and request.run.storage_id == storage.storage_id:
+            _stop_waiting(step, request)
+            request.run = None
+
+
+def _arrive(step: Step, request: Request, run: StateRun, fetch: StateFetch, chunks: int) -> None:
+    """So many chunks of a fetch are in the state pool."""
+    size = chunk_tokens(step.state.tree.page_size)
+    begin = run.end - fetch.chunks * size
+    arrived = begin + min(chunks, fetch.chunks) * size
+    if arrived > run.arrived:
+        count(step.state, "state_fetched_tokens", arrived - run.arrived)
+        run.arrived = arrived
+        _stop_waiting(step, request)
+        wake_followers(step.state, fetch)
+        step.touch(request.worker_id)
+
+
+def _finish(step: Step, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+    """The storage is done with a fetch: nothing writes to its pages any more."""
+    state = step.state
+    step.cancel_timer(fetch.timer_id)
+    free_pages(state, storage.storage_id, fetch.pages)
+    del state.state_fetches[fetch.fetch_id]
+    storage.late_fetches -= fetch.is_late
+    if not message.remote_chunks and message.nbytes > 0:
+        note(storage.disk_rate, fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
+    request = state.requests.get(fetch.request_id)
+    run = request.run if request is not None else None
+    if request is None or run is None:
+        count(state, "state_fetches_cancelled")
+        return
+    run.disk_us += max(0.0, message.seconds) * 1e6
+    run.fetch = 0
+    step.touch(request.worker_id)
+    if run.arrived == run.end:
+        count(state, "state_fetches_done")
+        if fetch.is_question:
+            _was_there(step, storage, request, run)
+        extend_run(step, request)
+        end_run(state, request)
+    elif fetch.is_question:
+        _was_not_there(step, storage, request, run, fetch)
+    else:
+        count(state, "state_fetches_failed")
+        cut_run(state, run)
+        wake_followers(state, fetch)
+        _end_early(step, request)
+
+
+def _was_there(step: Step, storage: Storage, request: Request, run: StateRun) -> None:
+    """The object store had all that it was asked for: the run goes on behind it."""
+    count(step.state, "store_questions_answered")
+    brought_something(storage, "state")
+    go_on_asking(request, run, step.state.tree.page_size)
+    _stop_waiting(step, request)
+
+
+def _was_not_there(step: Step, storage: Storage, request: Request, run: StateRun, fetch: StateFetch) -> None:
+    """The object store had less than it was asked for, or nothing. Who follows need not ask for it again either."""
+    state = step.state
+    has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
+    if has_come or run.chunks > fetch.chunks:
+        count(state, "store_questions_answered")
+        brought_something(storage, "state")
+        lacks_from(request, "state", run.arrived)
+    else:
+        count(state, "store_questions_in_vain")
+        brought_nothing(storage, request, "state", run.arrived)
+    for name in fetch.followers:
+        if name in state.requests:
+            lacks_from(state.requests[name], "state", run.arrived)
+    cut_run(state, run)
+    wake_followers(state, fetch)
+    _go_on_without(step, request)
+
+
+def _end_early(step: Step, request: Request) -> None:
+    """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
+    request.state_refusals += 1
+    _go_on_without(step, request)
+
+
+def _go_on_without(step: Step, request: Request) -> None:
+    """Nothing more of a request's state comes."""
+    state = step.state
+    _stop_waiting(step, request)
+    end_run(state, request)
+    if request.run is None and request.state is RequestState.WAITING:
+        prefetch(step, request)
+
+
+def _stop_waiting(step: Step, request: Request) -> None:
+    """Whoever waited for a part of its run stands in line again."""
+    if request.run is not None and request.waits_fetch:
+        wake(step.state, request)
+    if request.run is not None:
+        end_fetch_wait(step, request)
+        step.touch(request.worker_id)

@@ -1,0 +1,178 @@
+"""In which form prefixes are kept below host memory: KV, or state from which it is restored sooner (HCache 4.1.2).
+
+State has one geometry for as long as a storage lives, for chunks of another would never be found. It is chosen once,
+by what is known then; whether saving more of it is worth the while is asked anew at every admission.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from services.scheduler.core.hidden.planner import LayerCosts, LayerTimes, Partition, layer_times, worth_storing
+from services.scheduler.core.hidden.planner.partition import hidden_only, kv_only, made, tokens_only
+from services.scheduler.core.rates import disk_bytes_per_us, layer_costs
+from services.scheduler.core.state import CellState, Storage, Worker
+from shared.errors import ConfigError
+from shared.messages.pools import KvGeometry
+
+TYPICAL_TOKENS = 4096
+"""Of the prefix that decides whether state is worth keeping."""
+
+COMPARED_TOKENS = (1024, TYPICAL_TOKENS, 16_384)
+"""Of the prefixes by which forms are compared. Computing a layer takes longer than in proportion, so a form with many
+layers from tokens that is best for short prefixes can be far from it for long ones.
+"""
+
+_WORTH_A_CHANGE = 0.9
+"""State must be restored in at most this part of KV's time: KV is shared in host memory and needs no computing."""
+
+_WORTH_A_MIX = 0.8
+"""A form of several methods must take at most this part of the time of a single one: what they cost beside one another,
+a pass through the model for each part and cores that both want, is in no profile. One layer from tokens that promised
+12 % less took 18 % more.
+"""
+
+_LAYERS = re.compile(r"([0-9]{1,4})/([0-9]{1,4})/([0-9]{1,4})")
+
+
+def parse_form(text: str) -> tuple[int, int, int] | None:
+    """Layers absent, from hidden states and as KV; None for "off" and "auto". Raises ConfigError for anything else."""
+    if text in ("off", "auto"):
+        return None
+    found = _LAYERS.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no form of state; write off, auto, or numbers of layers such as 8/24/0")
+    absent, from_hidden, loaded = (int(part) for part in found.groups())
+    return absent, from_hidden, loaded
+
+
+def wanted_state(state: CellState, storage: Storage) -> KvGeometry | None:
+    """The geometry of state to keep at this storage, None where KV is to be kept. Does not mutate."""
+    geometry, text = state.geometry, state.config.state_form
+    if geometry is None or text == "off":
+        return None
+    layers = parse_form(text)
+    if layers is None:
+        return _best_geometry(state, storage, geometry)
+    if sum(layers) != geometry.layers:
+        return None
+    hidden = next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
+    return _geometry(geometry, layers[0], layers[1], hidden)
+
+
+def is_worth_keeping(state: CellState, storage: Storage) -> bool:
+    """Whether what is computed now should be saved as state. An explicit form is not judged. Does not mutate."""
+    text = state.config.state_form
+    return text not in ("off", "auto") or (text == "auto" and wanted_state(state, storage) is not None)
+
+
+def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
+    """Whether this worker makes KV of such state: from hidden states only if it says that its model allows that."""
+    width = worker.restoration.hidden if worker.restoration is not None else 0
+    return not geometry.from_hidden or width == geometry.hidden
+
+
+def restorers_of(state: CellState, storage: Storage) -> list[Worker]:
+    """The workers of the storage's node that said what restoring costs them. Does not mutate."""
+    return [one for one in state.workers.values() if one.node == storage.node and one.restoration is not None]
+
+
+def _best_geometry(state: CellState, storage: Storage, kv: KvGeometry) -> KvGeometry | None:
+    """What restores soonest with the first of the node's workers; its others are taken to be alike."""
+    restorers = restorers_of(state, storage)
+    costs = layer_costs(state, restorers[0]) if restorers else None
+    if costs is None or restorers[0].restoration is None:
+        return None
+    hidden = restorers[0].restoration.hidden
+    best = _best_layers(_rounded(costs), _two_digits(disk_bytes_per_us(storage)), hidden > 0, hidden == _width(kv))
+    return None if best is None else _geometry(kv, best.tokens, best.hidden, hidden)
+
+
+@lru_cache(maxsize=256)
+def _best_layers(costs: LayerCosts, bytes_per_us: float, may_keep_hidden: bool, may_mix: bool) -> Partition | None:
+    """Layers by what is kept of them, None where nothing is worth it, or nothing but KV.
+
+    Of all forms, the fastest for a typical prefix among those that are no slower than the best single method for any
+    of the compared lengths; where there is none, the one that is slower by the least factor. A prefix that is computed
+    sooner than it is restored will be computed, whatever is kept of it.
+    """
+    found = worth_storing(costs, tokens=TYPICAL_TOKENS, bytes_per_us=bytes_per_us, may_keep_hidden=may_keep_hidden)
+    if found.form == "nothing":
+        return None
+    is_smaller = may_keep_hidden and costs.hidden_is_smaller
+    lengths = [layer_times(costs, tokens, bytes_per_us) for tokens in COMPARED_TOKENS]
+    typical = layer_times(costs, TYPICAL_TOKENS, bytes_per_us)
+    singles = [_best_single(costs.layers, times, may_keep_hidden=is_smaller) for times in lengths]
+    computing = [tokens_only(costs.layers, times).time_us for times in lengths]
+
+    def regret(one: Partition) -> tuple[float, float, float]:
+        slower = max(
+            min(_taken(one, times), computing_us) / single
+            for times, computing_us, single in zip(lengths, computing, singles, strict=True)
+        )
+        is_mix = (one.tokens > 0) + (one.hidden > 0) + (one.kv > 0) > 1
+        return max(1.0, slower), one.time_us / (_WORTH_A_MIX if is_mix else 1.0), one.io_us
+
+    forms = _forms(costs.layers, typical, found.partition.kv, may_keep_hidden=is_smaller, may_mix=may_mix)
+    best = min(forms, key=regret)
+    return best if best.time_us <= kv_only(costs.layers, typical).time_us * _WORTH_A_CHANGE else None
+
+
+def _forms(layers: int, times: LayerTimes, loaded: int, *, may_keep_hidden: bool, may_mix: bool) -> Iterator[Partition]:
+    """Forms worth comparing: KV behind any number of layers from tokens, and hidden states behind them, alone or before
+    ``loaded`` layers of KV. Unless they ``may_mix``, a page cannot hold hidden states beside KV.
+    """
+    for tokens in range(layers):
+        yield made(times, tokens=tokens, kv=layers - tokens, ends_early=True)
+        for kv in dict.fromkeys((0, loaded if may_mix else 0)) if may_keep_hidden else ():
+            if tokens + kv < layers:
+                yield made(times, tokens=tokens, hidden=layers - tokens - kv, kv=kv, ends_early=True)
+
+
+def _best_single(layers: int, times: LayerTimes, *, may_keep_hidden: bool) -> float:
+    """Microseconds of the fastest method alone."""
+    methods = [kv_only(layers, times), tokens_only(layers, times)]
+    methods += [hidden_only(layers, times)] if may_keep_hidden else []
+    return min(method.time_us for method in methods)
+
+
+def _taken(one: Partition, times: LayerTimes) -> float:
+    """Microseconds of the partition where layers take these times."""
+    return made(times, tokens=one.tokens, hidden=one.hidden, kv=one.kv, ends_early=True).time_us
+
+
+def _rounded(costs: LayerCosts) -> LayerCosts:
+    """Costs as far as they matter here. The search takes a while, and measured costs never stand quite still."""
+    return replace(
+        costs,
+        hidden_us=_two_digits(costs.hidden_us),
+        token_us=_two_digits(costs.token_us),
+        pair_us=_two_digits(costs.pair_us),
+    )
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _width(kv: KvGeometry) -> int:
+    """Values of K of a token in one layer."""
+    return kv.kv_heads * kv.head_dim
+
+
+def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
+    """Pages of state of this many layers; None where that is plain KV, nothing at all, or cannot be."""
+    found = KvGeometry(
+        layers=kv.layers,
+        kv_heads=kv.kv_heads,
+        head_dim=kv.head_dim,
+        page_size=kv.page_size,
+        dtype=kv.dtype,
+        hidden=hidden if from_hidden else 0,
+        absent=absent,
+        from_hidden=from_hidden,
+    )
+    return found if found.is_state and not found.fault() else None

@@ -1,0 +1,232 @@
+"""State leases: pages of a node's state pool in which a worker saves what a request's KV can be restored from.
+
+A request that computes something new gets one when it is admitted, for whole chunks behind what is known already, and
+more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
+sealed until then is written down (:mod:`state_saves`). A lease that could not be given whole is not extended: what
+was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
+of a worker that is lost: whoever reads such pages later verifies them.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.heat import hotness
+from services.scheduler.core.cache.page_pool import allocate
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, match_prefix
+from services.scheduler.core.hidden.lease_span import (
+    chunks_to_come,
+    end_of_new_chunks,
+    first_new_chunk,
+    names_of_chunks,
+    room_for_lease,
+)
+from services.scheduler.core.hidden.state_form import can_restore, is_worth_keeping
+from services.scheduler.core.hidden.state_on_its_way import Lease
+from services.scheduler.core.hidden.state_saves import give_back_state, save_state
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.saves import may_save
+from shared.chunks import chunk_names, chunk_pages, chunk_tokens
+from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
+from shared.messages.worker_events import StateSaved
+from shared.messages.worker_plans import StateLease
+
+
+def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | None:
+    """A lease for a request that was just admitted, if its state is worth saving and there is room for a chunk."""
+    state = step.state
+    storage = _storage_to_save_to(state, request, worker)
+    if storage is None or storage.state_pool is None:
+        return None
+    names = names_of_chunks(state, request)
+    first = first_new_chunk(state, storage, request, names)
+    end = end_of_new_chunks(state, storage, request, names, first)
+    if end <= first:
+        return None
+    each = chunk_pages(state.tree.page_size)
+    chunks = min(end - first, room_for_lease(storage, each, held=0))
+    pages = allocate(storage.state_pool, chunks * each) if chunks > 0 else None
+    if pages is None:
+        count(state, "state_leases_without_room")
+        return None
+    lease = Lease(
+        lease_id=state.next_lease,
+        storage_id=storage.storage_id,
+        worker_id=worker.worker_id,
+        namespace=request.submit.namespace,
+        key_id=request.submit.key_id,
+        depth=first * chunk_tokens(state.tree.page_size),
+        parent=names[first - 1] if first else chain_root(request.submit.namespace),
+        pages=pages,
+        request_id=request.request_id,
+    )
+    state.next_lease += 1
+    state.leases[lease.lease_id] = lease
+    request.lease = lease.lease_id
+    _claim(storage, lease, [names[index] for index in range(first, min(first + chunks, names.count))])
+    count(state, "state_leases")
+    return StateLease(
+        lease_id=lease.lease_id,
+        storage_id=storage.storage_id,
+        depth=lease.depth,
+        pages=pages,
+        parent=lease.parent,
+    )
+
+
+def more_state_pages(step: Step, request: Request, granted: int) -> bytes:
+    """Pages for the chunks that a request can complete since it got ``granted`` device pages more."""
+    state = step.state
+    lease = state.leases.get(request.lease)
+    if lease is None:
+        return b""
+    storage, each = state.storages[lease.storage_id], chunk_pages(state.tree.page_size)
+    held = len(lease.pages) // PAGE_NUMBER_BYTES // each
+    end = lease.depth // chunk_tokens(state.tree.page_size) + held
+    if storage.state_pool is None or end < chunks_to_come(state, request, granted):
+        return b""
+    missing = chunks_to_come(state, request) - end
+    chunks = min(missing, room_for_lease(storage, each, held))
+    pages = allocate(storage.state_pool, chunks * each) if chunks > 0 else None
+    if pages is None:
+        count(state, "state_leases_without_room", int(missing > 0))
+        return b""
+    lease.pages += pages
+    return pages
+
+
+def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, is_good: bool) -> None:
+    """A request leaves its worker; KV of the first ``computed`` of ``tokens`` was computed.
+
+    What it has completed since it was admitted is being saved, too, as far as its lease reaches: nobody saves its KV.
+    Unless ``is_good``, nothing of it is to be saved.
+    """
+    state = step.state
+    lease = state.leases.get(request.lease)
+    request.lease = 0
+    if lease is None:
+        return
+    storage = state.storages[lease.storage_id]
+    lease.request_id = ""
+    lease.is_spoiled = not is_good
+    timer_id = f"lease.{lease.lease_id}"
+    lease.timer_id = step.set_timer(timer_id, "lease", str(lease.lease_id), state.config.save_deadline_ms)
+    if lease.is_spoiled:
+        _disclaim(storage, lease)
+        return
+    _claim(storage, lease, _completed(state, lease, tokens, computed))
+    lease.value = _value(state, lease, tokens)
+
+
+def state_saved(step: Step, worker: Worker, message: StateSaved) -> None:
+    """The worker is done with a lease: what it has sealed is written down, the other pages are free."""
+    state = step.state
+    lease = state.leases.get(message.lease_id)
+    if lease is None or lease.worker_id != worker.worker_id:
+        count(state, "stale_inputs")
+        return
+    storage, request = state.storages[lease.storage_id], state.requests.get(lease.request_id)
+    if request is not None:
+        lease.is_spoiled = request.is_poisoned
+        lease.value = _value(state, lease, request.tokens)
+    _close(step, lease)
+    is_sound = _is_sound(state, lease, message)
+    if not is_sound:
+        count(state, "malformed_inputs")
+    count(state, "state_leases_answered")
+    save_state(step, storage, lease, message.tokens if is_sound and not lease.is_spoiled else b"")
+
+
+def expire_lease(step: Step, lease: Lease) -> None:
+    """The worker did not answer in time after the sequence had left it."""
+    count(step.state, "state_leases_expired")
+    _take_back(step, lease)
+
+
+def drop_leases_of_worker(step: Step, worker: Worker) -> None:
+    """The worker is gone: nobody will say what its leased pages hold."""
+    for lease in [lease for lease in step.state.leases.values() if lease.worker_id == worker.worker_id]:
+        _take_back(step, lease)
+
+
+def drop_leases_of_storage(step: Step, storage: Storage) -> None:
+    """The state pool is gone: the workers' answers will be about nothing."""
+    for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
+        _close(step, lease)
+
+
+def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> Storage | None:
+    """The storage that a request's state is to be saved to, None where it is not.
+
+    Only what a disk holds is known afterwards, so without one state could not be found again.
+    """
+    config = state.config
+    is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
+    storage = storage_of(state, worker) if is_wanted and request.sparse is None else None
+    if storage is None or storage.state_handle is None or not storage.disk_bytes or not may_save(storage):
+        return None
+    if not can_restore(worker, storage.state_handle.geometry) or not is_worth_keeping(state, storage):
+        return None
+    return storage
+
+
+def _completed(state: CellState, lease: Lease, tokens: bytes, computed: int) -> list[bytes]:
+    """Names of the chunks of a lease that were completed and are not among its own yet."""
+    size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
+    known = len(lease.names) // DIGEST_BYTES
+    start = lease.depth + known * size
+    end = min(lease.depth + len(lease.pages) // PAGE_NUMBER_BYTES * state.tree.page_size, computed // size * size)
+    above = lease.names[-DIGEST_BYTES:] or lease.parent
+    span = tokens[start * TOKEN_BYTES : max(start, end) * TOKEN_BYTES]
+    return chunk_names(chain_pages(above, span, state.tree.page_token_bytes), each)
+
+
+def _claim(storage: Storage, lease: Lease, names: list[bytes]) -> None:
+    """These chunks, which follow those that are the lease's already, are its own up to the first that is another's."""
+    for name in names:
+        if name in storage.state_saving:
+            return
+        storage.state_saving[name] = lease.lease_id
+        lease.names += name
+
+
+def _disclaim(storage: Storage, lease: Lease) -> None:
+    """Others may save the lease's chunks."""
+    for name in split_digests(lease.names):
+        if storage.state_saving.get(name) == lease.lease_id:
+            del storage.state_saving[name]
+    lease.names = b""
+
+
+def _value(state: CellState, lease: Lease, tokens: bytes) -> float:
+    """How hot the deepest node of a sequence is; 0 where nothing of it is in the tree."""
+    path = match_prefix(state.tree, lease.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
+    return hotness(state, path[-1][0]) if path else 0.0
+
+
+def _is_sound(state: CellState, lease: Lease, message: StateSaved) -> bool:
+    """Whether an answer speaks of whole chunks of the leased pages, and of the tokens that they were leased for."""
+    size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
+    has_room = 0 <= message.chunks <= len(lease.pages) // PAGE_NUMBER_BYTES // each
+    if not has_room or len(message.tokens) != message.chunks * size * TOKEN_BYTES:
+        return False
+    names = chunk_names(chain_pages(lease.parent, message.tokens, state.tree.page_token_bytes), each)
+    known = split_digests(lease.names)
+    return all(name == expected for name, expected in zip(names, known, strict=False))
+
+
+def _take_back(step: Step, lease: Lease) -> None:
+    _close(step, lease)
+    give_back_state(step.state, step.state.storages[lease.storage_id], lease.pages)
+
+
+def _close(step: Step, lease: Lease) -> None:
+    """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
+    state = step.state
+    del state.leases[lease.lease_id]
+    step.cancel_timer(lease.timer_id)
+    request = state.requests.get(lease.request_id)
+    if request is not None:
+        request.lease = 0
+    for name in split_digests(lease.names):
+        if state.storages[lease.storage_id].state_saving.get(name) == lease.lease_id:
+            del state.storages[lease.storage_id].state_saving[name]

@@ -1,0 +1,313 @@
+"""Runs: state of one waiting request's next tokens, ordered into pages of the storage's state pool (HCache 4.2).
+
+Nothing of it enters the tree or is shared: the pages are there only until the worker has restored KV from them. A
+run's pages are its request's, but for those that a fetch may still write to once the request has no use for them: they
+stay with the fetch until the storage says that it is over, and then they are free. So each is given back once.
+
+A run may have holes (:mod:`stretches`). There is one fetch of it at a time, of one stretch at the most; the next begins
+when that is over, so that the disk works while what has arrived is restored and holes are computed.
+
+A run may be a question (:mod:`store_questions`): nobody knows whether the object store has any of it. Once what was
+asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduler.core.cache.page_pool import allocate, release
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.hidden.restoration_choice import Choice, queued_bytes
+from services.scheduler.core.hidden.state_on_its_way import Further, StateFetch, StateRun
+from services.scheduler.core.hidden.stretches import (
+    Stretch,
+    end_at,
+    holes_between,
+    identity_before,
+    next_state,
+    page_at,
+    stretch_end,
+)
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.queue.deferral import wake
+from services.scheduler.core.quotas.limits import disk_quota
+from services.scheduler.core.state import CellState, Request, Storage, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.chunk_run import ChunkNames
+from shared.chunks import chunk_pages, chunk_tokens
+from shared.ids import chain_pages
+from shared.messages.storage_plans import FetchChunks
+
+STATE_FETCH_CHUNKS = 256
+"""Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
+
+
+def room_for_state(storage: Storage, request: Request, pages_each: int) -> int:
+    """Chunks that a request may fetch now: what is free, and no more than half of the pool for one request."""
+    pool = storage.state_pool
+    if pool is None:
+        return 0
+    held = len(request.run.pages) // PAGE_NUMBER_BYTES if request.run is not None else 0
+    return max(0, min(pool.free, pool.total // 2 - held)) // pages_each
+
+
+def begin_run(
+    step: Step,
+    request: Request,
+    storage: Storage,
+    names: ChunkNames,
+    first: int,
+    end: int,
+    choice: Choice,
+    *,
+    later: Sequence[Stretch] = (),
+    further: Further = "disk",
+) -> bool:
+    """Order chunks [first, end) of a request's state, as many as there is room for; False where there is none.
+
+    The others follow as the pages of the first come back, and then stretches ``later``, with holes between them. Where
+    ``end`` is ``first``, the first hole begins there. A question is of no more than is ordered at once.
+    """
+    state = step.state
+    each, page_size = names.pages_each, state.tree.page_size
+    stretches = [(first, end), *later] if end > first else later
+    begin, end = stretches[0]
+    room = room_for_state(storage, request, each)
+    chunks = min(end - begin, STATE_FETCH_CHUNKS, room)
+    pages = allocate(storage.state_pool, chunks * each) if storage.state_pool is not None and chunks > 0 else None
+    if pages is None:
+        count(state, "state_runs_without_room")
+        return False
+    depth = first * each * page_size
+    request.run = StateRun(
+        storage_id=storage.storage_id,
+        fetch=0,
+        depth=depth,
+        end=depth,
+        arrived=depth,
+        pages=b"",
+        identities=b"",
+        recomputed=choice.recomputed,
+        kind=choice.kind,
+        predicted_us=choice.restoring_us,
+        began_ns=step.time_ns,
+        goal=(begin + chunks if further == "asked" else stretches[-1][1]) * each * page_size,
+        further=further,
+        holes=holes_between(names, first, stretches, page_size, request.submit.namespace),
+    )
+    identities = names.identities(begin * each, (begin + chunks) * each)
+    _order(step, request, request.run, storage, pages, identities)
+    count(state, "state_runs")
+    count(state, "state_holes_planned", len(request.run.holes))
+    return True
+
+
+def extend_run(step: Step, request: Request) -> None:
+    """Fetch what a run goes on with once its last fetch is over, as far as the disk has it and there is room.
+
+    Where none of it can be had, and nothing of the run is left that would make room, the rest is computed.
+    """
+    run = request.run
+    start = next_state(run, run.end) if run is not None else 0
+    if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
+        return
+    if _order_more(step, request, run):
+        count(step.state, "state_runs_extended")
+    elif request.state is RequestState.PREFILLING and request.computed == start and run.end < run.goal:
+        end_at(run, run.end)
+        run.predicted_us = 0.0
+
+
+def _order_more(step: Step, request: Request, run: StateRun) -> bool:
+    """What is being saved of this request begins behind the run, so the run ends there at the latest."""
+    state = step.state
+    storage = state.storages.get(run.storage_id)
+    is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
+    if storage is None or storage.late_fetches or request.state_refusals or not is_going_on:
+        return False
+    tree = state.tree
+    each, size = chunk_pages(tree.page_size), chunk_tokens(tree.page_size)
+    limit = run.goal if run.further == "goal" else request.token_count - 1
+    lease = state.leases.get(request.lease)
+    if lease is not None:
+        limit = min(limit, lease.depth)
+    start = next_state(run, run.end)
+    limit = stretch_end(run, start, limit)
+    chunks = min((limit - start) // size, STATE_FETCH_CHUNKS, room_for_state(storage, request, each))
+    if chunks < 1:
+        return False
+    identities = _known_part(state, storage, request, run, chunks)
+    pages = allocate(storage.state_pool, len(identities) // IDENTITY_BYTES) if storage.state_pool is not None else None
+    if not pages:
+        return False
+    _order(step, request, run, storage, pages, identities)
+    if run.end > run.goal:
+        run.goal, run.predicted_us = run.end, 0.0  # It is longer than what was predicted.
+    return True
+
+
+def _known_part(state: CellState, storage: Storage, request: Request, run: StateRun, chunks: int) -> bytes:
+    """Identities of the pages that a run goes on with, up to the first of so many chunks that cannot be had."""
+    tree, tokens, found = state.tree, request.tokens, b""
+    size, begin = chunk_tokens(tree.page_size), next_state(run, run.end)
+    for start in range(begin, begin + chunks * size, size):
+        above = found[-IDENTITY_BYTES:] or identity_before(run)
+        chunk = chain_pages(above, tokens[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES], tree.page_token_bytes)
+        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.state_chunks:
+            break
+        found += chunk
+    return found
+
+
+def _order(step: Step, request: Request, run: StateRun, storage: Storage, pages: bytes, identities: bytes) -> None:
+    """Append pages to a run and have them filled. A hole before them needs nothing to arrive."""
+    state = step.state
+    fetch_id = state.next_fetch
+    state.next_fetch += 1
+    page_size, deadline_ms = state.tree.page_size, state.config.fetch_deadline_ms
+    fetched = len(pages) // PAGE_NUMBER_BYTES
+    queued = queued_bytes(state, storage)
+    count(state, "state_holes_passed", int(next_state(run, run.end) > run.end))
+    run.end = next_state(run, run.end)
+    run.arrived = run.end
+    order = FetchChunks(
+        fetch_id=fetch_id,
+        namespace=request.submit.namespace,
+        depth=run.end,
+        identities=identities,
+        host_pages=pages,
+        deadline_ms=deadline_ms,
+        key_id=request.submit.key_id,
+        form="state",
+        trace=request.submit.trace,
+        quota=disk_quota(state, request.submit.namespace),
+    )
+    run.fetch = fetch_id
+    run.end += fetched * page_size
+    run.pages += pages
+    run.identities += identities
+    run.chunks += fetched // chunk_pages(page_size)
+    state.state_fetches[fetch_id] = StateFetch(
+        fetch_id=fetch_id,
+        storage_id=storage.storage_id,
+        request_id=request.request_id,
+        timer_id=step.set_timer(f"fetch.{fetch_id}", "state_fetch", str(fetch_id), deadline_ms),
+        chunks=fetched // chunk_pages(page_size),
+        queued_bytes=queued,
+        is_question=run.further in ("asked", "store"),
+    )
+    count(state, "state_fetches_started")
+    step.to_storage(storage, order)
+
+
+def go_on_asking(request: Request, run: StateRun, page_size: int) -> None:
+    """The object store had all that it was asked for: it is taken to have as much more as one fetch may bring."""
+    size = chunk_tokens(page_size)
+    last = (request.token_count - 1) // size * size
+    run.further = "store"
+    run.goal = max(run.goal, min(last, run.end + STATE_FETCH_CHUNKS * size))
+
+
+def is_unanswered(run: StateRun) -> bool:
+    """Whether it is not known yet how far a run goes, because the object store was asked for it. Does not mutate."""
+    return run.further == "asked" and bool(run.fetch)
+
+
+def drop_run(state: CellState, request: Request) -> None:
+    """A request comes back by other means, or not at all. A fetch that runs is called off when the step ends."""
+    run, request.run = request.run, None
+    if run is None:
+        return
+    fetch = state.state_fetches.get(run.fetch)
+    if fetch is not None:
+        _leave_to(state, run, fetch)
+        state.unwanted[fetch.fetch_id] = None
+        wake_followers(state, fetch)
+    free_pages(state, run.storage_id, run.pages)
+
+
+def cut_run(state: CellState, run: StateRun) -> None:
+    """A run ends where it has arrived; nothing more of it is fetched, whether or not that fetch is over."""
+    fetch = state.state_fetches.get(run.fetch)
+    if fetch is not None:
+        _leave_to(state, run, fetch)
+    kept = page_at(run, run.arrived, state.tree.page_size)
+    free_pages(state, run.storage_id, run.pages[kept * PAGE_NUMBER_BYTES :])
+    run.pages, run.identities = run.pages[: kept * PAGE_NUMBER_BYTES], run.identities[: kept * IDENTITY_BYTES]
+    end_at(run, run.arrived)
+    run.arrived = run.end
+    run.fetch, run.predicted_us = 0, 0.0
+    run.further = "goal" if run.further in ("asked", "store") else run.further
+
+
+def _leave_to(state: CellState, run: StateRun, fetch: StateFetch) -> None:
+    """The pages that have not arrived stay with the fetch, which may still write to them."""
+    kept = page_at(run, run.arrived, state.tree.page_size) * PAGE_NUMBER_BYTES
+    fetch.pages, run.pages = run.pages[kept:], run.pages[:kept]
+    fetch.request_id = ""
+    run.fetch = 0
+
+
+def free_restored(state: CellState, request: Request) -> None:
+    """Give back the pages of a run from which everything was restored."""
+    run = request.run
+    if run is None:
+        return
+    reached = max(run.depth, min(request.computed, run.end))
+    done = page_at(run, reached, state.tree.page_size)
+    free_pages(state, run.storage_id, run.pages[: done * PAGE_NUMBER_BYTES])
+    if done:
+        run.above = run.identities[(done - 1) * IDENTITY_BYTES : done * IDENTITY_BYTES]
+    run.pages, run.identities = run.pages[done * PAGE_NUMBER_BYTES :], run.identities[done * IDENTITY_BYTES :]
+    run.depth = reached
+    run.holes = [hole for hole in run.holes if hole.end > reached]
+
+
+def wake_followers(state: CellState, fetch: StateFetch) -> None:
+    """Let everybody go on who waited for a part of this fetch."""
+    for name in fetch.followers:
+        request = state.requests.get(name)
+        if request is not None and request.waits_fetch == fetch.fetch_id:
+            wake(state, request)
+
+
+def run_with(state: CellState, request: Request, name: bytes, end: int) -> StateFetch | None:
+    """A fetch of state for another request that waits at the same worker, which brings the chunk ``name``.
+
+    ``end`` is where that chunk ends, in tokens. Does not mutate.
+    """
+    for fetch in state.state_fetches.values():
+        other = state.requests.get(fetch.request_id)
+        if other is None or other is request or other.run is None or other.state is not RequestState.WAITING:
+            continue
+        place = page_at(other.run, end, state.tree.page_size) * IDENTITY_BYTES
+        is_same = place > 0 and other.run.identities[place - IDENTITY_BYTES : place] == name
+        if is_same and other.worker_id == request.worker_id:
+            return fetch
+    return None
+
+
+def state_end(storage: Storage, names: ChunkNames, first: int) -> int:
+    """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
+    end, most = first, min(names.count, first + STATE_FETCH_CHUNKS)
+    while end < most and names[end] in storage.state_chunks:
+        end += 1
+    return end
+
+
+def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
+    """Give pages of a state pool back, if the pool is still there."""
+    storage = state.storages.get(storage_id)
+    if storage is not None and storage.state_pool is not None:
+        release(storage.state_pool, pages)
+
+
+def pages_of_runs(state: CellState, storage: Storage) -> bytes:
+    """State pages that runs and fetches of this storage hold (packed). Does not mutate."""
+    held = [
+        request.run.pages
+        for request in state.requests.values()
+        if request.run is not None and request.run.storage_id == storage.storage_id
+    ]
+    held += [fetch.pages for fetch in state.state_fetches.values() if fetch.storage_id == storage.storage_id]
+    return b"".join(held)

@@ -1,0 +1,135 @@
+"""Saves of state: what a worker has sealed goes from the state pool to the disk, and its pages are free after that.
+
+They share numbers, deadlines and the storage's patience with the saves of KV (:mod:`saves`). A chunk whose save fails
+is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or ends.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.page_pool import release
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.hidden.state_on_its_way import Lease, StateSave
+from services.scheduler.core.quotas.limits import disk_quota
+from services.scheduler.core.state import CellState, Storage, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_state_kept
+from services.scheduler.core.tiers.save_runs import NOWHERE, stretches
+from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
+from shared.chunks import chunk_names, chunk_pages, chunk_tokens
+from shared.ids import DIGEST_BYTES, chain_pages, split_digests
+from shared.messages.storage_events import ChunksSaved
+from shared.messages.storage_plans import SaveChunks
+
+
+def save_state(step: Step, storage: Storage, lease: Lease, tokens: bytes) -> None:
+    """Have the chunks saved that a lease which is over has brought, unless their state is known or on its way.
+
+    ``tokens`` (packed int32) are those of its first chunks. The pages of all others are free at once.
+    """
+    state = step.state
+    each = chunk_pages(state.tree.page_size)
+    identities = chain_pages(lease.parent, tokens, state.tree.page_token_bytes)
+    names = chunk_names(identities, each)
+    new = [index for index, name in enumerate(names) if not is_state_kept(storage, name)]
+    room = _room(state, storage)
+    count(state, "state_saves_refused_chunks", max(0, len(new) - room))
+    runs = stretches(new[:room], ORDER_CHUNKS) if room and new else []
+    for start, end in runs:
+        _order(step, storage, lease, tokens, identities, start, end)
+    chunk_bytes = each * PAGE_NUMBER_BYTES
+    taken = bytearray(len(lease.pages) // chunk_bytes)
+    for start, end in runs:
+        taken[start:end] = b"\x01" * (end - start)
+    left = [lease.pages[at * chunk_bytes : (at + 1) * chunk_bytes] for at, is_taken in enumerate(taken) if not is_taken]
+    give_back_state(state, storage, b"".join(left))
+
+
+def _room(state: CellState, storage: Storage) -> int:
+    """Chunks of state that may be ordered to be saved now."""
+    if not may_save(storage) or state.config.disk_writes == "off":
+        return 0
+    saves = [save for save in state.state_saves.values() if save.storage_id == storage.storage_id]
+    return max(0, SAVING_CHUNKS - sum(len(save.names) // DIGEST_BYTES for save in saves))
+
+
+def _order(step: Step, storage: Storage, lease: Lease, tokens: bytes, identities: bytes, start: int, end: int) -> None:
+    """Save chunks [start, end) of a lease."""
+    state = step.state
+    size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
+    low, high = start * each, end * each
+    save_id = state.next_save
+    state.next_save += 1
+    own = identities[low * DIGEST_BYTES : high * DIGEST_BYTES]
+    save = StateSave(
+        save_id=save_id,
+        storage_id=storage.storage_id,
+        lease_id=lease.lease_id,
+        names=b"".join(chunk_names(own, each)),
+        pages=lease.pages[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
+        timer_id=step.set_timer(f"save.{save_id}", "save", str(save_id), state.config.save_deadline_ms),
+    )
+    state.state_saves[save_id] = save
+    storage.state_saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
+    count(state, "state_saves_started")
+    order = SaveChunks(
+        save_id=save_id,
+        namespace=lease.namespace,
+        depth=lease.depth + start * size,
+        tokens=tokens[start * size * TOKEN_BYTES : end * size * TOKEN_BYTES],
+        parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else lease.parent,
+        identities=own,
+        host_pages=save.pages,
+        device_pages=NOWHERE * (high - low),
+        key_id=lease.key_id,
+        value=lease.value,
+        form="state",
+        quota=disk_quota(state, lease.namespace),
+    )
+    step.to_storage(storage, order)
+
+
+def finish_state_save(step: Step, storage: Storage, save: StateSave, message: ChunksSaved) -> None:
+    """The storage answered: it reads these pages no more, and its disk holds what it says."""
+    state = step.state
+    step.cancel_timer(save.timer_id)
+    storage.late_saves -= save.is_late
+    if not save.is_late:
+        count(state, "state_saves_failed" if message.error else "state_saves_done")
+    _close(state, storage, save)
+    give_back_state(state, storage, save.pages)
+    count(state, "saved_state_chunks", len(message.chunks) // DIGEST_BYTES)
+    chunks_added(state, storage, message.chunks, "state")
+    # On a small disk a save may displace its own first chunks: what is named as both is not there.
+    chunks_gone(state, storage, message.dropped, "state")
+
+
+def expire_state_save(step: Step, save: StateSave) -> None:
+    """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
+    state = step.state
+    count(state, "state_saves_failed")
+    save.is_late = True
+    state.storages[save.storage_id].late_saves += 1
+
+
+def abandon_state_saves(step: Step, storage: Storage) -> None:
+    """The state pool is gone with its pages."""
+    state = step.state
+    for save in [save for save in state.state_saves.values() if save.storage_id == storage.storage_id]:
+        step.cancel_timer(save.timer_id)
+        count(state, "state_saves_failed", 0 if save.is_late else 1)
+        storage.late_saves = max(0, storage.late_saves - save.is_late)
+        _close(state, storage, save)
+
+
+def give_back_state(state: CellState, storage: Storage, pages: bytes) -> None:
+    """Pages of the state pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
+    if storage.state_pool is not None and pages:
+        release(storage.state_pool, pages)
+        if storage.due:
+            state.roomy[storage.storage_id] = None
+
+
+def _close(state: CellState, storage: Storage, save: StateSave) -> None:
+    del state.state_saves[save.save_id]
+    for name in split_digests(save.names):
+        storage.state_saving.pop(name, None)

@@ -1,0 +1,95 @@
+"""Stretches: the parts of a sequence of which a disk has state, and the holes between them that are computed.
+
+A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes all of it
+through the model at once and its state is not saved: each turn leaves a hole. A run of state goes on behind it once the
+hole's tokens are computed, by chunks as any others are. What follows works on positions in tokens from the root; pages
+of a run are packed without its holes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
+from services.scheduler.core.hidden.state_on_its_way import Hole, StateRun
+from services.scheduler.core.state import Storage
+from services.scheduler.core.tiers.chunk_run import ChunkNames
+from shared.ids import chain_root
+
+Stretch = tuple[int, int]
+"""[start, end)."""
+
+MOST_STRETCHES = 64
+"""Of one run behind its first. Bounds what is weighed and what a run keeps."""
+
+LONGEST_HOLE = 16
+"""Chunks of a hole at the most. Bounds the names that are worked out of a prompt that nobody has seen."""
+
+
+def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
+    """Chunks from ``end`` up to ``most`` of which the disk has state, in stretches. Does not mutate; O(chunks)."""
+    found: list[Stretch] = []
+    known, most = storage.state_chunks, min(most, names.count)
+    while len(found) < MOST_STRETCHES:
+        begin = next((at for at in range(end, min(most, end + LONGEST_HOLE + 1)) if names[at] in known), most)
+        if begin >= most:
+            break
+        end = begin + 1
+        while end < most and names[end] in known:
+            end += 1
+        found.append((begin, end))
+    return tuple(found)
+
+
+def holes_between(
+    names: ChunkNames, first: int, stretches: Sequence[Stretch], page_size: int, namespace: str
+) -> list[Hole]:
+    """What lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
+    holes, each = [], names.pages_each
+    for start, end in stretches:
+        if start > first:
+            page = start * each
+            above = names.identities(page - 1, page) if page else chain_root(namespace)
+            holes.append(Hole(start=first * each * page_size, end=page * page_size, above=above))
+        first = end
+    return holes
+
+
+def hole_at(run: StateRun, position: int) -> Hole | None:
+    """The hole that a position lies in, if any. Does not mutate."""
+    return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
+
+
+def next_state(run: StateRun, position: int) -> int:
+    """Where state goes on at or behind a position: behind the hole that this lies in. Does not mutate."""
+    hole = hole_at(run, position)
+    return position if hole is None else hole.end
+
+
+def stretch_end(run: StateRun, position: int, end: int) -> int:
+    """Where the stretch of a position ends, ``end`` at the latest. Does not mutate."""
+    return min([end, *(hole.start for hole in run.holes if hole.start > position)])
+
+
+def state_tokens(run: StateRun, start: int, end: int) -> int:
+    """Tokens of [start, end) that are in no hole. Does not mutate."""
+    inside = sum(max(0, min(hole.end, end) - max(hole.start, start)) for hole in run.holes)
+    return max(0, end - start - inside)
+
+
+def page_at(run: StateRun, position: int, page_size: int) -> int:
+    """Which of a run's pages holds a position, or the first behind the hole that this lies in. Does not mutate."""
+    return state_tokens(run, run.depth, position) // page_size
+
+
+def identity_before(run: StateRun) -> bytes:
+    """Identity of the page before what a run orders next. Does not mutate."""
+    hole = hole_at(run, run.end)
+    return hole.above if hole is not None else (run.identities or run.above)[-IDENTITY_BYTES:]
+
+
+def end_at(run: StateRun, position: int) -> None:
+    """A run goes no further than a position, nor into a hole that lies before it."""
+    before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
+    run.end = run.goal = max(before, run.depth)
+    run.holes = [hole for hole in run.holes if hole.start < run.end]

@@ -1,0 +1,103 @@
+"""Draining: a worker that was asked to end gets nothing new, finishes what it runs, and hands over what is hot.
+
+Its waiting requests are placed anew at once. What runs goes on for most of the grace; what is not done by then is
+preempted, keeps its tokens, and starts again elsewhere. Meanwhile :mod:`handover` copies what nobody else has.
+When nothing is left, or when the grace is over, the worker is told that it may go. From then on no neighbour reads its
+device, and what it still runs goes on as after a loss.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.members.drain import Drain, DrainEvent, DrainState
+from services.scheduler.core.members.handover import hand_over, is_handing_over, rank_by_worth
+from services.scheduler.core.queue.leases import preempt
+from services.scheduler.core.queue.queueing import enqueue, take_waiting
+from services.scheduler.core.state import CellState, Worker, count
+from services.scheduler.core.step import Step
+from shared.messages.worker_events import WorkerDraining
+from shared.messages.worker_plans import LeaveCell
+
+_RUNNING_SHARE = 4 / 5
+"""Of the grace, for what runs. The rest is for what that leaves behind to be handed over."""
+
+_MOST_GRACE_MS = 24 * 3_600_000
+
+
+def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
+    """The worker was asked to end. A repeated message changes nothing."""
+    state = step.state
+    if worker.drain is not None:
+        count(state, "stale_inputs")
+        return
+    grace_ms = min(max(0, message.grace_ms), _MOST_GRACE_MS)
+    timer_id = f"drain.{worker.worker_id}.{worker.incarnation}"
+    step.set_timer(timer_id, "drain", worker.worker_id, int(grace_ms * _RUNNING_SHARE))
+    worker.drain = Drain(ends_ns=step.time_ns + grace_ms * 1_000_000, timer_id=timer_id)
+    count(state, "drains_started")
+    worker.is_promotion_due = False
+    for request in take_waiting(state, worker):
+        enqueue(step, request)
+    if worker.running:
+        worker.drain.nodes = rank_by_worth(state, worker)
+
+
+def go_on_draining(step: Step, worker: Worker) -> bool:
+    """Hand over some more, and let the worker go when nothing is left; returns whether there was much to do."""
+    drain = worker.drain
+    if drain is None or drain.is_over:
+        return False
+    if not worker.running and not drain.is_ranked_last:
+        drain.nodes, drain.is_ranked_last = rank_by_worth(step.state, worker), True
+    is_busy = hand_over(step, worker, drain)
+    if not drain.nodes and not worker.running and not _is_in_use(step.state, worker):
+        count(step.state, "drains_done")
+        _let_go(step, worker, drain, DrainEvent.EMPTIED)
+    return is_busy
+
+
+def expire_drain(step: Step, worker: Worker) -> None:
+    """A part of the grace is over: first the one for what runs, then all of it."""
+    drain = worker.drain
+    if drain is None or drain.is_over:
+        return
+    if drain.state is DrainState.CLEARING:
+        count(step.state, "drains_cut_short")
+        _let_go(step, worker, drain, DrainEvent.TIME_UP)
+        return
+    drain.advance(DrainEvent.TIME_SHORT)
+    drain.timer_id += ".end"
+    left_ms = max(0, drain.ends_ns - step.time_ns) // 1_000_000
+    step.set_timer(drain.timer_id, "drain", worker.worker_id, left_ms)
+    for name in list(worker.running):
+        request = step.state.requests[name]
+        if request.state in (RequestState.PREFILLING, RequestState.DECODING):
+            count(step.state, "requests_moved_by_drains")
+            preempt(step, worker, request)
+
+
+def end_drain(step: Step, worker: Worker) -> None:
+    """The worker is gone, as it was to be or not."""
+    if worker.drain is not None:
+        step.cancel_timer(worker.drain.timer_id)
+
+
+def _is_in_use(state: CellState, worker: Worker) -> bool:
+    """Whether anything of this worker's device is being written, or read by others that are still expected to."""
+    if worker.batches or worker.promotion is not None or is_handing_over(state, worker):
+        return True
+    name = worker.worker_id
+    return any(
+        load.neighbour_id == name for other in state.workers.values() for batch in other.batches for load in batch.loads
+    )
+
+
+def _let_go(step: Step, worker: Worker, drain: Drain, event: DrainEvent) -> None:
+    """Tell the worker that it may leave. What is read from its device from now on could vanish under the reader."""
+    step.cancel_timer(drain.timer_id)
+    drain.advance(event)
+    drain.nodes = []
+    for other in step.state.workers.values():
+        if worker.worker_id in other.neighbours:
+            other.neighbours[worker.worker_id] = False
+    step.to_worker(worker, LeaveCell())

@@ -1,0 +1,132 @@
+"""Workers come and go."""
+
+from __future__ import annotations
+
+from math import inf
+
+from services.scheduler.core.cache.page_pool import new_pool
+from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.core.cache.residency import unlock_host
+from services.scheduler.core.hidden.state_leases import drop_leases_of_worker
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.members.draining import end_drain
+from services.scheduler.core.members.pool_loss import strike_device
+from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, replace_waiting, take_waiting
+from services.scheduler.core.queue.resumption import worker_gone
+from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.backups import abandon_backups_of_worker
+from services.scheduler.core.tiers.hosts import attach_worker, detach_worker, forget_host_pools
+from services.scheduler.core.tiers.loads import copies_up
+from services.scheduler.core.tiers.neighbours import attach_neighbours, detach_neighbour
+from services.scheduler.core.tiers.saves import abandon_saves_of_worker
+from shared.errors import Unavailable
+from shared.messages.worker_events import RestorationCosts, WorkerJoined
+from shared.messages.worker_plans import Dismiss
+
+
+def worker_joined(step: Step, message: WorkerJoined) -> None:
+    """Let a worker in, or dismiss it. An older incarnation of it is lost by that."""
+    state = step.state
+    known = state.workers.get(message.worker_id)
+    if known is not None and known.incarnation == message.incarnation:
+        count(state, "stale_inputs")
+        return
+    if known is not None:
+        remove_worker(step, known)
+    fault = _fault(state, message)
+    if fault:
+        count(state, "workers_dismissed")
+        step.to_stranger(message.worker_id, message.incarnation, Dismiss(reason=fault))
+        return
+    _adopt_model(step, message)
+    worker = Worker(
+        worker_id=message.worker_id,
+        incarnation=message.incarnation,
+        node=message.node,
+        handle=message.pool,
+        max_context=message.max_context,
+        pool=new_pool(message.pool.pages),
+        restoration=_profile(state, message),
+        device=message.device,
+    )
+    state.workers[worker.worker_id] = worker
+    count(state, "workers_joined")
+    attach_worker(step, worker)
+    attach_neighbours(step)
+    replace_waiting(step)
+
+
+def _fault(state: CellState, message: WorkerJoined) -> str:
+    """Why a worker cannot serve in this cell, or ""."""
+    geometry = message.pool.geometry
+    if message.pool.pages < 1 or geometry.page_size < 1 or message.max_context < 1:
+        return "the worker's pool or context is empty"
+    if not state.workers:
+        return ""
+    if message.model != state.model:
+        return "the cell serves another model"
+    if geometry != state.geometry:
+        return "the cell's pages have another geometry"
+    return ""
+
+
+def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None:
+    """What restoring costs on the worker; a profile that cannot be is as good as none."""
+    profile = message.restoration
+    if profile is None:
+        return None
+    times = (profile.hidden_us, profile.token_us, profile.pair_us, profile.link_bytes_per_us)
+    if profile.hidden < 0 or not all(0.0 <= time < inf for time in times) or not profile.token_us:
+        count(state, "malformed_inputs")
+        return None
+    return profile
+
+
+def _adopt_model(step: Step, message: WorkerJoined) -> None:
+    """The first worker decides what the cell serves. What was cached for another geometry is useless."""
+    state = step.state
+    if state.workers or (state.model == message.model and state.geometry == message.pool.geometry):
+        return
+    if state.model and state.model != message.model:
+        # Their prompts are tokens of another model.
+        for request in list(state.requests.values()):
+            if request.state is RequestState.WAITING:
+                dequeue(state, request)
+            fail(step, request, Unavailable.code, "the cell serves another model now")
+    if state.geometry is not None and state.geometry != message.pool.geometry:
+        forget_host_pools(step)
+    state.model, state.geometry = message.model, message.pool.geometry
+    state.tree.page_size = message.pool.geometry.page_size
+
+
+def remove_worker(step: Step, worker: Worker) -> None:
+    """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
+    state = step.state
+    count(state, "workers_lost")
+    waiting = take_waiting(state, worker)
+    end_drain(step, worker)
+    abandon_backups_of_worker(step, worker)
+    abandon_saves_of_worker(state, worker)
+    drop_leases_of_worker(step, worker)
+    detach_neighbour(step, worker)
+    reading = _host_copies_being_read(state, worker)
+    for node, storage in reading:
+        unlock_host(state, node, storage)
+    strike_device(state, worker.worker_id)
+    del state.workers[worker.worker_id]
+    detach_worker(step, worker)
+    for name in worker.running:
+        worker_gone(step, state.requests[name])
+    for request in waiting:
+        enqueue(step, request)
+
+
+def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node, Storage]]:
+    """What the loads and the promotion of this worker hold a host lock on, lowest nodes first in each."""
+    reading = []
+    for storage_id, nodes in copies_up(state, worker):
+        storage = state.storages.get(storage_id)
+        if storage is not None:
+            reading += [(node, storage) for node in nodes]
+    return reading

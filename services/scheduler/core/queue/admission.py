@@ -1,0 +1,264 @@
+"""Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.eviction_orders import visit
+from services.scheduler.core.cache.hotness.tracking import request_admitted
+from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.making_room import can_make_room, make_room
+from services.scheduler.core.cache.page_pool import allocate
+from services.scheduler.core.cache.prefix_match import PrefixMatch, cut_to_fit, follow_cuts, matched_path, reach
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, page_count
+from services.scheduler.core.cache.residency import (
+    begin_loading,
+    lock_host,
+    lock_path,
+    touch,
+    unlock_host,
+    unlock_path,
+)
+from services.scheduler.core.explain.explanations import note_admission
+from services.scheduler.core.hidden.restorations import keep_usable_run
+from services.scheduler.core.hidden.state_leases import open_lease
+from services.scheduler.core.lifecycle import RequestEvent, next_state
+from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+from services.scheduler.core.queue.deferral import announce, withdraw
+from services.scheduler.core.queue.hit_sources import fetched_tokens, neighbour_tokens_of
+from services.scheduler.core.queue.queueing import admitted_from_queue
+from services.scheduler.core.quotas.limits import owner_of
+from services.scheduler.core.sparse.sparse_prefixes import (
+    begin_sparse,
+    pages_for_chosen,
+    pages_spared,
+    span_for,
+    sparse_order,
+)
+from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.state import (
+    CellState,
+    Load,
+    Request,
+    Worker,
+    count,
+    storage_of,
+    worker_storage_id,
+)
+from services.scheduler.core.step import Step
+from shared.messages.worker_plans import AdmitRequest, PageLoad
+
+
+def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
+    """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the draft."""
+    state, request = step.state, candidate.request
+    path, found = candidate.path, candidate.found
+    if candidate.stage != builder.stage:  # Another admission may have evicted, cut or begun to load what it matched.
+        path = matched_path(state, request)
+        found = reach(state, path, worker, builder.loading)
+    span = span_for(state, request, worker, found.pages * state.tree.page_size)
+    fresh = _fresh_pages(state, request, found, span)
+    locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
+    if not can_make_room(worker, fresh + locked_anew):
+        return False
+    upper = cut_to_fit(state, path, found)
+    if upper is not None and found.joined and not found.loaded:
+        builder.loading[upper.id] = found.sources[-1]
+    _hold(state, found, worker)
+    owner = owner_of(state, request.submit.namespace)
+    pages = allocate(worker.pool, fresh) if make_room(step, worker, fresh, owner) else None
+    if pages is None:
+        _let_go(state, found, worker)
+        return False
+    follow_cuts(state, found)
+    note_admission(step, request, worker, path, found, span)
+    _take_over(step, request, worker, found, pages, span)
+    if found.loaded:
+        _begin_loads(step, request, worker, found, pages, builder)
+    _send(step, request, worker, found)
+    builder.stage += 1
+    builder.places -= 1
+    return True
+
+
+def pages_for(state: CellState, request: Request, tokens: int) -> int:
+    """Pages for so many tokens, never more than the longest possible answer needs."""
+    return -(-min(tokens, request.max_tokens_total) // state.tree.page_size)
+
+
+def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: SparseSpan | None) -> int:
+    """Pages that a request needs beside those that it shares: for what it loads, chooses, computes and decodes."""
+    tokens = request.token_count + lease_room(state, request)
+    fresh = -(-tokens // state.tree.page_size) - found.device_pages - found.joined_pages
+    if span is None:
+        return fresh
+    page_size = state.tree.page_size
+    chosen = pages_for_chosen(span, request.submit.cache.importance, page_size)
+    return fresh - pages_spared(span, page_size) + chosen
+
+
+def lease_room(state: CellState, request: Request) -> int:
+    """Decode tokens that a request gets pages for at once."""
+    return min(state.config.lease_tokens, request.max_tokens_total - request.token_count)
+
+
+def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:
+    """Keep what was matched from being evicted to make room for the rest."""
+    held = found.deepest_held
+    if held is not None:
+        lock_path(state, held, worker)
+    storage_id = worker_storage_id(state, worker)
+    for source, nodes in found.loads:
+        if source:
+            lock_path(state, nodes[-1], state.workers[source])
+        else:
+            for node in nodes:
+                lock_host(node, storage_id)
+
+
+def _let_go(state: CellState, found: PrefixMatch, worker: Worker) -> None:
+    held = found.deepest_held
+    if held is not None:
+        unlock_path(state, held, worker)
+    storage = storage_of(state, worker)
+    for source, nodes in reversed(found.loads):
+        if source:
+            unlock_path(state, nodes[-1], state.workers[source])
+        elif storage is not None:
+            for node in reversed(nodes):
+                unlock_host(state, node, storage)
+
+
+def _take_over(
+    step: Step, request: Request, worker: Worker, found: PrefixMatch, fresh: bytes, span: SparseSpan | None
+) -> None:
+    """Write down where the request runs and what it owns."""
+    state = step.state
+    request.sparse_choice = None
+    own = fresh if span is None else begin_sparse(state, request, worker, span, fresh, found.loaded_pages)
+    cached = found.pages * state.tree.page_size if span is None else span.end
+    uncached = request.token_count - cached
+    admitted_from_queue(step, request, worker, uncached)
+    request.state = next_state(request.state, RequestEvent.ADMIT)
+    request.worker_id = worker.worker_id
+    name = worker.worker_id
+    shared = [node.device[name] for node in found.device] + [node.loading[name] for node in found.joined]
+    request.pages = b"".join(shared) + own
+    request.shared = found.pages
+    held = found.deepest_held
+    request.node = held.id if held is not None else 0
+    request.planned = request.computed = cached
+    keep_usable_run(state, request, cached)
+    request.is_poisoned = False
+    request.lease_generated = -1
+    worker.running.append(request.request_id)
+    worker.unplanned += uncached
+    if span is None:
+        announce(state, request, uncached)
+    else:
+        withdraw(state, request)
+    reused = found.nodes
+    for node in reused:
+        node.hits += 1
+        touch(state, node, step.seq)
+    state.admissions += 1
+    request.admission = state.admissions
+    request_admitted(step, reused)
+    visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
+
+
+def _begin_loads(
+    step: Step, request: Request, worker: Worker, found: PrefixMatch, fresh: bytes, builder: BatchBuilder
+) -> None:
+    """Give the matched nodes the first of the fresh pages, and say what is to be copied there and from where.
+
+    The locks of :func:`_hold` stay on what is read until the load is settled.
+    """
+    state = step.state
+    storage_id = worker_storage_id(state, worker)
+    offset = 0
+    for source, nodes in found.loads:
+        start = offset
+        for node in nodes:
+            size = page_count(state.tree, node) * PAGE_NUMBER_BYTES
+            begin_loading(state, node, worker, fresh[offset : offset + size])
+            builder.loading[node.id] = source
+            offset += size
+        order = PageLoad(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            storage_id="" if source else storage_id,
+            host_pages=b"".join(node.device[source] if source else node.host[storage_id] for node in nodes),
+            device_pages=fresh[start:offset],
+            identities=b"".join(page_identities(state.tree, node) for node in nodes),
+            neighbour_id=source,
+            neighbour_incarnation=state.workers[source].incarnation if source else "",
+        )
+        builder.orders.append(order)
+        builder.loads.append(
+            Load(
+                request.request_id,
+                request.attempt,
+                nodes[-1].id,
+                order.storage_id,
+                depth=nodes[0].depth,
+                neighbour_id=source,
+            )
+        )
+        count(state, "neighbour_loads_started" if source else "loads_started")
+    deepest = found.loaded[-1]
+    held = found.deepest_held
+    if held is not None:
+        unlock_path(state, held, worker)
+    lock_path(state, deepest, worker)
+    request.node = deepest.id
+    loaded = found.loaded_pages * state.tree.page_size
+    count(state, "load_tokens_planned", loaded)
+    builder.loaded += loaded
+
+
+def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> None:
+    state, submit = step.state, request.submit
+    page_size = state.tree.page_size
+    device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
+    neighbour_hit = found.neighbour_pages * page_size
+    disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
+    count(state, "hit_tokens_device", device_hit)
+    count(state, "hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
+    if neighbour_hit:
+        count(state, "hit_tokens_neighbour", neighbour_hit)
+    if disk_hit or remote_hit:
+        count(state, "hit_tokens_disk", disk_hit)
+        count(state, "hit_tokens_remote", remote_hit)
+    if found.joined:
+        count(state, "bundle_hits")
+        count(state, "bundle_hit_tokens", found.joined_pages * page_size)
+    # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
+    prompt_tokens = submit.prompt_tokens
+    device_tokens = min(device_hit, prompt_tokens)
+    loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
+    neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
+    disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
+    request.fetched_from = request.fetched_to = request.fetched_remote = 0
+    request.no_kv_from = request.no_state_from = -1
+    step.to_worker(
+        worker,
+        AdmitRequest(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            gateway_id=submit.gateway_id,
+            tokens=request.tokens,
+            prompt_tokens=prompt_tokens,
+            sampling=submit.sampling,
+            pages=request.pages,
+            cached_tokens=device_hit + loaded_hit if request.sparse is None else request.sparse.end,
+            device_tokens=device_tokens,
+            host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
+            disk_tokens=disk_tokens,
+            remote_tokens=remote_tokens,
+            neighbour_tokens=neighbour_tokens,
+            received_ns=submit.received_ns,
+            accepted_ns=request.accepted_ns,
+            state_lease=open_lease(step, request, worker),
+            sparse=sparse_order(request),
+            trace=submit.trace,
+        ),
+    )

@@ -1,0 +1,131 @@
+"""A batch while it is being formed: what it computes and loads so far, and what room it has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from services.scheduler.core.cache.prefix_match import PrefixMatch, may_reuse
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.rates import load_compute_ratio
+from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
+from shared.messages.worker_plans import PageLoad, RestoreChunk
+
+Start = tuple[str, bytes]
+"""A namespace, and the tokens from the root to the end of a node's first page, packed."""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A waiting request as a look at the queue found it. ``load`` and ``compute`` count tokens of its prompt.
+
+    ``stage`` is the draft's number of admissions at that time: after another, ``found`` is out of date.
+    """
+
+    request: Request
+    path: Path
+    found: PrefixMatch
+    load: int
+    compute: int
+    stage: int
+
+
+@dataclass(slots=True, eq=False)
+class BatchBuilder:
+    """``budget`` tokens can still be computed and ``places`` requests admitted. Counts are in tokens."""
+
+    budget: int
+    places: int
+    chunks: list[Chunk] = field(default_factory=list)
+    orders: list[PageLoad] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    loading: dict[int, str] = field(default_factory=dict)  # Nodes that its loads bring, and their sources.
+    loaded: int = 0
+    computed: int = 0
+    restores: list[RestoreChunk] = field(default_factory=list)
+    restored: int = 0
+    beside: int = 0  # Computed tokens that take as long as the device works on what it restores.
+    context: int = 0  # Sum over the computed tokens of the context before each.
+    stage: int = 0  # Requests admitted so far.
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget <= 0 or self.places <= 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all its chunks, computed and restored."""
+        return self.computed + self.restored
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        size = chunk.end - chunk.start
+        self.chunks.append(chunk)
+        self.budget -= size
+        self.computed += size
+        self.context += size * (chunk.start + chunk.end) // 2
+
+    def add_restored(self, chunk: Chunk, order: RestoreChunk, share: float, load_share: float) -> None:
+        """Restore a chunk, each token of which takes the device ``share`` of the time of a computed one.
+
+        It moves ``load_share`` of the bytes of its KV there. So it counts as a load of that many tokens.
+        """
+        size = chunk.end - chunk.start
+        self.chunks.append(chunk)
+        self.restores.append(order)
+        self.restored += size
+        self.budget -= ceil(size * share)
+        self.loaded += round(size * load_share)
+        self.beside += round(size * share)
+
+
+def is_loading_bound(state: CellState, worker: Worker, builder: BatchBuilder, load: int = 0, compute: int = 0) -> bool:
+    """Whether the batch, with so many tokens more to load and to compute, would wait for its loads.
+
+    The ratio of aggregated load to aggregated computation is above the limit (Strata 4.3.2).
+    """
+    loaded, computed = builder.loaded + load, builder.computed + builder.beside + compute
+    if not loaded:
+        return False
+    context = builder.context // max(1, builder.computed)
+    return loaded > load_compute_ratio(state, worker, context) * computed
+
+
+def bundle_hits_among(state: CellState, builder: BatchBuilder, requests: Sequence[Request]) -> list[Request]:
+    """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate."""
+    return stand_on(state, starts_of_loads(state.tree, builder), requests)
+
+
+def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Request]) -> list[Request]:
+    """Those that reuse what begins like this (see :func:`starts_of_loads`). In their order; does not mutate.
+
+    A request does if its tokens begin with all that lies above one of the loads and a page of the load itself.
+    Comparing them in place costs less than following where its last match ended, and far less than to match again.
+    """
+    page_bytes = state.tree.page_token_bytes
+    any_start = tuple(start for _, start in starts)
+
+    def stands_on_it(request: Request) -> bool:
+        tokens = request.tokens
+        if not may_reuse(request):
+            return False
+        usable = (len(tokens) - TOKEN_BYTES) // page_bytes * page_bytes  # The last token must be computed.
+        namespace = request.submit.namespace
+        return any(space == namespace and len(start) <= usable and tokens.startswith(start) for space, start in starts)
+
+    # Nearly all that wait are told by their prompt alone; one with output is looked at with it.
+    likely = [request for request in requests if request.submit.prompt.startswith(any_start) or request.output]
+    return [request for request in likely if stands_on_it(request)]
+
+
+def starts_of_loads(tree: PrefixTree, builder: BatchBuilder) -> list[Start]:
+    """For each uppermost node that the batch loads, its namespace and all tokens to the end of its first page."""
+    starts = []
+    for node_id in builder.loading:
+        node = tree.nodes[node_id]
+        if node.parent not in builder.loading:
+            above = ancestors(tree, tree.nodes[node.parent])
+            first_page = node.tokens[: tree.page_token_bytes]
+            tokens = b"".join(held.tokens for held in reversed(above)) + first_page
+            starts.append((namespace_of(tree, node), tokens))
+    return starts

@@ -1,0 +1,172 @@
+"""What a worker reports about requests: executed batches, ends and preemptions."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.eviction_orders import ended
+from services.scheduler.core.cache.insertion import publish_computed, publish_final
+from services.scheduler.core.cache.pins import let_go_of_spoiled
+from services.scheduler.core.hidden.restorations import note_loads, refused, run_went_on
+from services.scheduler.core.hidden.state_leases import leave_lease
+from services.scheduler.core.hidden.state_runs import drop_run
+from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
+from services.scheduler.core.queue.deferral import progressed, withdraw
+from services.scheduler.core.queue.leases import drop_lease_wait, preempt
+from services.scheduler.core.queue.queueing import enqueue, fail, forget
+from services.scheduler.core.queue.ready_order import charge_output
+from services.scheduler.core.rates import observe
+from services.scheduler.core.sparse.sparse_reports import sparse_loaded, sparse_refused
+from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.loads import settle_loads, settle_loads_of
+from services.scheduler.core.tiers.promotion import prefill_ended
+from services.scheduler.core.tiers.writes import sequence_computed
+from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
+from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
+
+FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
+"""Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
+
+_TIMES = (
+    "compute_us",
+    "load_us",
+    "bubble_us",
+    "stall_us",
+    "loaded_tokens",
+    "bubble_tokens",
+    "restored_tokens",
+    "restore_us",
+)
+"""What a BatchDone says of where a worker's time went, added up in counters of these names."""
+
+
+def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
+    """Take over loaded and computed pages; restart what failed."""
+    state = step.state
+    worker.batches.remove(batch)
+    worker.outstanding -= batch.tokens
+    _measure(step, worker, batch, message)
+    note_loads(state, batch, message)
+    for report in message.sparse_loaded:
+        sparse_loaded(step, worker, report)
+    settle_loads(step, worker, batch, message)
+    if message.load_failures and state.pins:
+        let_go_of_spoiled(step)
+    for chunk in batch.chunks:
+        request = state.requests.get(chunk.request_id)
+        if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:
+            continue
+        if chunk.request_id in message.failed:
+            _chunk_failed(step, worker, request, message)
+        elif not request.is_poisoned:
+            _chunk_computed(step, worker, request, chunk)
+            run_went_on(step, request, chunk, message)
+            prefill_ended(state, worker)
+
+
+def _measure(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
+    """Learn how fast the worker is, and add up where its time went."""
+    observe(step.state, worker, batch, message)
+    for name in _TIMES:
+        count(step.state, name, max(0, getattr(message, name)))
+
+
+def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) -> None:
+    if chunk.start != request.computed:
+        return
+    request.computed = chunk.end
+    publish_computed(step, request, worker)
+    if request.computed == request.token_count and request.state is RequestState.PREFILLING:
+        request.state = next_state(request.state, RequestEvent.PREFILLED)
+        withdraw(step.state, request)
+        sequence_computed(step, worker, request, request.tokens, request.computed)
+    else:
+        progressed(step.state, request)
+
+
+def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDone) -> None:
+    """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them.
+
+    State or a sparse prefix that was refused does not count as a failure: without it the request would not have failed.
+    """
+    if request.is_poisoned:
+        return
+    request.is_poisoned = True
+    if request.request_id in message.restores_refused:
+        refused(step.state, request)
+    elif request.request_id in message.sparse_refused and request.sparse is not None:
+        sparse_refused(step.state, request)
+    else:
+        request.failures += 1
+    withdraw(step.state, request)
+    count(step.state, "chunks_failed")
+    if request.state in (RequestState.PREFILLING, RequestState.DECODING):
+        preempt(step, worker, request)
+
+
+def request_finished(step: Step, worker: Worker, request: Request, message: RequestFinished) -> None:
+    """The worker ended a request for its caller."""
+    count(step.state, f"finished_{message.reason}")
+    valid = -1 if message.reason != "error" else 0
+    _leave_worker(step, worker, request, _whole_tokens(message.output), valid)
+    forget(step, request, RequestEvent.FINISHED)
+
+
+def request_preempted(step: Step, worker: Worker, request: Request, message: RequestPreempted) -> None:
+    """The worker forgot a request; it waits again, in its old place, unless it was to end meanwhile."""
+    state = step.state
+    output = _whole_tokens(message.output)
+    _leave_worker(step, worker, request, output, -1)
+    if request.failures >= state.config.max_attempts:
+        fail(step, request, AttemptsExhausted.code, "the request failed too often")
+        return
+    if request.ending:
+        fail(step, request, FAILURE_CODES[request.ending])
+        return
+    request.state = next_state(request.state, RequestEvent.PREEMPTED)
+    request.attempt += 1
+    keep_output(request, output)
+    enqueue(step, request)
+
+
+def keep_output(request: Request, output: bytes) -> None:
+    """Start the next attempt after these tokens.
+
+    One token at least is left to sample: it repeats if need be, which the gateway drops, but it brings the end.
+    """
+    most = (request.submit.sampling.max_tokens - 1) * 4
+    if len(output) >= len(request.output):
+        request.output = output[:most]
+
+
+def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, valid: int) -> None:
+    """Take an admitted request off its worker: its pages go to the tree or back to the pool.
+
+    ``valid`` is how many tokens' KV may be kept at most; -1 is all there are.
+    """
+    state = step.state
+    worker.unplanned -= request.token_count - request.planned
+    has_new_tokens = len(output) > len(request.output)
+    # A sampled token proves that the whole prompt, loads included, was computed, even if BatchDone comes later.
+    settle_loads_of(step, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
+    tokens = request.tokens
+    known = request.computed
+    if has_new_tokens and not request.is_poisoned:
+        tokens = request.submit.prompt + output
+        known = len(tokens) // 4 - 1
+    known = min(known, len(request.pages) // 4 * state.tree.page_size)
+    known = known if valid < 0 else min(valid, known)
+    ended(state, worker, request.admission, len(output) // 4)
+    publish_final(step, request, worker, tokens, known)
+    leave_lease(step, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
+    sequence_computed(step, worker, request, tokens, known)
+    withdraw(state, request)
+    charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
+    drop_lease_wait(worker, request.request_id)
+    drop_run(state, request)
+    request.fetched_kv = request.sparse = None
+    worker.running.remove(request.request_id)
+    request.worker_id = ""
+
+
+def _whole_tokens(output: bytes) -> bytes:
+    return output[: len(output) // 4 * 4]

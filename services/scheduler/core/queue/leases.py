@@ -1,0 +1,90 @@
+"""Decode room: a running request gets pages a few at a time; when a pool is short, the latest arrival yields."""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.making_room import can_make_room, make_room
+from services.scheduler.core.cache.page_pool import allocate
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.hidden.state_leases import more_state_pages
+from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.queue.admission import pages_for
+from services.scheduler.core.queue.deferral import withdraw
+from services.scheduler.core.queue.queueing import arrival_order
+from services.scheduler.core.quotas.limits import owner_of
+from services.scheduler.core.state import LeaseWait, Request, Worker, count
+from services.scheduler.core.step import Step
+from shared.messages.worker_events import LeaseRequested
+from shared.messages.worker_plans import ExtendLease, PreemptRequest
+
+
+def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRequested) -> None:
+    """Note that a request needs pages; they are granted when the step ends."""
+    state = step.state
+    if request.state not in (RequestState.PREFILLING, RequestState.DECODING):
+        return  # It is about to stop.
+    waiting = any(wait.request_id == request.request_id for wait in worker.lease_waits)
+    if waiting or message.generated < request.lease_generated:
+        count(state, "stale_inputs")
+        return
+    held = len(request.pages) // PAGE_NUMBER_BYTES
+    known = request.submit.prompt_tokens + message.generated
+    wanted = pages_for(state, request, known + state.config.lease_tokens)
+    most = pages_for(state, request, request.max_tokens_total)
+    # A worker that asks gets a page at least, however early it asks: it will not ask again before it used it.
+    missing = min(max(wanted, held + 1), most) - held
+    if missing > 0:
+        worker.lease_waits.append(LeaseWait(request.request_id, message.generated, missing))
+
+
+def serve_leases(step: Step, worker: Worker) -> None:
+    """Grant waiting leases, earliest arrival first; where pages are short, preempt the latest arrival."""
+    state = step.state
+    waits = sorted(worker.lease_waits, key=lambda wait: arrival_order(state.requests[wait.request_id]))
+    for wait in waits:
+        request = state.requests[wait.request_id]
+        if not can_make_room(worker, wait.pages):
+            _preempt_latest(step, worker)
+            return
+        if not make_room(step, worker, wait.pages, owner_of(state, request.submit.namespace)):
+            return  # Backups are on their way to free these pages.
+        pages = allocate(worker.pool, wait.pages)
+        if pages is None:
+            return
+        request.pages += pages
+        request.lease_generated = wait.generated
+        worker.lease_waits.remove(wait)
+        count(state, "leases_extended")
+        order = ExtendLease(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            pages=pages,
+            state_pages=more_state_pages(step, request, wait.pages),
+        )
+        step.to_worker(worker, order)
+
+
+def _preempt_latest(step: Step, worker: Worker) -> None:
+    """Stop the running request that arrived last, unless pages are about to come back anyway."""
+    state = step.state
+    running = [state.requests[name] for name in worker.running]
+    if any(request.state in (RequestState.PREEMPTING, RequestState.ABORTING) for request in running):
+        return
+    if worker.promotion is not None:
+        return  # Its pages can be evicted as soon as it is answered.
+    if len(running) < 2:
+        return  # Alone it fits; what it waits for is a load or a backup of somebody else, which will end.
+    count(state, "preemptions")
+    preempt(step, worker, max(running, key=arrival_order))
+
+
+def preempt(step: Step, worker: Worker, request: Request) -> None:
+    """Order a running request to stop; it starts again after the answer."""
+    request.state = next_state(request.state, RequestEvent.PREEMPT)
+    withdraw(step.state, request)
+    drop_lease_wait(worker, request.request_id)
+    step.to_worker(worker, PreemptRequest(request_id=request.request_id, attempt=request.attempt))
+
+
+def drop_lease_wait(worker: Worker, request_id: str) -> None:
+    """Forget that a request waits for pages."""
+    worker.lease_waits = [wait for wait in worker.lease_waits if wait.request_id != request_id]

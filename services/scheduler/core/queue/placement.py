@@ -1,0 +1,181 @@
+"""Which worker a waiting request goes to: the one where its prefill is estimated to be done first.
+
+Everything is weighed in estimated time (see :mod:`rates`): what the worker would compute and load for the request,
+after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
+that request's own cost is counted in what goes before (Strata 4.3.1). Where nodes have disks of their own, tokens
+that a node's disk holds cost what fetching them takes, if that is less than computing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+
+from services.scheduler.core.cache.prefix_match import matched_path, may_reuse, reach
+from services.scheduler.core.cache.prefix_tree import Path
+from services.scheduler.core.hidden.restoration_ways import choose_way, usable_state_end, usable_stretches
+from services.scheduler.core.queue import transient
+from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
+from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
+from services.scheduler.core.state import CellState, Request, Worker, storage_of
+from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
+from services.scheduler.core.tiers.fetch_speed import disk_us
+
+_ALL_COMPARED = 8
+"""A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A worker for a request: estimated microseconds of its prefill there, and tokens that it would compute."""
+
+    worker: Worker
+    cost_us: int
+    uncached: int
+
+
+def fits(state: CellState, request: Request, worker: Worker) -> bool:
+    """Whether the request, alone on this worker, can run to its last token."""
+    tokens = request.max_tokens_total
+    return tokens <= worker.max_context and -(-tokens // state.tree.page_size) <= worker.pool.total
+
+
+def takes_requests(state: CellState) -> bool:
+    """Whether there is a worker that is given new requests. Does not mutate."""
+    return any(worker.drain is None for worker in state.workers.values())
+
+
+def place(state: CellState, request: Request) -> Placement | None:
+    """The best worker for a request, or None when it fits nowhere. Ties: first joined."""
+    if not takes_requests(state):
+        return None
+    path = matched_path(state, request)
+    coming = tokens_coming(state, request)
+    names = _names_on_disks(state, request, path)
+    best: tuple[float, Placement] | None = None
+    for worker in _compared(state, request, path, coming, names):
+        placement = estimate(state, request, worker, path, coming.get(worker.worker_id, 0), names)
+        total = placement.cost_us + backlog_us(state, worker)
+        if best is None or total < best[0]:
+            best = (total, placement)
+    return None if best is None else best[1]
+
+
+def estimate(
+    state: CellState, request: Request, worker: Worker, path: Path, coming: int, names: ChunkNames | None = None
+) -> Placement:
+    """What a request would cost on a worker.
+
+    ``coming``: leading tokens that others there will have computed. ``names`` are those of the prompt's chunks, where
+    what disks hold is to be weighed.
+    """
+    found = reach(state, path, worker)
+    page_size = state.tree.page_size
+    cached, loaded = found.pages * page_size, found.loaded_pages * page_size
+    threshold = state.config.defer_tokens
+    if 0 < threshold < coming - cached:
+        cached, loaded = coming, 0  # It would be deferred until they have.
+    uncached = request.token_count - cached
+    cost = recompute_us(state, worker, cached, uncached)
+    if names is not None:
+        cost = min(cost, _cost_with_disk(state, request, worker, cached, names))
+    return Placement(worker, round(cost + load_us(state, worker, loaded)), uncached)
+
+
+def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
+    """Names of the prompt's chunks, if it can matter which node's disk has them."""
+    storages = state.storages.values()
+    is_on_disks = any(storage.chunks or storage.state_chunks for storage in storages)
+    if len(storages) < 2 or not is_on_disks or not may_reuse(request) or state.config.restoring == "recompute":
+        return None
+    tokens = request.tokens
+    return ChunkNames(state.tree, request.submit.namespace, tokens, path, usable_pages(state.tree, tokens))
+
+
+def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: int, names: ChunkNames) -> float:
+    """What the rest of a prompt costs if what continues it on the node's disk is fetched; infinite without any.
+
+    Where the worker has a profile, in the form and by the means that are fastest (:mod:`restoration_ways`).
+    """
+    storage = storage_of(state, worker)
+    page_size = state.tree.page_size
+    end = first = cached // page_size // names.pages_each
+    if storage is None:
+        return inf
+    while end < names.count and names[end] in storage.chunks:
+        end += 1
+    end_of_state = usable_state_end(state, request, worker, storage, names, first)
+    later = usable_stretches(state, request, worker, storage, names, first, end_of_state)
+    end_of_sparse = usable_sparse_end(state, request, storage, names, first, cached)
+    if max(end, end_of_state, end_of_sparse) > first or later:
+        choice = choose_way(
+            state, request, worker, storage, names, cached, end, end_of_state, later, end_of_sparse=end_of_sparse
+        )
+        if choice.total_us:
+            return choice.total_us
+    if end == first:
+        return inf
+    reached = end * names.pages_each * page_size
+    computing = recompute_us(state, worker, reached, request.token_count - reached)
+    return computing + disk_us(state, worker, storage, reached - cached)
+
+
+def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
+    """By worker, how many leading tokens of a request others there have computed or are about to. Does not mutate."""
+    if not state.transient.marks or not may_reuse(request):
+        return {}
+    page_size = state.tree.page_size
+    max_pages = (request.token_count - 1) // page_size
+    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
+    coming: dict[str, int] = {}
+    end = sum(pages for _, pages in path) * page_size
+    for node, pages in reversed(path):
+        for worker_id in state.transient.marks[node.id]:
+            coming.setdefault(worker_id, end)
+        end -= pages * page_size
+    return coming
+
+
+def _compared(
+    state: CellState, request: Request, path: Path, coming: Iterable[str], disks: ChunkNames | None
+) -> list[Worker]:
+    """Workers worth comparing, in the order in which they joined: those that hold or bring a part, and the idlest."""
+    tokens = request.max_tokens_total
+    pages = -(-tokens // state.tree.page_size)
+    workers = state.workers
+    fitting = [
+        worker
+        for worker in workers.values()
+        if tokens <= worker.max_context and pages <= worker.pool.total and worker.drain is None
+    ]
+    if len(fitting) <= _ALL_COMPARED:
+        return fitting
+    unmeasured = unmeasured_token_us(state)  # Looked up once: this goes over every worker for every request.
+    backlogs = {worker.worker_id: backlog_at(worker, worker.speed.flat or unmeasured) for worker in fitting}
+    chosen = {min(backlogs, key=backlogs.__getitem__): None}
+    for names in _holders(state, path, coming, disks):
+        known = [name for name in names if name in backlogs and name not in chosen]
+        # Of many that hold the same, the least loaded are better in every respect.
+        known.sort(key=backlogs.__getitem__)
+        chosen |= dict.fromkeys(known[: _ALL_COMPARED // 2])
+        if len(chosen) > _ALL_COMPARED:
+            break
+    return [workers[name] for name in backlogs if name in chosen]
+
+
+def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNames | None) -> Iterator[list[str]]:
+    """Groups of worker ids: who computes a part of the prompt, whose disk has the next, who holds the longest part."""
+    yield list(coming)
+    following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
+    if disks is not None and following < disks.count:
+        name = disks[following]
+        near = [item.node for item in state.storages.values() if name in item.chunks or name in item.state_chunks]
+        yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
+    for node, _ in reversed(path):
+        yield list(node.device)
+        near = [state.storages[storage_id].node for storage_id in node.host]
+        if state.config.neighbour_loads:
+            near += [state.workers[name].node for name in node.device]
+        if near:
+            yield [name for name, worker in state.workers.items() if worker.node in near]

@@ -1,0 +1,227 @@
+"""Acceptance of requests within hard bounds, and the queues that they wait in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.scheduler.core.cache.recollection import forget_waits
+from services.scheduler.core.hidden.state_runs import drop_run
+from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.queue.deferral import end_deferral, forget_deferral, is_deferred, withdraw
+from services.scheduler.core.queue.placement import Placement, place, takes_requests
+from services.scheduler.core.queue.ready_order import serve, stand_in_line, step_out, waiting_at
+from services.scheduler.core.quotas.quota_owners import remember_quota
+from services.scheduler.core.state import CellState, Request, Worker, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.fetch_waits import forget_fetch_waits
+from services.scheduler.core.tiers.prefetch import let_go_of_fetch, prefetch_when_near
+from services.scheduler.core.tiers.saves import remember_key
+from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
+from shared.messages.gateway_notices import RequestFailed
+from shared.messages.requests import CacheHints, SubmitRequest
+
+_RETRY_AFTER_MS = 1000
+_NAMESPACE_DIGITS = 32
+_ENDED_REMEMBERED = 4096
+_NO_CACHE = CacheHints(read=False, write=False)
+
+_MESSAGES = {
+    RequestCancelled.code: "the request was cancelled",
+    DeadlineExceeded.code: "the request's deadline passed",
+}
+
+
+def arrival_order(request: Request) -> tuple[int, int]:
+    """Sort key: higher priority first, then earlier arrival. A request keeps its place over all attempts."""
+    return (-request.submit.priority, request.accepted_seq)
+
+
+def submit(step: Step, message: SubmitRequest) -> None:
+    """Accept a request, or refuse it with a notice."""
+    state = step.state
+    known = state.requests.get(message.request_id)
+    if known is not None:
+        count(state, "duplicate_requests")
+        # The same gateway repeats itself: a notice would end the original, which is well.
+        if known.submit.gateway_id != message.gateway_id:
+            _refuse(step, message, DuplicateRequest.code, "a request of this id is running already")
+        return
+    fault = fault_of(message)
+    if fault:
+        _refuse(step, message, InvalidRequest.code, fault)
+        return
+    exceeded = _exceeded_bound(state, message)
+    if exceeded:
+        _refuse(step, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
+        return
+    count(state, "requests_accepted")
+    enqueue(step, accept(step, message))
+
+
+def accept(step: Step, message: SubmitRequest) -> Request:
+    """A request that is known from now on, and in no queue yet."""
+    state = step.state
+    if not state.config.prefix_caching:
+        message = msgspec.structs.replace(message, cache=_NO_CACHE)
+    # An id that comes again goes on counting, so that late events of its earlier life are told apart.
+    attempt = state.ended.pop(message.request_id, 0) + 1
+    request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt)
+    state.requests[message.request_id] = request
+    remember_key(state, message)
+    remember_quota(state, message)
+    if message.deadline_ms > 0:
+        timer_id = f"deadline.{step.seq}"
+        request.deadline_timer = step.set_timer(timer_id, "deadline", message.request_id, message.deadline_ms)
+    return request
+
+
+def fault_of(message: SubmitRequest) -> str:
+    """Why a message can be no request, or ""."""
+    if not message.prompt or len(message.prompt) % 4:
+        return "the prompt must hold at least one packed int32 token"
+    if message.sampling.max_tokens < 1:
+        return "max_tokens must be at least 1"
+    digits = message.namespace
+    if len(digits) != _NAMESPACE_DIGITS or digits.strip("0123456789abcdef"):
+        return "the namespace must be a digest of 32 hex digits"
+    return ""
+
+
+def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
+    """The bound of the queue that one more request would exceed, or ""."""
+    config = state.config
+    if state.queued >= config.max_queued:
+        return f"max_queued allows {config.max_queued} waiting requests"
+    if state.queued_tokens + message.prompt_tokens > config.max_queued_tokens:
+        return f"max_queued_tokens allows {config.max_queued_tokens} tokens of waiting requests"
+    waiting = state.tenants.get(message.tenant, 0)
+    if message.max_queued:
+        return f"its tenant may have {message.max_queued} waiting requests" if waiting >= message.max_queued else ""
+    if 0 < config.max_queued_per_tenant <= waiting:
+        return f"max_queued_per_tenant allows {config.max_queued_per_tenant} waiting requests of one tenant"
+    return ""
+
+
+def _refuse(step: Step, message: SubmitRequest, code: str, text: str, retry_after_ms: int = 0) -> None:
+    count(step.state, f"refused_{code}")
+    word = RequestFailed(request_id=message.request_id, code=code, message=text, retry_after_ms=retry_after_ms)
+    step.to_gateway(message.gateway_id, word)
+
+
+def enqueue(step: Step, request: Request) -> None:
+    """Put a WAITING request into the queue of the worker that suits it best."""
+    state = step.state
+    placement = place(state, request)
+    if placement is None and takes_requests(state):
+        fail(step, request, "context_length_exceeded", "prompt and answer do not fit any worker's context and pool")
+        return
+    _count_waiting(state, request, 1)
+    if placement is None:
+        state.unplaced[request.request_id] = request.accepted_seq
+    else:
+        stand_at(state, request, placement)
+        prefetch_when_near(step, request)
+        step.touch(request.worker_id)
+
+
+def stand_at(state: CellState, request: Request, placement: Placement) -> None:
+    """Let a waiting request that is in no queue wait at this worker."""
+    worker = placement.worker
+    request.worker_id, request.cost, request.uncached = worker.worker_id, placement.cost_us, placement.uncached
+    request.lane = request.submit.tenant if state.config.fair_share else ""
+    worker.queued_cost += request.cost
+    stand_in_line(worker, request)
+
+
+def step_away(state: CellState, request: Request) -> None:
+    """Take a waiting request from its worker's queue, and what others expected of it. It still counts as queued."""
+    withdraw(state, request)
+    worker = state.workers[request.worker_id]
+    if is_deferred(request):
+        end_deferral(state, request)
+    else:
+        step_out(worker, request)
+    let_go_of_fetch(state, request)
+    drop_run(state, request)
+    request.fetched_kv = request.sparse_choice = None
+    worker.queued_cost -= request.cost
+    request.worker_id, request.cost, request.uncached = "", 0, 0
+    request.fetched_from = request.fetched_to = request.fetched_remote = 0
+    request.no_kv_from = request.no_state_from = -1
+
+
+def dequeue(state: CellState, request: Request) -> None:
+    """Take a WAITING request out of whatever queue it is in."""
+    if request.worker_id:
+        step_away(state, request)
+    else:
+        del state.unplaced[request.request_id]
+    _count_waiting(state, request, -1)
+
+
+def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
+    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
+
+    What others expect of it stands: it is about to bring it.
+    """
+    state = step.state
+    serve(worker, request, uncached)
+    let_go_of_fetch(state, request)  # What has not arrived by now is computed.
+    forget_deferral(step, request)
+    forget_fetch_waits(step, request)
+    worker.queued_cost -= request.cost
+    request.cost = request.uncached = 0
+    _count_waiting(state, request, -1)
+
+
+def _count_waiting(state: CellState, request: Request, change: int) -> None:
+    state.queued += change
+    state.queued_tokens += change * request.token_count
+    tenant = request.submit.tenant
+    waiting = state.tenants.get(tenant, 0) + change
+    if waiting:
+        state.tenants[tenant] = waiting
+    else:
+        del state.tenants[tenant]
+
+
+def take_waiting(state: CellState, worker: Worker) -> list[Request]:
+    """Take everybody out of a worker's queue; returns them in order of arrival, to be placed anew."""
+    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=arrival_order)
+    for request in waiting:
+        dequeue(state, request)
+    return waiting
+
+
+def replace_waiting(step: Step) -> None:
+    """Place every waiting request anew, after a worker joined."""
+    state = step.state
+    waiting = [request for request in state.requests.values() if request.state is RequestState.WAITING]
+    waiting.sort(key=arrival_order)
+    for request in waiting:
+        dequeue(state, request)
+    for request in waiting:
+        enqueue(step, request)
+
+
+def fail(step: Step, request: Request, code: str, text: str = "") -> None:
+    """End a request that is in no queue and owns no pages, and say so to its gateway."""
+    count(step.state, f"failed_{code}")
+    word = RequestFailed(request_id=request.request_id, code=code, message=text or _MESSAGES.get(code, code))
+    step.to_gateway(request.submit.gateway_id, word)
+    forget(step, request, RequestEvent.DROP)
+
+
+def forget(step: Step, request: Request, event: RequestEvent) -> None:
+    """Remove a request that is over from the state, with its timers."""
+    request.state = next_state(request.state, event)
+    step.cancel_timer(request.deadline_timer)
+    step.cancel_timer(request.resume_timer)
+    forget_deferral(step, request)
+    forget_fetch_waits(step, request)
+    state = step.state
+    forget_waits(state.recollection, request.request_id)
+    del state.requests[request.request_id]
+    state.ended[request.request_id] = request.attempt
+    if len(state.ended) > _ENDED_REMEMBERED:
+        del state.ended[next(iter(state.ended))]

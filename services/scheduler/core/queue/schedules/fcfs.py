@@ -1,0 +1,14 @@
+"""First come, first served: the ready order as it is. A baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+from services.scheduler.core.queue.schedules.protocol import Candidates
+from services.scheduler.core.state import CellState, Worker
+
+
+def fcfs(state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates) -> Iterator[Candidate]:
+    """Every candidate in turn."""
+    yield from candidates

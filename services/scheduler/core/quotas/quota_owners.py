@@ -1,0 +1,132 @@
+"""Who owns which KV: learnt from requests, each of which says whose cache it uses and what that may take.
+
+What a request says holds from then on, as with every other limit: quotas are changed by the next request that comes. A
+namespace that has KV when its owner is first heard of is counted then, once, in proportion to what it has, and gone
+through again when that owner first gets a quota. Owners of which nothing is left are forgotten now and then.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, descendants_first
+from services.scheduler.core.cache.residency import (
+    DEVICE,
+    HOST,
+    is_device_evictable,
+    is_host_evictable,
+    leaves_with_backup,
+)
+from services.scheduler.core.quotas.limits import charge, forget_unbounded_orders, note_leaving, offer_owned, place
+from services.scheduler.core.quotas.quota_accounts import Account
+from services.scheduler.core.state import CellState, count
+from services.scheduler.core.tiers.fetch_orders import leased_pages
+from shared.messages.requests import CacheQuota, SubmitRequest
+
+_FORGOTTEN_BEYOND = 64
+_NO_BOUND = CacheQuota(owner="")
+
+
+def remember_quota(state: CellState, message: SubmitRequest) -> None:
+    """An accepted request says who owns its namespace, and what that owner's KV may take."""
+    quota = message.quota
+    number = state.tree.owners.get(message.namespace)
+    if number is None:
+        if quota is None:
+            return
+        number = _account_of(state, quota.owner)
+        _own(state, message.namespace, number)
+    account = state.quotas.accounts[number]
+    if quota is not None and quota.owner != account.name:
+        count(state, "quotas_refused")  # A namespace comes of one salt; whoever says another has no say in it.
+        return
+    _bound(state, number, account, quota or _NO_BOUND)
+    if len(state.tree.owners) > 2 * (len(state.tree.roots) + len(state.requests)) + _FORGOTTEN_BEYOND:
+        _forget_unused(state)
+
+
+def _account_of(state: CellState, name: str) -> int:
+    quotas = state.quotas
+    number = quotas.numbers.get(name)
+    if number is None:
+        number = quotas.last = quotas.last + 1
+        quotas.numbers[name] = number
+        quotas.accounts[number] = Account(name)
+    return number
+
+
+def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -> None:
+    """These are an account's quotas from now on."""
+    # What is below host memory only matters to storages, which are told with their orders.
+    account.disk_bytes, account.remote_bytes = max(0, quota.disk_bytes), max(0, quota.remote_bytes)
+    bounds = max(0, quota.device_bytes), max(0, quota.host_bytes)
+    if bounds == (account.device_bytes, account.host_bytes):
+        return
+    is_bounded_anew = bool((bounds[0] and not account.device_bytes) or (bounds[1] and not account.host_bytes))
+    account.device_bytes, account.host_bytes = bounds
+    forget_unbounded_orders(account)
+    if is_bounded_anew:
+        for namespace, owner in state.tree.owners.items():
+            if owner == number:
+                _offer_namespace(state, namespace)
+    for pool in account.pages:
+        place(state, number, pool)
+
+
+def _own(state: CellState, namespace: str, number: int) -> None:
+    """A namespace belongs to an account from now on, with all that it has."""
+    tree = state.tree
+    tree.owners[namespace] = number
+    for fetch in state.fetches.values():
+        if fetch.namespace == namespace:
+            charge(state, number, f"{HOST}/{fetch.storage_id}", leased_pages(fetch.pages))
+    root_id = tree.roots.get(namespace)
+    if root_id is None:
+        return
+    for node in descendants_first(tree, tree.nodes[root_id]):
+        node.owner = number
+        _count_all(state, node)
+        _offer_all(state, node)
+
+
+def _offer_namespace(state: CellState, namespace: str) -> None:
+    root_id = state.tree.roots.get(namespace)
+    if root_id is not None:
+        for node in descendants_first(state.tree, state.tree.nodes[root_id]):
+            _offer_all(state, node)
+
+
+def _count_all(state: CellState, node: Node) -> None:
+    """Count what a node, whose owner is new, has everywhere."""
+    owner = node.owner
+    for worker_id, pages in (*node.device.items(), *node.loading.items()):
+        charge(state, owner, f"{DEVICE}/{worker_id}", len(pages) // PAGE_NUMBER_BYTES)
+    for storage_id, pages in node.host.items():
+        charge(state, owner, f"{HOST}/{storage_id}", len(pages) // PAGE_NUMBER_BYTES)
+    if not node.transfer:
+        return
+    transfer = state.transfers[node.transfer]
+    charge(state, owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_NUMBER_BYTES)
+    worker_id = transfer.worker_id
+    if worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
+        note_leaving(state, owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_NUMBER_BYTES)
+
+
+def _offer_all(state: CellState, node: Node) -> None:
+    """Tell its owner's orders from where a node may go. The pools' policies know."""
+    for worker_id in node.device:
+        if is_device_evictable(state, node, worker_id):
+            offer_owned(state, node, f"{DEVICE}/{worker_id}")
+    for storage_id in node.host:
+        if is_host_evictable(node, storage_id):
+            offer_owned(state, node, f"{HOST}/{storage_id}")
+
+
+def _forget_unused(state: CellState) -> None:
+    """Forget namespaces of which there is neither KV nor a request, and then accounts without any."""
+    tree, quotas = state.tree, state.quotas
+    used = dict.fromkeys(tree.roots)
+    used |= dict.fromkeys(request.submit.namespace for request in state.requests.values())
+    used |= dict.fromkeys(fetch.namespace for fetch in state.fetches.values())
+    tree.owners = {namespace: number for namespace, number in tree.owners.items() if namespace in used}
+    kept = dict.fromkeys(tree.owners.values())
+    quotas.accounts = {number: account for number, account in quotas.accounts.items() if number in kept}
+    quotas.numbers = {account.name: number for number, account in quotas.accounts.items()}

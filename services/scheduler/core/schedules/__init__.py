@@ -1,5 +1,0 @@
-"""Which waiting requests a batch takes, and in which order: one schedule a file, behind one protocol."""
-
-from services.scheduler.core.schedules.registry import SCHEDULES
-
-__all__ = ["SCHEDULES"]

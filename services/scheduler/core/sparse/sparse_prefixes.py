@@ -1,0 +1,171 @@
+"""Sparse prefixes: a part of a prompt that lies on the disk and of which only what is important is read (IMPRESS 4.1).
+
+A request that allows it may have the run of chunks that follows what its worker can reuse read in part, by the worker,
+in the step of its first chunk (ADR 0015). It is chosen while the request waits, like any other way back
+(:mod:`restoration_choice`), and then nothing is fetched and nothing waited for. What it covers is settled at admission.
+Where it is of no use by then, because something in front of it is gone or what it was for came another way, the request
+is looked at anew.
+
+What is computed behind a sparse prefix is lossy. It belongs to its request alone: it enters no tree, is saved nowhere,
+and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from services.scheduler.core.cache.prefix_match import may_reuse
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.queue.deferral import withdraw
+from services.scheduler.core.sparse.sparse_costs import sparse_prices
+from services.scheduler.core.sparse.sparse_state import SparseChoice, SparseSpan
+from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
+from services.scheduler.core.tiers.chunk_run import ChunkNames
+from shared.chunks import chunk_tokens
+from shared.errors import InvariantViolated
+from shared.ids import DIGEST_BYTES
+from shared.importance import LEAST_RATIO
+from shared.messages.base import pack_int32
+from shared.messages.requests import Importance
+from shared.messages.worker_plans import SparsePrefix
+
+SPARSE_CHUNKS = 4096
+"""Chunks of one sparse prefix at the most. Bounds the size of its order."""
+
+NOT_LOADED = -1
+"""Stands in a page table where the tokens of a sparse prefix are."""
+
+
+def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
+    """Whether a part of a request's prompt may be read in part from this storage, if it has any. Does not mutate.
+
+    Only ``planned`` does so: the other settings of ``restoring`` are for comparing ways that lose nothing.
+    """
+    importance = request.submit.cache.importance
+    is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and may_reuse(request)
+    is_possible = bool(storage.sparse_chunks) and not request.is_sparse_refused
+    return is_allowed and is_possible and state.config.restoring == "planned"
+
+
+def usable_sparse_end(
+    state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, covered: int
+) -> int:
+    """Behind the last chunk from ``first`` on that may be read in part; ``first`` where that is too little.
+
+    ``covered`` tokens of the request need not be read. Does not mutate; O(chunks).
+    """
+    if not may_be_sparse(state, request, storage):
+        return first
+    end, most = first, min(names.count, first + SPARSE_CHUNKS)
+    while end < most and names[end] in storage.sparse_chunks:
+        end += 1
+    size = chunk_tokens(state.tree.page_size)
+    return end if end * size - covered >= max(1, state.config.min_prefetch_tokens) else first
+
+
+def choose_sparse(
+    state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, end: int
+) -> None:
+    """Chunks [first, end) of a waiting request are to be read in part: nobody may wait for what it computes."""
+    chunks = b"".join(names[index] for index in range(first, end))
+    request.sparse_choice = SparseChoice(storage.storage_id, first * chunk_tokens(state.tree.page_size), chunks)
+    withdraw(state, request)
+
+
+def span_for(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
+    """The sparse prefix that a waiting request would get now, behind ``covered`` tokens (whole pages).
+
+    None where it was not chosen, or is of no use any more. Does not mutate; O(chunks).
+    """
+    choice = request.sparse_choice
+    if choice is None or covered < choice.depth:
+        return None
+    storage = storage_of(state, worker)
+    if storage is None or storage.storage_id != choice.storage_id or not may_be_sparse(state, request, storage):
+        return None
+    size = chunk_tokens(state.tree.page_size)
+    first = end = (covered - choice.depth) // size
+    chunks = choice.chunks
+    while end < len(chunks) // DIGEST_BYTES and _name(chunks, end) in storage.sparse_chunks:
+        end += 1
+    until = choice.depth + end * size
+    if until - covered < max(1, state.config.min_prefetch_tokens):
+        return None
+    return SparseSpan(
+        storage_id=storage.storage_id,
+        start=covered,
+        end=until,
+        depth=choice.depth + first * size,
+        chunks=chunks[first * DIGEST_BYTES : end * DIGEST_BYTES],
+    )
+
+
+def current_span(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
+    """The same; a choice that is of no use any more is dropped, and what to do is to be decided anew."""
+    span = span_for(state, request, worker, covered)
+    if span is None and request.sparse_choice is not None:
+        request.sparse_choice = None
+        request.is_fetch_due = True
+        count(state, "sparse_choices_dropped")
+    return span
+
+
+def pages_spared(span: SparseSpan, page_size: int) -> int:
+    """Entries of a page table that have no page, because the tokens of the span are not loaded."""
+    return (span.end - span.start) // page_size
+
+
+def pages_for_chosen(span: SparseSpan, importance: Importance | None, page_size: int) -> int:
+    """Pages for what each layer chooses of a span. Raises InvariantViolated where nobody allowed that."""
+    return -(-ceil(_demanded(importance).ratio * (span.end - span.start)) // page_size)
+
+
+def begin_sparse(
+    state: CellState, request: Request, worker: Worker, span: SparseSpan, pages: bytes, before: int
+) -> bytes:
+    """A request is admitted with this span; returns the pages of its table (packed) that no tree owns.
+
+    Of the leased ``pages`` the first ``before`` belong in front of the span, the last hold what is chosen of it.
+    """
+    importance = _demanded(request.submit.cache.importance)
+    page_size = state.tree.page_size
+    behind = len(pages) - pages_for_chosen(span, importance, page_size) * PAGE_NUMBER_BYTES
+    span.pages = pages[behind:]
+    prices = sparse_prices(state, worker, state.storages[span.storage_id], importance)
+    if prices is not None:
+        tokens = span.end - span.start
+        span.expected_us, span.predicted_us = prices.expecting(tokens), prices.reading(tokens)
+    request.sparse = span
+    count(state, "sparse_prefixes")
+    count(state, "sparse_tokens_planned", span.end - span.start)
+    gap = pack_int32([NOT_LOADED] * pages_spared(span, page_size))
+    return pages[: before * PAGE_NUMBER_BYTES] + gap + pages[before * PAGE_NUMBER_BYTES : behind]
+
+
+def sparse_order(request: Request) -> SparsePrefix | None:
+    """What the worker is told of the sparse prefix of a request that was just admitted, if it has one."""
+    span = request.sparse
+    if span is None:
+        return None
+    return SparsePrefix(
+        storage_id=span.storage_id,
+        namespace=request.submit.namespace,
+        start=span.start,
+        end=span.end,
+        depth=span.depth,
+        chunks=span.chunks,
+        pages=span.pages,
+        importance=_demanded(request.submit.cache.importance),
+        key_id=request.submit.key_id,
+    )
+
+
+def _demanded(importance: Importance | None) -> Importance:
+    """Only who allows it gets lossy KV."""
+    if importance is None:
+        raise InvariantViolated("a request that is to be exact was given a sparse prefix")
+    return importance
+
+
+def _name(chunks: bytes, index: int) -> bytes:
+    return chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

@@ -1,0 +1,97 @@
+"""Warming: chunks that are read in part again and again come up to host memory, for whoever comes next to use whole.
+
+IMPRESS moves a chunk up when its score is above the lowest of the tier above (4.4.2). Here, when a sparse prefix was
+read, its first chunks are fetched as KV if they have been read as often as selective admission asks for, and none of
+the coldest host copies that would have to go is worth more. Reading in part goes on until it has cost the disk as much
+as fetching would have: whoever rents for no longer than the price of buying pays at most twice what was best. The
+fetch is for nobody who waits, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
+while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
+"""
+
+from __future__ import annotations
+
+from services.scheduler.core.cache.digests import extend, root_digest
+from services.scheduler.core.cache.heat import value_of
+from services.scheduler.core.cache.hotness.tracking import prefix_read
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
+from services.scheduler.core.cache.shares import importance_of
+from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.state import CellState, Request, Storage
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
+from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming
+from shared.chunks import chunk_tokens
+
+WARMED_CHUNKS = 16
+"""Of one fetch at the most: so long may a fetch that somebody waits for stand behind it."""
+
+
+def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path: Path, disk_bytes: int) -> None:
+    """A sparse prefix was read once more, by ``disk_bytes``: fetch what is hot of it, if that is nobody's loss.
+
+    ``path`` is what the tree knows of the request's tokens up to the end of the span.
+    """
+    state = step.state
+    digest = _digest(state, request, span)
+    prefix_read(state, digest, len(path) + 1)
+    frequency, clock = state.hotness.lookup(digest)
+    has_pool = storage.pool is not None and state.config.host_tier
+    least = max(state.config.admission_frequency, _reads_for_a_fetch(state, span, disk_bytes))
+    if frequency < least or not has_pool or _is_busy(state, storage):
+        return
+    tree, tokens = state.tree, request.tokens
+    names = ChunkNames(tree, request.submit.namespace, tokens, path, usable_pages(tree, tokens))
+    covered = _in_host_memory(storage, path, span.start // tree.page_size)
+    first = covered // names.pages_each
+    end = _end_of_hot(storage, names, first, span.end // chunk_tokens(tree.page_size), least)
+    if end == first:
+        return
+    length = (end - first) * chunk_tokens(tree.page_size)
+    share = importance_of(storage.shares, [names[index] for index in range(first, end)])
+    value = share * value_of(state, frequency=frequency, clock=clock, length=length)
+    begin_warming(step, request, storage, path, KvRun(names, first, end, covered), value)
+
+
+def _digest(state: CellState, request: Request, span: SparseSpan) -> int:
+    """What a node that began where the span does would be remembered by. Does not mutate."""
+    above = extend(root_digest(request.submit.namespace), request.tokens[: span.start * TOKEN_BYTES])
+    return extend(above, head_of(state.tree, request.tokens[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]))
+
+
+def _reads_for_a_fetch(state: CellState, span: SparseSpan, disk_bytes: int) -> int:
+    """Reads in part, like this one, that take from the disk what fetching all of it takes; no more than can be counted.
+    Does not mutate.
+    """
+    if state.geometry is None or disk_bytes <= 0:
+        return 0
+    whole = (span.end - span.start) * state.geometry.token_bytes
+    return min(-(-whole // disk_bytes), (1 << state.config.frequency_bits) - 1)
+
+
+def _is_busy(state: CellState, storage: Storage) -> bool:
+    """Whether the storage fetches something, owes an answer, or has requests that wait for room. Does not mutate."""
+    name = storage.storage_id
+    fetches_kv = any(fetch.storage_id == name for fetch in state.fetches.values())
+    fetches_state = any(fetch.storage_id == name for fetch in state.state_fetches.values())
+    return fetches_kv or fetches_state or bool(storage.due) or bool(storage.late_fetches)
+
+
+def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
+    """Pages from the root behind which there is no host copy any more, ``start`` at the least. Does not mutate."""
+    position = 0
+    for node, pages in path:
+        if position + pages > start and storage.storage_id not in node.host:
+            break
+        position += pages
+    return max(position, start)
+
+
+def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, least: int) -> int:
+    """Behind the last chunk from ``first`` on that is there as KV and was read so often. Does not mutate."""
+    end, most = first, min(most, names.count, first + WARMED_CHUNKS)
+    shares = storage.shares.by_name
+    while end < most and names[end] in storage.chunks and names[end] in shares:
+        if shares[names[end]].reads < least:
+            break
+        end += 1
+    return end

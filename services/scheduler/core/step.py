@@ -1,0 +1,88 @@
+"""One step of the fold while it runs: the state, the input's place and time, and the outputs so far."""
+
+from __future__ import annotations
+
+from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
+from services.scheduler.core.state import CellState, Storage, Timer, Worker
+from shared.messages.gateway_notices import GatewayNotice, GatewayWord
+from shared.messages.storage_plans import StorageOrder, StoragePlan
+from shared.messages.worker_plans import WorkerOrder, WorkerPlan
+
+MOST_GATEWAYS = 4096
+"""Gateways whose notices are numbered on. A name is of one life, and one after which so many others lived is over."""
+
+
+class Step:
+    """Numbers and collects what one input leads to."""
+
+    __slots__ = ("outputs", "seq", "state", "time_ns", "touched")
+
+    def __init__(self, state: CellState, seq: int, time_ns: int) -> None:
+        self.state = state
+        self.seq = seq
+        self.time_ns = time_ns
+        self.outputs: list[Output] = []
+        self.touched: dict[str, None] = {}  # Workers that may have something new to do.
+
+    def touch(self, worker_id: str) -> None:
+        """Something changed by which this worker may be able to take on more."""
+        self.touched[worker_id] = None
+
+    def to_worker(self, worker: Worker, order: WorkerOrder) -> int:
+        """Order a worker; returns the plan's number."""
+        worker.number += 1
+        self._publish_to_worker(worker.worker_id, worker.incarnation, worker.number, order)
+        return worker.number
+
+    def to_stranger(self, worker_id: str, incarnation: str, order: WorkerOrder) -> None:
+        """Order a worker that is not let in: its first and last plan."""
+        self._publish_to_worker(worker_id, incarnation, 1, order)
+
+    def _publish_to_worker(self, worker_id: str, incarnation: str, number: int, order: WorkerOrder) -> None:
+        self.outputs.append(
+            WorkerPlan(
+                worker_id=worker_id,
+                incarnation=incarnation,
+                number=number,
+                epoch=self.state.epoch,
+                cause=self.seq,
+                order=order,
+            )
+        )
+
+    def to_storage(self, storage: Storage, order: StorageOrder) -> None:
+        """Order a storage."""
+        storage.number += 1
+        self.outputs.append(
+            StoragePlan(
+                storage_id=storage.storage_id,
+                incarnation=storage.incarnation,
+                number=storage.number,
+                epoch=self.state.epoch,
+                cause=self.seq,
+                order=order,
+            )
+        )
+
+    def to_gateway(self, gateway_id: str, word: GatewayWord) -> None:
+        """Tell a gateway. Of very many that are known, the one is forgotten that was told nothing for longest."""
+        gateways = self.state.gateways
+        number = gateways.pop(gateway_id, 0) + 1
+        gateways[gateway_id] = number
+        if len(gateways) > MOST_GATEWAYS:
+            del gateways[next(iter(gateways))]
+        self.outputs.append(
+            GatewayNotice(gateway_id=gateway_id, number=number, epoch=self.state.epoch, cause=self.seq, word=word)
+        )
+
+    def set_timer(self, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+        """Start a timer of this step's time plus ``delay_ms``; returns its id."""
+        at_ns = self.time_ns + delay_ms * 1_000_000
+        self.state.timers[timer_id] = Timer(at_ns=at_ns, kind=kind, subject=subject)
+        self.outputs.append(SetTimer(timer_id, at_ns))
+        return timer_id
+
+    def cancel_timer(self, timer_id: str) -> None:
+        """Stop a timer if it still runs."""
+        if self.state.timers.pop(timer_id, None) is not None:
+            self.outputs.append(CancelTimer(timer_id))

@@ -1,0 +1,181 @@
+"""Fetches of KV, disk or object store to host pool: how much of a run there is room for, and the order for it.
+
+Fetches that are not over, and what they brought for requests that still wait, have ``prefetch_fraction`` of the pool
+at the most, or one request's KV: more would be evicted before its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.core.cache.host_admission import displace_colder, take_host_pages
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, Path
+from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
+from services.scheduler.core.hidden.restoration_choice import queued_bytes
+from services.scheduler.core.quotas.limits import disk_quota, excess, most_pages, owner_of
+from services.scheduler.core.state import Request, Storage, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.chunk_run import ChunkNames
+from services.scheduler.core.tiers.under_way import Fetch
+from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.storage_plans import FetchChunks
+
+NOWHERE = -1
+"""Stands in a fetch's pages where the tree has the KV already."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvRun:
+    """Chunks [first, end) of a sequence that may be brought as KV, and the leading pages that need not be."""
+
+    names: ChunkNames
+    first: int
+    end: int
+    covered_pages: int
+    predicted_us: float = 0.0  # Until it is on the device; 0 where nobody can say.
+
+
+def begin_fetch(step: Step, request: Request, storage: Storage, path: Path, run: KvRun) -> bool:
+    """Order a run, or as many chunks of it as there is room for; False where that is less than is worth it.
+
+    What its owner's quota has no room for is not ordered, and nothing that would be worth waiting for: others wait for
+    room behind whoever does.
+    """
+    state = step.state
+    owner, pool = owner_of(state, request.submit.namespace), f"{HOST}/{storage.storage_id}"
+    each, page_size = run.names.pages_each, state.tree.page_size
+    first_page = run.first * each
+    wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
+    others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
+    most = most_pages(state, owner, pool)
+    allowed = room if most is None else min(room, most)
+    end = run.first + _cut_to_room(wanted, each, allowed)
+    if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
+        count(state, "fetches_without_room")
+        return allowed < room
+    leased = _take_pages(step, storage, path, sum(wanted), owner)
+    if leased is None:
+        count(state, "fetches_without_room")
+        return excess(state, owner, pool, sum(wanted)) > 0
+    taken = iter(unpack_int32(leased))
+    pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
+    _order(step, request, storage, pages, run, end)
+    return True
+
+
+def begin_warming(step: Step, request: Request, storage: Storage, path: Path, run: KvRun, value: float) -> None:
+    """Order a run that nobody waits for, or as many chunks of it as fetches may bring, if its pages can be had.
+
+    What has to go for it is worth no more than ``value``. Its tokens are those of ``request``.
+    """
+    state = step.state
+    each = run.names.pages_each
+    wanted = _pages_wanted(path, storage, run.first * each, run.end * each, run.covered_pages)
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages
+    end = run.first + _cut_to_room(wanted, each, room - sum(storage.ahead.values()))
+    if not sum(wanted):
+        return
+    way = dict.fromkeys(node.id for node, _ in path)
+    owner = owner_of(state, request.submit.namespace)
+    leased = displace_colder(step, storage, sum(wanted), value, way, owner)
+    if leased is None:
+        count(state, "warmings_refused")
+        return
+    count(state, "warmings_started")
+    taken = iter(unpack_int32(leased))
+    pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
+    _order(step, request, storage, pages, run, end, is_warming=True)
+
+
+def _cut_to_room(wanted: bytearray, each: int, room: int) -> int:
+    """Cut a run's wanted pages, ``each`` a chunk, to as many chunks as bring ``room`` pages; returns how many."""
+    chunks, needed = len(wanted) // each, sum(wanted)
+    while chunks > 0 and needed > room:
+        chunks -= 1
+        needed -= sum(wanted[chunks * each :])
+        del wanted[chunks * each :]
+    return chunks
+
+
+def _pages_wanted(path: Path, storage: Storage, start: int, end: int, covered: int) -> bytearray:
+    """A 1 for each page of [start, end) that is to be brought: all but what is covered or has a copy further on."""
+    wanted = bytearray(b"\x01") * (end - start)
+    wanted[: covered - start] = bytes(max(0, covered - start))
+    position = 0
+    for node, pages in path:
+        if storage.storage_id in node.host and storage.storage_id not in node.quarantined:
+            low, high = max(position, start), min(position + pages, end)
+            if low < high:
+                wanted[low - start : high - start] = bytes(high - low)
+        position += pages
+    return wanted
+
+
+def _take_pages(step: Step, storage: Storage, path: Path, pages: int, owner: int) -> bytes | None:
+    """Host pages for a fetch; the copies that it goes on from are not what makes room for it."""
+    held = [node for node, _ in path if storage.storage_id in node.host]
+    for node in held:
+        lock_host(node, storage.storage_id)
+    leased = take_host_pages(step, storage, pages, owner)
+    for node in reversed(held):
+        unlock_host(step.state, node, storage)
+    return leased
+
+
+def _order(
+    step: Step,
+    request: Request,
+    storage: Storage,
+    pages: bytes,
+    run: KvRun,
+    end: int,
+    *,
+    is_warming: bool = False,
+) -> None:
+    """Write a fetch down and send it. ``request`` waits for it, unless it ``is_warming``."""
+    state = step.state
+    each, page_size = run.names.pages_each, state.tree.page_size
+    fetch_id = state.next_fetch
+    state.next_fetch += 1
+    deadline_ms = state.config.fetch_deadline_ms
+    names = [run.names[index] for index in range(run.first, end)]
+    fetch = Fetch(
+        fetch_id=fetch_id,
+        storage_id=storage.storage_id,
+        namespace=request.submit.namespace,
+        tokens=request.tokens[: end * each * page_size * TOKEN_BYTES],
+        depth=run.first * each * page_size,
+        pages=pages,
+        timer_id=step.set_timer(f"fetch.{fetch_id}", "fetch", str(fetch_id), deadline_ms),
+        waiters={} if is_warming else {request.request_id: None},
+        names=b"".join(names),
+        queued_bytes=queued_bytes(state, storage),
+        predicted_us=run.predicted_us if end == run.end else 0.0,
+        is_warming=is_warming,
+    )
+    state.fetches[fetch_id] = fetch
+    storage.fetching.update(dict.fromkeys(names, fetch_id))
+    storage.fetch_pages += leased_pages(pages)
+    if not is_warming:
+        request.fetch, request.fetch_end = fetch_id, end * each * page_size
+        request.fetched_from = request.fetched_from if request.fetched_to else run.covered_pages * page_size
+        count(state, "restorations_planned_kv")
+    count(state, "fetches_started")
+    order = FetchChunks(
+        fetch_id=fetch_id,
+        namespace=fetch.namespace,
+        depth=fetch.depth,
+        identities=run.names.identities(run.first * each, end * each),
+        host_pages=pages,
+        deadline_ms=deadline_ms,
+        key_id=request.submit.key_id,
+        trace=request.submit.trace,
+        quota=disk_quota(state, fetch.namespace),
+    )
+    step.to_storage(storage, order)
+
+
+def leased_pages(pages: bytes) -> int:
+    """Entries of a fetch's pages that are pages."""
+    return len(pages) // PAGE_NUMBER_BYTES - unpack_int32(pages).count(NOWHERE)

@@ -1,0 +1,193 @@
+"""Which whole chunks of a path are still to be saved, and where their pages can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.prefix_tree import (
+    PAGE_NUMBER_BYTES,
+    TOKEN_BYTES,
+    Node,
+    Path,
+    ancestors,
+    namespace_of,
+    page_count,
+)
+from services.scheduler.core.state import CellState, Storage
+from services.scheduler.core.tiers.catalogue import is_state_kept
+from shared.chunks import chunk_names, chunk_pages
+from shared.ids import DIGEST_BYTES, chain_root
+
+NOWHERE = np.int32(-1).tobytes()
+"""In a packed page list: this page is not read from that pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRun:
+    """Whole chunks one behind the other. Lists are packed as in ``SaveChunks``; ``first`` counts chunks from the root.
+
+    ``reads`` is the deepest node whose device pages are read, None where all are in host memory; ``node`` is the one
+    in which the run ends.
+    """
+
+    first: int
+    depth: int  # tokens
+    names: tuple[bytes, ...]
+    tokens: bytes
+    parent: bytes
+    identities: bytes
+    host_pages: bytes
+    device_pages: bytes
+    reads: Node | None
+    node: Node
+
+
+@dataclass(slots=True)
+class _Pages:
+    """Pages of a path from some chunk on. ``ends`` is where each node's pages end, ``is_on_device`` how it is read."""
+
+    tokens: list[bytes] = field(default_factory=list)
+    host: list[bytes] = field(default_factory=list)
+    device: list[bytes] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    is_on_device: list[bool] = field(default_factory=list)
+
+
+def runs_to_save(
+    state: CellState, path: Path, storage: Storage, worker_id: str, first: int, most: int
+) -> list[ChunkRun]:
+    """Runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
+
+    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Chunks that the storage has or is about to have, as
+    KV or as state that it is restored from, and those with a page that is neither in its host pool nor on this worker,
+    are left out. Computes the identities of
+    nodes that have none.
+    """
+    per_chunk = chunk_pages(state.tree.page_size)
+    base = first * per_chunk
+    identities, before = _identities_of(state, path, base)
+    names = chunk_names(identities, per_chunk)
+    held, saving, taken = storage.chunks, storage.saving, storage.taken
+    missing = [index for index, name in enumerate(names) if name not in held]
+    if storage.state_pool is not None and state.config.restoring != "kv":
+        missing = [index for index in missing if not is_state_kept(storage, names[index])]
+    if missing and (saving or taken):
+        missing = [index for index in missing if names[index] not in saving and names[index] not in taken]
+    if not missing:
+        return []
+    found = _pages_of(state, path, storage.storage_id, worker_id, base)
+    host, device = b"".join(found.host), b"".join(found.device)
+    at_host, at_device = (np.frombuffer(pages, dtype="<i4") for pages in (host, device))
+    usable = len(names) * per_chunk
+    is_somewhere = (at_host[:usable] >= 0) | (at_device[:usable] >= 0)
+    is_there = np.logical_and.reduce(is_somewhere.reshape(-1, per_chunk), axis=1)
+    wanted = [index for index in missing if is_there[index]]
+    if not wanted:
+        return []
+    tokens = b"".join(found.tokens)
+    page_bytes = state.tree.page_token_bytes
+    runs = []
+    for start, end in stretches(wanted, most):
+        low, high = start * per_chunk, end * per_chunk
+        runs.append(
+            ChunkRun(
+                first=first + start,
+                depth=(base + low) * state.tree.page_size,
+                names=tuple(names[start:end]),
+                tokens=tokens[low * page_bytes : high * page_bytes],
+                parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else before,
+                identities=identities[low * DIGEST_BYTES : high * DIGEST_BYTES],
+                host_pages=host[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
+                device_pages=device[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
+                reads=_deepest_read(found, low, high),
+                node=_node_at(found, high - 1),
+            )
+        )
+    return runs
+
+
+def path_to(state: CellState, node: Node) -> Path:
+    """All of the path that ends with a node, as :func:`prefix_tree.match_prefix` returns it. Does not mutate."""
+    return [(above, page_count(state.tree, above)) for above in reversed(ancestors(state.tree, node))]
+
+
+def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, bytes]:
+    """The identities of a path's pages from page ``base`` on, and that of the page above."""
+    tree = state.tree
+    before = chain_root(namespace_of(tree, path[0][0])) if path else b""
+    parts = []
+    for node, pages in path:
+        start = node.depth // tree.page_size
+        if start + pages < base:
+            continue
+        identities = page_identities(tree, node)
+        skipped = max(0, base - start)
+        if skipped:
+            before = identities[(skipped - 1) * DIGEST_BYTES : skipped * DIGEST_BYTES]
+        parts.append(identities[skipped * DIGEST_BYTES : pages * DIGEST_BYTES])
+    return b"".join(parts), before
+
+
+def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, base: int) -> _Pages:
+    """The pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
+    tree = state.tree
+    page_bytes = tree.page_token_bytes
+    found = _Pages()
+    for node, pages in path:
+        start = node.depth // tree.page_size
+        skipped = max(0, base - start)
+        if pages <= skipped:
+            continue
+        host = node.host.get(storage_id, b"") if storage_id not in node.quarantined else b""
+        device = node.device.get(worker_id, b"") if not host else b""
+        size = pages - skipped
+        found.tokens.append(node.tokens[skipped * page_bytes : pages * page_bytes])
+        found.host.append(host[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if host else NOWHERE * size)
+        found.device.append(
+            device[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if device else NOWHERE * size
+        )
+        found.nodes.append(node)
+        found.ends.append((found.ends[-1] if found.ends else 0) + size)
+        found.is_on_device.append(bool(device))
+    return found
+
+
+def stretches(wanted: list[int], most: int) -> list[tuple[int, int]]:
+    """Ascending numbers as stretches [start, end) without a gap, of at most ``most`` each."""
+    breaks = [place for place, (left, right) in enumerate(pairwise(wanted), 1) if right != left + 1]
+    stretches = []
+    for start, end in pairwise([0, *breaks, len(wanted)]):
+        low, high = wanted[start], wanted[end - 1] + 1
+        stretches += [(cut, min(cut + most, high)) for cut in range(low, high, most)]
+    return stretches
+
+
+def _deepest_read(found: _Pages, low: int, high: int) -> Node | None:
+    """The deepest node of which pages [low, high) read the device."""
+    start = 0
+    deepest = None
+    for node, end, is_on_device in zip(found.nodes, found.ends, found.is_on_device, strict=True):
+        if is_on_device and start < high and end > low:
+            deepest = node
+        start = end
+    return deepest
+
+
+def _node_at(found: _Pages, page: int) -> Node:
+    """The node of this page."""
+    return next(node for node, end in zip(found.nodes, found.ends, strict=True) if page < end)
+
+
+def depth_in_chunks(state: CellState, node: Node) -> int:
+    """The chunk in which the node's first page lies, counted from the root. Does not mutate."""
+    return node.depth // state.tree.page_size // chunk_pages(state.tree.page_size)
+
+
+def end_in_chunks(state: CellState, node: Node) -> int:
+    """Whole chunks from the root to the node's end. Does not mutate."""
+    return (node.depth + len(node.tokens) // TOKEN_BYTES) // (chunk_pages(state.tree.page_size) * state.tree.page_size)

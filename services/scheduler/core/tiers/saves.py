@@ -1,0 +1,280 @@
+"""Saves, to the tiers below host memory: ordered chunk by chunk of a path, answered by the storage, with a deadline.
+
+A save that reads a device keeps the path that it reads locked there until the storage answers, however late that is.
+What it reads of host memory needs no lock: the storage reads before it carries out a later order. How much is under
+way is bounded, per storage and per device; what finds no room stands in line until others are answered.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from services.scheduler.core.cache.heat import hotness
+from services.scheduler.core.cache.prefix_tree import (
+    TOKEN_BYTES,
+    Node,
+    Path,
+    namespace_of,
+)
+from services.scheduler.core.cache.residency import lock_path, unlock_path
+from services.scheduler.core.cache.unsaved import MOST_UNSAVED, put_off
+from services.scheduler.core.quotas.limits import disk_quota
+from services.scheduler.core.state import CellState, Storage, Worker, count
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
+from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
+from services.scheduler.core.tiers.under_way import Save
+from shared.ids import DIGEST_BYTES, split_digests
+from shared.messages.requests import SubmitRequest
+from shared.messages.storage_events import ChunksSaved
+from shared.messages.storage_plans import SaveChunks
+
+ORDER_CHUNKS = 64
+"""Chunks of one order at the most."""
+
+SAVING_CHUNKS = 512
+"""Chunks on their way to one storage at the most: backups wait behind what it has not read yet."""
+
+PUT_OFF_A_TURN = 16
+"""Paths in line that are looked at after one answer at the most: each costs as much as the end of a request."""
+
+_HELD_SHARE = 4
+"""Saves keep at most one in so many pages of a device locked, or a single path: requests need the rest."""
+
+_TAKEN_REMEMBERED = 16_384
+
+
+def saves_below(storage: Storage) -> bool:
+    """Whether there is anything to save to."""
+    return storage.disk_bytes > 0 or storage.has_remote
+
+
+def may_save(storage: Storage) -> bool:
+    """Whether it may be asked to save now; a storage that let a deadline pass gets no more until it answers."""
+    return saves_below(storage) and not storage.late_saves
+
+
+def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
+    """Have every whole chunk of a path saved, from number ``first`` on, that is neither saved nor on its way.
+
+    ``path`` is as :func:`prefix_tree.match_prefix` returns it. Pages are read from the host pool or, where they are
+    not in it, from the worker. What there is no room for now is saved later.
+    """
+    if not path or not saves_below(storage):
+        return
+    left = _save_as_far_as_may_be(step, storage, worker, path, first)
+    if left:
+        put_off(step.state, storage, path[-1][0], left[0].first, sum(len(run.names) for run in left))
+
+
+def _save_as_far_as_may_be(
+    step: Step, storage: Storage, worker: Worker | None, path: Path, first: int
+) -> list[ChunkRun]:
+    """Returns the runs for which there is no room now."""
+    state = step.state
+    worker_id = "" if worker is None else worker.worker_id
+    runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
+    for index, run in enumerate(runs):
+        if storage.late_saves or len(storage.saving) + len(run.names) > SAVING_CHUNKS:
+            return runs[index:]
+        if not _may_hold(state, worker, run.reads):
+            return runs[index:]
+        _open(step, storage, worker, run)
+    return []
+
+
+def save_put_off(step: Step, storage: Storage) -> None:
+    """Save what stands in line, as far as there is room now."""
+    state = step.state
+    if state.config.disk_writes == "off":
+        storage.unsaved = {}
+    for _ in range(PUT_OFF_A_TURN):
+        if not storage.unsaved or not may_save(storage):
+            return
+        node_id, first = next(iter(storage.unsaved.items()))
+        path = path_to(state, state.tree.nodes[node_id])
+        left = _save_as_far_as_may_be(step, storage, _holder_of(state, storage, path), path, first)
+        if left:
+            storage.unsaved[node_id] = left[0].first
+            return
+        del storage.unsaved[node_id]
+
+
+def save_what_devices_hold(step: Step, storage: Storage) -> None:
+    """A storage can read pages from now on: have what was computed without it saved, used last first.
+
+    That is while it was away, and between the start of a cell and this. At most a line full of it; what has been on its
+    disk all the time costs it a look.
+    """
+    state = step.state
+    if state.config.disk_writes != "through" or not saves_below(storage):
+        return
+    near = {name for name, worker in state.workers.items() if worker.node == storage.node}
+    ends = [
+        node
+        for node in state.tree.nodes.values()
+        if any(name in near and name not in node.below for name in node.device)
+    ]
+    ends.sort(key=lambda node: node.last_use, reverse=True)
+    whole = ((node, chunks) for node in ends if (chunks := end_in_chunks(state, node)))
+    for node, chunks in islice(whole, MOST_UNSAVED):
+        put_off(state, storage, node, 0, chunks)
+    save_put_off(step, storage)
+
+
+def save_leaving(step: Step, storage: Storage, node: Node) -> None:
+    """Save the chunks that end in a node whose host copy is about to go, if that is when chunks are to be saved.
+
+    The first of them may begin above the node: those pages come from host memory or a device of the storage's node.
+    """
+    state = step.state
+    if state.config.disk_writes != "on_evict" or not may_save(storage):
+        return
+    first = depth_in_chunks(state, node)
+    if end_in_chunks(state, node) <= first:
+        return
+    path = path_to(state, node)
+    left = _save_as_far_as_may_be(step, storage, _holder_of(state, storage, path[:-1]), path, first)
+    # It is gone before there is room.
+    count(state, "saves_refused_chunks", sum(len(run.names) for run in left))
+
+
+def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
+    """A worker of the storage's node that has the lowest node of a path which is not in its host pool."""
+    for above, _ in reversed(path):
+        if storage.storage_id not in above.host or storage.storage_id in above.quarantined:
+            near = [state.workers[name] for name in above.device if state.workers[name].node == storage.node]
+            return near[0] if near else None
+    return None
+
+
+def _may_hold(state: CellState, worker: Worker | None, reads: Node | None) -> bool:
+    """Whether saves may keep the path to this node on the worker too."""
+    if worker is None or reads is None:
+        return True
+    held = dict.fromkeys(save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node)
+    if not held or reads.id in held:
+        return True
+    held[reads.id] = None
+    pages = sum(_pages_to_end(state, state.tree.nodes[node_id]) for node_id in held)
+    return pages * _HELD_SHARE <= worker.pool.total
+
+
+def _pages_to_end(state: CellState, node: Node) -> int:
+    return (node.depth + len(node.tokens) // TOKEN_BYTES) // state.tree.page_size
+
+
+def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) -> None:
+    state = step.state
+    save_id = state.next_save
+    state.next_save += 1
+    reader = worker if run.reads is not None else None
+    if reader is not None and run.reads is not None:
+        lock_path(state, run.reads, reader)
+    timer_id = step.set_timer(f"save.{save_id}", "save", str(save_id), state.config.save_deadline_ms)
+    save = Save(
+        save_id,
+        storage.storage_id,
+        "" if reader is None else reader.worker_id,
+        0 if run.reads is None else run.reads.id,
+        b"".join(run.names),
+        timer_id,
+    )
+    state.saves[save_id] = save
+    storage.saving |= dict.fromkeys(run.names, save_id)
+    count(state, "saves_started")
+    namespace = namespace_of(state.tree, run.node)
+    order = SaveChunks(
+        save_id=save_id,
+        namespace=namespace,
+        depth=run.depth,
+        tokens=run.tokens,
+        parent=run.parent,
+        identities=run.identities,
+        host_pages=run.host_pages,
+        device_pages=run.device_pages,
+        worker_id=save.worker_id,
+        worker_incarnation="" if reader is None else reader.incarnation,
+        key_id=state.key_ids.get(namespace, ""),
+        value=hotness(state, run.node),
+        quota=disk_quota(state, namespace),
+    )
+    step.to_storage(storage, order)
+
+
+def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) -> None:
+    """The storage answered: it reads nothing of this save any more, and its disk holds what it says."""
+    state = step.state
+    step.touch(save.worker_id)
+    step.cancel_timer(save.timer_id)
+    storage.late_saves -= save.is_late
+    if not save.is_late:
+        count(state, "saves_failed" if message.error else "saves_done")
+    _close(state, storage, save)
+    count(state, "saved_chunks", len(message.chunks) // DIGEST_BYTES)
+    chunks_gone(state, storage, message.dropped)
+    chunks_added(state, storage, message.chunks)
+    if not message.error and save.save_id >= storage.taken_from:
+        remember_taken(storage, save.chunks)
+
+
+def expire_save(step: Step, save: Save) -> None:
+    """The deadline passed: the storage gets no further save before it answers. What it may still read stays locked."""
+    state = step.state
+    count(state, "saves_failed")
+    save.is_late = True
+    state.storages[save.storage_id].late_saves += 1
+
+
+def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
+    """The storage is gone: nobody reads for its saves any more."""
+    state = step.state
+    for save in [save for save in state.saves.values() if save.storage_id == storage.storage_id]:
+        step.cancel_timer(save.timer_id)
+        step.touch(save.worker_id)
+        count(state, "saves_failed", 0 if save.is_late else 1)
+        _close(state, storage, save)
+    storage.late_saves = 0
+    storage.taken, storage.unsaved = {}, {}
+
+
+def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
+    """The worker is gone with its pages and their locks; what the storage has read of them is good."""
+    for save in state.saves.values():
+        if save.worker_id == worker.worker_id:
+            save.worker_id, save.node = "", 0
+
+
+def remember_taken(storage: Storage, names: bytes) -> None:
+    """The storage has these chunks (16 bytes each) somewhere, if not on its disk: they are not offered to it again."""
+    taken = storage.taken
+    taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.chunks)
+    while len(taken) > _TAKEN_REMEMBERED:
+        del taken[next(iter(taken))]
+
+
+def forget_taken(state: CellState, storage: Storage) -> None:
+    """What is below the storage's host pool is being deleted: it may be saved again."""
+    storage.taken, storage.taken_from = {}, state.next_save
+
+
+def remember_key(state: CellState, message: SubmitRequest) -> None:
+    """Note whose key encrypts this request's namespace. What nobody uses any more is forgotten now and then."""
+    if not message.key_id or message.namespace in state.key_ids:
+        return
+    state.key_ids[message.namespace] = message.key_id
+    if len(state.key_ids) > 2 * (len(state.tree.roots) + len(state.requests)) + 64:
+        used = dict.fromkeys(state.tree.roots) | dict.fromkeys(
+            request.submit.namespace for request in state.requests.values()
+        )
+        state.key_ids = {name: key for name, key in state.key_ids.items() if name in used or name == message.namespace}
+
+
+def _close(state: CellState, storage: Storage, save: Save) -> None:
+    """Forget a save, and unlock what it read."""
+    del state.saves[save.save_id]
+    for name in split_digests(save.chunks):
+        storage.saving.pop(name, None)
+    worker = state.workers.get(save.worker_id)
+    if worker is not None and save.node:
+        unlock_path(state, state.tree.nodes[save.node], worker)

@@ -1,0 +1,122 @@
+"""The radix tree against a naive model."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.cache.prefix_tree import (
+    PrefixTree,
+    add_child,
+    ancestors,
+    child_of,
+    common_pages,
+    descendants_first,
+    match_prefix,
+    namespace_of,
+    page_count,
+    remove_leaf,
+    root_of,
+    split,
+)
+from shared.messages.base import pack_int32
+from tests.stateful.cell_model import namespace
+
+
+def insert(tree, name, tokens):
+    """Put whole pages of ``tokens`` into the tree, splitting where needed."""
+    page = tree.page_token_bytes
+    end = len(tokens) // page * page
+    node, offset = root_of(tree, name), 0
+    while offset < end:
+        child = child_of(tree, node, tokens, offset)
+        if child is None:
+            return add_child(tree, node, tokens[offset:end])
+        pages = common_pages(tree, child, tokens, offset, end)
+        if pages < page_count(tree, child):
+            child = split(tree, child, pages)
+        node, offset = child, offset + pages * page
+    return node
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_match_is_whole_pages_and_capped(page_size):
+    """Only whole pages match, and never more than the caller allows."""
+    tree = PrefixTree(page_size=page_size)
+    tokens = pack_int32(range(5 * page_size))
+    insert(tree, namespace(), tokens)
+
+    assert match_prefix(tree, namespace(), tokens, 5)[-1][1] == 5
+    assert match_prefix(tree, namespace(), tokens, 3)[-1][1] == 3
+    assert match_prefix(tree, namespace(), tokens[:-4], 5)[-1][1] == 4
+    assert match_prefix(tree, namespace("other"), tokens, 5) == []
+
+
+def test_a_split_keeps_what_both_parts_hold():
+    """Pages, locks, readers and identities are divided or inherited, and the lower part keeps its id."""
+    tree = PrefixTree(page_size=2)
+    node = insert(tree, namespace(), pack_int32(range(8)))
+    node.device, node.host = {"w": pack_int32([3, 4, 5, 6])}, {"s": pack_int32([9, 8, 7, 6])}
+    node.locks, node.host_locks = {"w": 2}, {"s": 1}
+    node.identities = bytes(range(64))
+    node.transfer, node.backup_pages = 5, pack_int32([1, 2, 3, 4])
+
+    upper = split(tree, node, 1)
+
+    assert (upper.device["w"], node.device["w"]) == (pack_int32([3]), pack_int32([4, 5, 6]))
+    assert (upper.host["s"], node.host["s"]) == (pack_int32([9]), pack_int32([8, 7, 6]))
+    assert upper.locks == node.locks == {"w": 2}
+    assert upper.host_locks == node.host_locks == {"s": 1}
+    assert upper.below == {"w": 1}
+    assert (upper.identities, node.identities) == (bytes(range(16)), bytes(range(16, 64)))
+    assert (upper.transfer, upper.backup_pages, node.backup_pages) == (5, pack_int32([1]), pack_int32([2, 3, 4]))
+    assert ancestors(tree, node) == [node, upper]
+    assert namespace_of(tree, node) == namespace()
+
+
+def test_common_pages_end_where_the_caller_says():
+    """A node that would match further is compared up to the given end, and a shorter one up to its own."""
+    tree = PrefixTree(page_size=2)
+    node = insert(tree, namespace(), pack_int32(range(8)))
+    tokens = pack_int32([9, 9, *range(10)])
+
+    assert common_pages(tree, node, tokens, 8, 16) == 1
+    assert common_pages(tree, node, tokens, 8, 48) == 4
+    assert common_pages(tree, node, pack_int32([0, 1, 2, 9, 4, 5, 6, 7]), 0, 32) == 1
+
+
+def test_the_last_leaf_takes_its_root_along():
+    """A namespace without pages leaves nothing behind."""
+    tree = PrefixTree(page_size=2)
+    node = insert(tree, namespace(), pack_int32(range(4)))
+
+    assert remove_leaf(tree, node) is None
+    assert tree.nodes == {}
+    assert tree.roots == {}
+
+
+@settings(max_examples=100)
+@given(
+    page_size=st.sampled_from([1, 2, 3]),
+    known=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8),
+    asked=st.lists(st.integers(0, 1), max_size=12),
+)
+def test_a_match_equals_the_longest_common_prefix(page_size, known, asked):
+    """The tree finds as many pages as comparing with every known sequence does."""
+    tree = PrefixTree(page_size=page_size)
+    for tokens in known:
+        if len(tokens) >= page_size:
+            insert(tree, namespace(), pack_int32(tokens))
+    expected = 0
+    for tokens in known:
+        pages = min(len(tokens), len(asked)) // page_size
+        while tokens[: pages * page_size] != asked[: pages * page_size]:
+            pages -= 1
+        expected = max(expected, pages)
+
+    path = match_prefix(tree, namespace(), pack_int32(asked), 100)
+
+    assert sum(pages for _, pages in path) == expected
+    joined = b"".join(node.tokens for node, _ in path)
+    assert joined.startswith(pack_int32(asked[: expected * page_size]))
+    for root in tree.roots.values():
+        assert descendants_first(tree, tree.nodes[root])[-1].id == root

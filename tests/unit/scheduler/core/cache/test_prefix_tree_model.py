@@ -1,0 +1,177 @@
+"""The radix tree against a dictionary from sequences of tokens to nodes, over random histories."""
+
+import random
+
+import pytest
+
+from services.scheduler.core.cache import prefix_tree
+from services.scheduler.core.cache.digests import extend
+from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from services.scheduler.core.cache.prefix_tree import (
+    PrefixTree,
+    add_child,
+    ancestors,
+    child_of,
+    common_pages,
+    head_of,
+    match_again,
+    match_prefix,
+    page_count,
+    remove_leaf,
+    root_of,
+    split,
+)
+from shared.messages.base import pack_int32, unpack_int32
+from tests.stateful.cell_model import namespace
+
+
+class Model:
+    """Which prefixes are cached, as tuples of tokens, each with how often it was put there and is still held."""
+
+    def __init__(self, page_size):
+        self.page_size = page_size
+        self.tree = PrefixTree(page_size=page_size)
+        self.known = {}  # Every cached prefix of whole pages, and the node that it ends in.
+
+    def insert(self, tokens):
+        """Put a sequence into both, and cut nodes where it leaves them."""
+        tree, packed = self.tree, pack_int32(tokens)
+        page = tree.page_token_bytes
+        node, offset = root_of(tree, namespace()), 0
+        while offset < len(packed):
+            child = child_of(tree, node, packed, offset)
+            if child is None:
+                child = add_child(tree, node, packed[offset:])
+                pages = page_count(tree, child)
+            else:
+                pages = common_pages(tree, child, packed, offset, len(packed))
+                if pages < page_count(tree, child):
+                    child = split(tree, child, pages)
+            node, offset = child, offset + pages * page
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            self.known[tuple(tokens[:end])] = None
+
+    def remove(self, choice):
+        """Take a leaf from both."""
+        leaves = [node for node in self.tree.nodes.values() if node.parent and not node.children]
+        leaf = leaves[choice % len(leaves)]
+        path = unpack_int32(b"".join(node.tokens for node in reversed(ancestors(self.tree, leaf))))
+        first = len(path) - len(leaf.tokens) // 4 + self.page_size
+        for end in range(first, len(path) + 1, self.page_size):
+            del self.known[tuple(path[:end])]
+        remove_leaf(self.tree, leaf)
+
+    def expected_pages(self, tokens, most):
+        """How many pages of ``tokens`` are cached, tried one after another."""
+        pages, most = 0, min(most, len(tokens) // self.page_size)
+        while pages < most and tuple(tokens[: (pages + 1) * self.page_size]) in self.known:
+            pages += 1
+        return pages
+
+    def check(self):
+        """The nodes together hold what is known, each once and where it belongs."""
+        held = 0
+        for node in self.tree.nodes.values():
+            if not node.parent:
+                continue
+            parent = self.tree.nodes[node.parent]
+            assert child_of(self.tree, parent, node.tokens, 0) is node
+            assert node.depth == parent.depth + len(parent.tokens) // 4
+            assert node.digest == extend(parent.end_digest, head_of(self.tree, node.tokens))
+            assert node.end_digest == extend(parent.end_digest, node.tokens)
+            assert node.children or node.children is EMPTY_MAP
+            held += page_count(self.tree, node)
+        assert held == len(self.known)
+
+
+def sequence(chance, page_size):
+    """One of few sequences, so that many share a beginning; pages differ in their last token only."""
+    tokens = []
+    for _ in range(chance.randrange(1, 7)):
+        tokens += [7] * (page_size - 1) + [chance.randrange(3)]
+    return tokens
+
+
+def a_history(page_size, seed):
+    """Insert, remove and ask at random, and compare after every action."""
+    chance = random.Random(seed)
+    model = Model(page_size)
+    asked = {}
+    for _ in range(120):
+        tokens = sequence(chance, page_size)
+        kind = chance.random()
+        if kind < 0.4 or not model.known:
+            model.insert(tokens)
+        elif kind < 0.6:
+            model.remove(chance.randrange(1000))
+        else:
+            packed = pack_int32(tokens) + pack_int32([9] * chance.randrange(page_size))
+            most = chance.randrange(1, 8)
+            path = match_prefix(model.tree, namespace(), packed, most)
+            again = match_again(model.tree, namespace(), packed, most, *asked.get(packed, (0, 0)))
+
+            assert sum(pages for _, pages in path) == model.expected_pages(tokens, most)
+            assert [(node.id, pages) for node, pages in again] == [(node.id, pages) for node, pages in path]
+            if path:
+                node, pages = path[-1]
+                asked[packed] = (node.id, node.depth + pages * page_size)
+        model.check()
+    return model
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_history_leaves_tree_and_model_equal(page_size, seed):
+    """Whatever is put in, cut and removed, a match finds what comparing every prefix finds, first or again."""
+    a_history(page_size, seed)
+
+
+@pytest.mark.parametrize("key", [lambda page: 5, lambda page: 3 + page[-4] % 2], ids=["one key", "two keys"])
+def test_pages_of_one_hash_are_told_apart(monkeypatch, key):
+    """A collision of hashes costs a comparison and never gives a wrong node, and removals keep others findable."""
+    monkeypatch.setattr(prefix_tree, "_page_key", key)
+
+    for seed in range(6):
+        a_history(4, seed)
+
+
+def test_a_match_goes_on_where_the_last_one_ended():
+    """What was cached behind the end of the last match is found, and so is what was cut within it."""
+    tree = PrefixTree(page_size=2)
+    model = Model(2)
+    model.tree = tree
+    model.insert([1, 2, 3, 4])
+    asked = pack_int32([1, 2, 3, 4, 5, 6, 7, 8])
+    node, _ = match_prefix(tree, namespace(), asked, 4)[-1]
+    model.insert([1, 2, 9, 9])
+    model.insert([1, 2, 3, 4, 5, 6])
+
+    path = match_again(tree, namespace(), asked, 4, node.id, 4)
+
+    assert [unpack_int32(found.tokens) for found, _ in path] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_match_that_ended_at_its_cap_goes_on_within_its_node():
+    """A sequence that has grown since matches more of the node in which its last match ended."""
+    model = Model(2)
+    model.insert([1, 2, 3, 4, 5, 6, 7, 8])
+    tokens = pack_int32([1, 2, 3, 4, 5, 6, 0, 0])
+    ((node, pages),) = match_prefix(model.tree, namespace(), tokens[:12], 1)
+
+    assert pages == 1
+    assert match_again(model.tree, namespace(), tokens, 4, node.id, 2) == [(node, 3)]
+    assert match_again(model.tree, namespace(), tokens, 4, 12345, 2) == [(node, 3)]
+
+
+def test_the_shared_empty_dictionary_refuses_changes():
+    """Nobody can write into what a million nodes share."""
+    node = add_child(PrefixTree(page_size=1), root_of(PrefixTree(page_size=1), namespace()), pack_int32([1]))
+
+    for change in (
+        lambda: node.device.__setitem__("w", b""),
+        lambda: node.locks.setdefault("w", 1),
+        lambda: node.host.update(s=b""),
+    ):
+        with pytest.raises(TypeError):
+            change()
+    assert EMPTY_MAP == {}

@@ -1,0 +1,279 @@
+"""What the core remembers of admissions: where a prompt came from, why the rest was computed, what it waited for."""
+
+import random
+
+import pytest
+
+from services.scheduler.core import decode_state, encode_state, find_admissions
+from services.scheduler.core.cache.recollection import (
+    MOST_ADMISSIONS,
+    MOST_ATTEMPTS,
+    MOST_DEPARTED,
+    MOST_WAITS,
+    Recollection,
+    note_admitted,
+    note_departed,
+    note_wait,
+)
+from services.scheduler.core.explain.explanations import overlay
+from shared.messages.cell_events import FlushCache, WorkerLost
+from shared.messages.explanations import Admission, GetAdmissions, PromptSpan, Wait
+from tests.unit.scheduler.core.fetching import PAGE
+from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell
+
+DOCUMENT = list(range(100, 140))
+"""Ten pages of four tokens."""
+
+
+def explained(cell, request_id):
+    """The last attempt of a request, as the core tells it."""
+    return find_admissions(cell.state, GetAdmissions(request_ids=(request_id,))).admissions[-1]
+
+
+def spans(cell, request_id):
+    return [(span.start, span.end, span.source, span.reason) for span in explained(cell, request_id).prompt]
+
+
+def asked(cell, tokens, **options):
+    """A request is served; what was made of its prompt."""
+    name = cell.submit(tokens, **{"max_tokens": 1} | options)
+    cell.drain()
+    return spans(cell, name)
+
+
+def test_a_new_prompt_was_never_stored(make_cell):
+    """Its last token, which ends a page, is computed in any case."""
+    cell = make_cell()
+
+    assert asked(cell, DOCUMENT) == [(0, 36, "computed", "never_stored"), (36, 40, "computed", "last_token")]
+    assert asked(cell, [*DOCUMENT, 7, 8]) == [(0, 40, "device", ""), (40, 42, "computed", "partial_chunk")]
+    assert asked(cell, [*DOCUMENT, 7]) == [(0, 40, "device", ""), (40, 41, "computed", "last_token")]
+
+
+@pytest.mark.parametrize("hints", [{"read": False}, {"prompt_logprobs": 1}])
+def test_who_reads_no_cache_opted_out(make_cell, hints):
+    """All of it, the end included."""
+    cell = make_cell()
+    asked(cell, DOCUMENT)
+
+    assert asked(cell, DOCUMENT, **hints) == [(0, 40, "computed", "opted_out")]
+
+
+def test_another_namespace_is_told_apart_from_nothing(make_cell):
+    """The newest namespaces are looked into."""
+    cell = make_cell()
+    asked(cell, DOCUMENT, salt="a")
+
+    assert asked(cell, DOCUMENT, salt="b")[0] == (0, 36, "computed", "other_salt")
+
+
+def test_what_was_evicted_is_told_as_far_as_it_was_the_same(make_cell):
+    """By the very tokens: behind where they differ, nothing was stored. With tier, policy and time."""
+    cell = make_cell(pages=16)
+    asked(cell, DOCUMENT)
+    gone_ns = cell.time_ns
+    asked(cell, [5] * 60)
+    name = cell.submit([*DOCUMENT[:20], *[9] * 20], max_tokens=1)
+    cell.drain()
+
+    assert spans(cell, name) == [
+        (0, 20, "computed", "evicted"), (20, 36, "computed", "never_stored"), (36, 40, "computed", "last_token"),
+    ]  # fmt: skip
+    span = explained(cell, name).prompt[0]
+    assert (span.departure, span.tier, span.policy) == ("evicted", "device", "lru")
+    assert gone_ns <= span.at_ns <= cell.time_ns
+
+
+def test_what_left_in_parts_is_told_in_parts(make_cell):
+    """The end of a document goes before its beginning, and each part says when."""
+    cell = make_cell(pages=16)
+    asked(cell, DOCUMENT)
+    asked(cell, [5] * 44)
+    asked(cell, [6] * 56)
+
+    found = asked(cell, DOCUMENT)
+
+    assert found[-1] == (36, 40, "computed", "last_token")
+    assert {reason for _, _, _, reason in found[:-1]} == {"evicted"}
+    assert found[-2][1] == 36
+
+
+def test_what_host_memory_refused_was_not_admitted(make_cell):
+    """Selective admission asks for a frequency that one use does not have."""
+    cell = make_cell(pages=16, host_pages=64, admission="selective", admission_frequency=4)
+    asked(cell, DOCUMENT)
+    asked(cell, [5] * 60)
+
+    assert asked(cell, DOCUMENT)[0][2:] == ("computed", "not_admitted")
+
+
+def test_a_copy_in_host_memory_is_a_source_and_an_eviction_from_there_a_reason(make_cell):
+    """Where it was last."""
+    cell = make_cell(pages=16, host_pages=16)
+    asked(cell, DOCUMENT)
+    asked(cell, [5] * 60)
+    assert asked(cell, DOCUMENT)[0][2:] == ("host", "")
+    for token in (6, 7, 8):
+        asked(cell, [token] * 60)
+
+    name = cell.submit(DOCUMENT, max_tokens=1)
+    cell.drain()
+
+    assert explained(cell, name).prompt[0].reason == "evicted"
+    assert explained(cell, name).prompt[0].tier == "host"
+
+
+def test_a_flush_is_no_policys_decision(make_cell):
+    """It is told as an order."""
+    cell = make_cell()
+    asked(cell, DOCUMENT)
+    cell.feed(FlushCache(call_id="1"))
+    name = cell.submit(DOCUMENT, max_tokens=1)
+
+    assert explained(cell, name).prompt[0].departure == "flushed"
+
+
+def test_a_lost_worker_takes_its_cache_along(make_cell):
+    """And a device that the worker of a request does not reach is told as such."""
+    cell = make_cell(workers=2, neighbour_loads=False)
+    name = cell.submit(DOCUMENT, max_tokens=1)
+    cell.drain()
+    holder = explained(cell, name).worker_id
+    other = "worker-1" if holder == "worker-0" else "worker-0"
+    cell.workers.pop(holder)
+    worker = cell.state.workers[holder]
+    cell.feed(WorkerLost(worker_id=holder, incarnation=worker.incarnation))
+    again = cell.submit(DOCUMENT, max_tokens=1)
+
+    assert explained(cell, again).worker_id == other
+    assert explained(cell, again).prompt[0].departure == "lost"
+
+
+def test_waits_are_told_with_their_times(make_cell):
+    """A request that waited for another was deferred from its look on until the other had computed."""
+    cell = make_cell(page_size=64, pages=2048, lease_tokens=64, max_batch_tokens=8192)
+    document = [position % 10 for position in range(2048)]
+    cell.submit([*document, *[50] * 12], max_tokens=1, request_id="first")
+    cell.submit([*document, *[51] * 12], max_tokens=1, request_id="second")
+    cell.drain()
+
+    admission = explained(cell, "second")
+
+    (wait,) = admission.waits
+    assert wait.kind == "deferral"
+    assert admission.accepted_ns <= wait.start_ns < wait.end_ns <= admission.admitted_ns
+    assert spans(cell, "second") == [(0, 2048, "device", ""), (2048, 2060, "computed", "partial_chunk")]
+    assert explained(cell, "first").waits == ()
+    assert cell.state.recollection.waits == {}
+
+
+def test_past_its_deadline_a_deferred_request_says_so(make_cell):
+    """It computes what the other was about to bring."""
+    cell = make_cell(page_size=64, pages=2048, lease_tokens=64, max_batch_tokens=8192, defer_deadline_ms=500)
+    document = [position % 10 for position in range(2048)]
+    cell.submit([*document, *[50] * 12], max_tokens=1, request_id="first")
+    cell.submit([*document, *[51] * 12], max_tokens=1, request_id="second")
+    (timer,) = cell.timers
+    cell.fire(timer)
+
+    assert spans(cell, "second")[0] == (0, 2048, "computed", "deadline")
+
+
+def test_what_is_read_in_part_is_sparse_and_what_stands_on_it_is_never_cached(make_cell):
+    """An exact request behind it is told why it found only the prefix."""
+    cell = sparse_cell(make_cell)
+    document = list(range(1000, 1000 + 8 * PAGE))
+    put_in_parts(cell, document)
+    tail = list(range(2 * PAGE + 3))
+    lossy = cell.submit([*document, *tail], max_tokens=1, importance=QUARTER)
+    cell.drain()
+    exact = cell.submit([*document, *tail], max_tokens=1)
+    cell.drain()
+
+    end = len(document)
+    assert spans(cell, lossy)[0] == (0, end, "sparse", "")
+    assert spans(cell, exact)[0] == (0, end, "disk", "")
+    assert spans(cell, exact)[1][3] == "other_fidelity"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spans_cover_the_prompt_and_agree_with_usage(make_cell, seed):
+    """Whatever happens in small pools: in order, without a gap, and with the counts that the worker is told."""
+    rng = random.Random(seed)
+    cell = make_cell(pages=40, host_pages=24, workers=2, admission=rng.choice(["all", "selective"]), defer_tokens=8)
+    for number in range(120):
+        document = [rng.randrange(6)] * rng.randrange(1, 60)
+        cell.submit([*document, number], max_tokens=rng.randrange(1, 5), salt=rng.choice("aab"))
+        if rng.random() < 0.4:
+            cell.round()
+        for order in cell.admitted[-3:]:
+            if order.request_id not in cell.state.recollection.admissions:
+                continue
+            admission = explained(cell, order.request_id)
+            if admission.attempt != order.attempt:
+                continue
+            end = 0
+            found = {}
+            for span in admission.prompt:
+                assert span.start == end < span.end
+                assert (span.source == "computed") == bool(span.reason)
+                end = span.end
+                found[span.source] = found.get(span.source, 0) + span.end - span.start
+            assert end == order.prompt_tokens
+            assert found.get("device", 0) == order.device_tokens
+            assert found.get("host", 0) == order.host_tokens
+            assert found.get("neighbour", 0) == order.neighbour_tokens
+    cell.drain()
+    cell.check_answers()
+
+
+def test_a_snapshot_holds_nothing_of_it(make_cell):
+    """Behind one the core says of what was used before that it does not know how it left."""
+    cell = make_cell(pages=16, host_pages=0)
+    asked(cell, DOCUMENT)
+    asked(cell, [5] * 60)
+    before = encode_state(cell.state)
+    cell.state = decode_state(before)
+
+    assert cell.state.recollection == Recollection(is_whole=False)
+    assert encode_state(cell.state) == before
+    assert asked(cell, DOCUMENT)[0][2:] == ("computed", "unknown")
+    assert asked(cell, [77] * 40)[0][2:] == ("computed", "never_stored")
+
+
+def test_restored_tokens_are_no_longer_computed():
+    """Chunk after chunk, and only those."""
+    before = (
+        PromptSpan(start=0, end=8, source="device"),
+        PromptSpan(start=8, end=40, source="computed", reason="pending"),
+        PromptSpan(start=40, end=42, source="computed", reason="partial_chunk"),
+    )
+    after = overlay(overlay(before, 8, 16), 16, 32)
+
+    assert [(span.start, span.end, span.source, span.reason) for span in after] == [
+        (0, 8, "device", ""), (8, 32, "hidden", ""), (32, 40, "computed", "pending"),
+        (40, 42, "computed", "partial_chunk"),
+    ]  # fmt: skip
+
+
+def test_what_is_remembered_is_bounded():
+    """By number and by bytes of tokens, the oldest first; then it is no longer all."""
+    memory = Recollection()
+    for number in range(MOST_DEPARTED + 5):
+        note_departed(memory, number, bytes(16), "evicted", "host", "lru", number)
+    assert (len(memory.departed), memory.is_whole) == (MOST_DEPARTED, False)
+    assert 4 not in memory.departed
+    note_departed(memory, -1, bytes(16 * 2**20), "evicted", "host", "lru", 1)
+    assert (list(memory.departed), memory.departed_bytes) == ([-1], 16 * 2**20)
+
+    for number in range(MOST_ADMISSIONS + 5):
+        for attempt in range(1, MOST_ATTEMPTS + 3):
+            admission = Admission(request_id=str(number), attempt=attempt, worker_id="w", accepted_ns=1, admitted_ns=2)
+            note_admitted(memory, admission)
+    assert len(memory.admissions) == MOST_ADMISSIONS
+    assert [kept.attempt for kept in memory.admissions["99"]] == [1, 4, 5, 6]
+
+    for number in range(MOST_WAITS + 5):
+        note_wait(memory, "r", Wait(kind="deferral", start_ns=2 * number, end_ns=2 * number + 1))
+    assert len(memory.waits["r"]) == MOST_WAITS
+    assert memory.waits["r"][-1].end_ns == 2 * (MOST_WAITS + 4) + 1

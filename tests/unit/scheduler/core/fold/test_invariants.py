@@ -1,0 +1,110 @@
+"""The checker finds what it is for."""
+
+import pytest
+
+from services.scheduler.core import check_invariants
+from services.scheduler.core.queue.transient import add_span
+from shared.errors import InvariantViolated
+from shared.messages.base import pack_int32
+
+
+@pytest.fixture
+def cell(make_cell):
+    """A cell with something cached in both tiers and something running."""
+    cell = make_cell(pages=24, host_pages=60)
+    for number in range(3):
+        cell.submit([number] * 40, max_tokens=1)
+        cell.drain()
+    cell.submit([2] * 40 + [7], max_tokens=9, ignore_eos=True, request_id="a")
+    cell.round()
+    return cell
+
+
+def leak_page(state):
+    state.workers["worker-0"].pool.free -= 1
+
+
+def forget_lock(state):
+    next(node for node in state.tree.nodes.values() if node.locks).locks = {}
+
+
+def share_page(state):
+    nodes = [node for node in state.tree.nodes.values() if "worker-0" in node.device]
+    nodes[0].device["worker-0"] = pack_int32(
+        [nodes[-1].device["worker-0"][0]] * (len(nodes[0].device["worker-0"]) // 4)
+    )
+
+
+def orphan_node(state):
+    next(node for node in state.tree.nodes.values() if node.parent).parent = 999
+
+
+def miscount_cached(state):
+    state.storages["storage"].pool.cached += 1
+
+
+def lose_request(state):
+    state.workers["worker-0"].running.remove("a")
+
+
+def strand_node(state):
+    node = next(node for node in state.tree.nodes.values() if node.parent and not node.device)
+    node.host = {}
+
+
+def invent_timer(state):
+    state.tree.roots["00" * 16] = 1
+
+
+def forget_tenant(state):
+    state.tenants["nobody"] = 1
+
+
+def lose_place_in_line(state):
+    state.workers["worker-0"].queue.size += 1
+
+
+def miscount_unplanned(state):
+    state.workers["worker-0"].unplanned += 1
+
+
+def leave_a_mark(state):
+    state.requests["a"].transient = add_span(
+        state.transient, 4, "worker-0", "a", state.requests["a"].submit.namespace, state.requests["a"].tokens
+    )
+
+
+def wait_for_nothing(state):
+    state.waiters["a"] = {}
+
+
+def wait_without_deadline(state):
+    state.requests["a"].deferral_timer = "deferral.1.1"
+
+
+FAULTS = [
+    forget_tenant,
+    lose_place_in_line,
+    miscount_unplanned,
+    leave_a_mark,
+    wait_for_nothing,
+    wait_without_deadline,
+    leak_page,
+    forget_lock,
+    share_page,
+    miscount_cached,
+    lose_request,
+    strand_node,
+    invent_timer,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(cell, fault):
+    """A state that contradicts itself does not pass."""
+    check_invariants(cell.state)
+
+    fault(cell.state)
+
+    with pytest.raises((InvariantViolated, KeyError)):
+        check_invariants(cell.state)

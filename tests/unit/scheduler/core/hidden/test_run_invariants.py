@@ -1,0 +1,140 @@
+"""The checker of runs finds what it is for."""
+
+import pytest
+
+from services.scheduler.core import check_invariants
+from services.scheduler.core.cache.page_pool import release
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.queue.cancellation import end_early
+from services.scheduler.core.queue.leases import preempt
+from services.scheduler.core.step import Step
+from shared.chunks import chunk_pages
+from shared.errors import InvariantViolated
+from tests.unit.scheduler.core.fetching import PAGE, prompt
+from tests.unit.scheduler.core.restoring import bring, bring_at_once, put_state, restoring_cell, worker_goes_on
+
+
+@pytest.fixture
+def cell(make_cell):
+    """A cell in which one request is restored from what has arrived, and another waits for its first part."""
+    cell = restoring_cell(make_cell)
+    for kind in (1, 2):
+        put_state(cell, prompt(3, kind=kind))
+    cell.submit(prompt(3, kind=1), request_id="running")
+    bring(cell, 1)
+    cell.submit(prompt(3, kind=2), request_id="waiting")
+    assert cell.state.requests["running"].run.arrived > 0
+    assert cell.state.requests["waiting"].waits_fetch
+    check_invariants(cell.state)
+    return cell
+
+
+def run_of(state, name="waiting"):
+    return state.requests[name].run
+
+
+def fetch_of(state, name="waiting"):
+    return state.state_fetches[run_of(state, name).fetch]
+
+
+def free_a_page(state):
+    release(state.storages["storage"].state_pool, run_of(state).pages[:4])
+
+
+def lose_the_pool(state):
+    state.storages["storage"].state_pool = None
+
+
+def lose_a_page(state):
+    run_of(state).pages = run_of(state).pages[4:]
+
+
+def mistake_the_tokens(state):
+    run_of(state).identities = bytes(len(run_of(state).identities))
+
+
+def lose_the_fetch(state):
+    del state.state_fetches[run_of(state).fetch]
+
+
+def end_the_fetch(state):
+    run_of(state).fetch = 0
+
+
+def forget_the_owner(state):
+    fetch_of(state).request_id = ""
+
+
+def forget_the_deadline(state):
+    del state.timers[fetch_of(state).timer_id]
+
+
+def cancel_quietly(state):
+    fetch_of(state).is_cancelled = True
+
+
+def restore_too_early(state):
+    state.requests["running"].planned = run_of(state, "running").end
+
+
+def free_too_early(state):
+    run_of(state, "running").depth = run_of(state, "running").arrived
+
+
+def be_late(state):
+    fetch_of(state).is_late = True
+
+
+def count_on_an_answer(state):
+    run_of(state).further = "asked"
+    run_of(state).goal = run_of(state).end - 1
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        free_a_page,
+        lose_the_pool,
+        lose_a_page,
+        mistake_the_tokens,
+        lose_the_fetch,
+        end_the_fetch,
+        forget_the_owner,
+        forget_the_deadline,
+        cancel_quietly,
+        restore_too_early,
+        free_too_early,
+        be_late,
+        count_on_an_answer,
+    ],
+)
+def test_a_broken_state_is_recognised(cell, break_it):
+    """Each of these is a fault that the core must never make."""
+    break_it(cell.state)
+
+    with pytest.raises(InvariantViolated):
+        check_invariants(cell.state)
+
+
+def abort(turn, worker, request):
+    end_early(turn, request, "cancelled")
+
+
+@pytest.mark.parametrize("stop", [abort, preempt])
+def test_a_run_of_a_request_that_is_being_stopped_need_not_go_on(make_cell, stop):
+    """All that has come is restored and nothing more is fetched: its worker is about to let go of it."""
+    cell = restoring_cell(make_cell, state_pages=4 * chunk_pages(PAGE))
+    put_state(cell, prompt(6))
+    request = cell.state.requests[cell.submit(prompt(6))]
+    bring_at_once(cell, 2)
+    assert request.planned == request.run.end < request.run.goal
+
+    stop(Step(cell.state, cell.seq, cell.time_ns), cell.state.workers["worker-0"], request)
+    worker_goes_on(cell)  # What it did before it hears of that.
+
+    assert request.computed == request.run.end < request.run.goal
+    assert not request.run.fetch
+    check_invariants(cell.state)
+    request.state = RequestState.PREFILLING
+    with pytest.raises(InvariantViolated, match="nobody fetches"):
+        check_invariants(cell.state)

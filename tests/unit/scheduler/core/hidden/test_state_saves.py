@@ -1,0 +1,223 @@
+"""Saves of state: what one asks for, what it holds until the answer, and what is believed then."""
+
+import pytest
+
+from services.scheduler.core.hidden import state_saves
+from services.scheduler.core.tiers.catalogue import chunks_added
+from shared.ids import chain_pages, chain_root
+from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.cell_events import CellConfig, CellConfigured
+from shared.messages.storage_events import ChunksDropped, ChunksListed, ChunksSaved
+from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
+from tests.unit.scheduler.core.saving_state import free_pages, saves, state_storage, worker_runs
+
+EACH = CHUNK // PAGE
+
+
+@pytest.fixture
+def saving(make_saving_cell):
+    """A cell that has just ordered the state of three chunks to be saved."""
+    cell = make_saving_cell()
+    cell.submit(prompt(3), max_tokens=1)
+    worker_runs(cell)
+    return cell
+
+
+def answer(cell, order, **fields):
+    """The storage answers a save that it never carried out."""
+    storage = cell.storages["storage"]
+    storage.inbox.clear()
+    storage.last_plan = state_storage(cell).number
+    message = ChunksSaved(storage_id="storage", incarnation=storage.incarnation, save_id=order.save_id, **fields)
+    return cell.feed(message)
+
+
+def names_of(tokens):
+    """The names of a prompt's chunks."""
+    return list(chunks_of(tokens))
+
+
+def test_an_order_reads_the_state_pool_alone(saving):
+    """Whole chunks, their identities from the root, no page of a device."""
+    (order,) = saves(saving)
+
+    tokens = pack_int32(prompt(3, tail=0))
+    root = chain_root(namespace())
+    assert (order.form, order.depth, order.parent, order.worker_id) == ("state", 0, root, "")
+    assert order.tokens == tokens
+    assert order.identities == chain_pages(root, tokens, 4 * PAGE)
+    assert unpack_int32(order.device_pages) == [-1] * 3 * EACH
+    assert set(unpack_int32(order.host_pages)) <= set(range(64))
+    assert order.value > 0
+
+
+def test_pages_are_held_until_the_answer(saving):
+    """Those of chunks that were not completed are free before."""
+    assert free_pages(saving) == 64 - 3 * EACH
+
+    saving.drain()
+
+    assert free_pages(saving) == 64
+    assert list(state_storage(saving).state_chunks) == names_of(prompt(3))
+    assert state_storage(saving).state_saving == {}
+    assert saving.state.counters["state_saves_done"] == 1
+
+
+def test_long_runs_are_cut(make_saving_cell, monkeypatch):
+    """Each order goes on where the one before ends."""
+    monkeypatch.setattr(state_saves, "ORDER_CHUNKS", 2)
+    cell = make_saving_cell()
+    cell.submit(prompt(5), max_tokens=1)
+    worker_runs(cell)
+
+    orders = saves(cell)
+    assert [order.depth // CHUNK for order in orders] == [0, 2, 4]
+    assert [order.parent for order in orders[1:]] == [order.identities[-16:] for order in orders[:-1]]
+    cell.drain()
+    assert list(state_storage(cell).state_chunks) == names_of(prompt(5))
+
+
+def test_what_became_known_meanwhile_is_not_saved(make_saving_cell):
+    """Its pages are free at once; what surrounds it makes two orders."""
+    cell = make_saving_cell()
+    cell.submit(prompt(3), max_tokens=1)
+    chunks_added(cell.state, state_storage(cell), names_of(prompt(3))[1], "state")
+    worker_runs(cell)
+
+    assert [order.depth // CHUNK for order in saves(cell)] == [0, 2]
+    assert free_pages(cell) == 64 - 2 * EACH
+    cell.drain()
+
+
+def test_numbers_are_unique_over_both_forms(make_saving_cell):
+    """A storage's answers name no form."""
+    cell = make_saving_cell(state_pages=4 * EACH)
+    for kind in (1, 2):
+        cell.submit(prompt(3, kind=kind), max_tokens=1)
+        cell.drain()
+
+    numbers = [order.save_id for form in ("kv", "state") for order in saves(cell, form)]
+    assert min(len(saves(cell, form)) for form in ("kv", "state")) > 0
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_no_more_is_ordered_than_a_storage_may_have_before_it(make_saving_cell, monkeypatch):
+    """The rest is given up, its pages are free, and its KV is saved when somebody uses it again."""
+    monkeypatch.setattr(state_saves, "SAVING_CHUNKS", 2)
+    cell = make_saving_cell()
+    cell.submit(prompt(3), max_tokens=1)
+    worker_runs(cell)
+
+    assert free_pages(cell) == 64 - 2 * EACH
+    assert cell.state.counters["state_saves_refused_chunks"] == 1
+    cell.drain()
+    cell.submit(prompt(3), max_tokens=1)
+    cell.drain()
+    assert list(state_storage(cell).chunks) == names_of(prompt(3))[2:]
+
+
+def test_saving_can_be_switched_off_under_a_lease(make_saving_cell):
+    """What was captured is dropped."""
+    cell = make_saving_cell()
+    cell.submit(prompt(3), max_tokens=1)
+    cell.feed(CellConfigured(config=CellConfig(disk_writes="off", state_form="0/1/0")))
+    worker_runs(cell)
+
+    assert saves(cell) == []
+    assert free_pages(cell) == 64
+
+
+def test_a_late_save_keeps_its_pages_and_stops_others(saving):
+    """The storage may still read them. It gets no save in either form before it answers, and is believed then."""
+    (order,) = saves(saving)
+    saving.fire(f"save.{order.save_id}")
+
+    assert free_pages(saving) == 64 - 3 * EACH
+    assert state_storage(saving).late_saves == 1
+    saving.submit(prompt(2, kind=2), max_tokens=1)
+    worker_runs(saving)
+    assert saves(saving) == [order]
+    assert saves(saving, "kv") == []
+    answer(saving, order, chunks=b"".join(names_of(prompt(3))))
+    assert state_storage(saving).late_saves == 0
+    assert free_pages(saving) == 64
+    assert len(state_storage(saving).state_chunks) == 3
+    counters = saving.state.counters
+    assert (counters["state_saves_failed"], counters.get("state_saves_done", 0)) == (1, 0)
+
+
+def test_what_made_room_is_of_the_same_form(saving):
+    """KV of the same name stays known; a chunk that is named as saved and dropped is not believed to be there."""
+    storage = state_storage(saving)
+    first, second, third = names_of(prompt(3))
+    chunks_added(saving.state, storage, first + second, "kv")
+    (order,) = saves(saving)
+
+    answer(saving, order, chunks=first + second + third, dropped=first)
+
+    assert list(storage.state_chunks) == [second, third]
+    assert list(storage.chunks) == [first, second]
+
+
+def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving):
+    """Nothing of it is believed."""
+    (order,) = saves(saving)
+
+    answer(saving, order, chunks=b"x" * 17)
+
+    assert state_storage(saving).state_chunks == {}
+    assert saving.state.counters["malformed_inputs"] == 1
+    assert free_pages(saving) == 64
+
+
+def test_answers_count_once_and_from_whom_was_asked(saving):
+    """Another storage's and a second one are ignored."""
+    (order,) = saves(saving)
+    other = saving.add_storage("other", node="elsewhere")
+    saving.feed(ChunksSaved(storage_id="other", incarnation=other.incarnation, save_id=order.save_id))
+    assert free_pages(saving) == 64 - 3 * EACH
+
+    answer(saving, order)
+    answer(saving, order)
+
+    assert saving.state.counters["stale_inputs"] == 2
+    assert free_pages(saving) == 64
+
+
+def test_kv_is_not_saved_beside_state(make_saving_cell):
+    """Neither while it is being computed nor when the answer's end is saved."""
+    cell = make_saving_cell()
+    cell.submit(prompt(2), max_tokens=100, ignore_eos=True)
+    cell.drain()
+
+    assert saves(cell, "kv") == []
+    assert len(state_storage(cell).state_chunks) == 3
+
+
+def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell):
+    """Also of what there is state of."""
+    cell = make_saving_cell()
+    cell.submit(prompt(2), max_tokens=1)
+    cell.drain()
+    cell.feed(CellConfigured(config=CellConfig(restoring="kv", state_form="0/1/0")))
+    cell.submit(prompt(2), max_tokens=1)
+    cell.drain()
+
+    assert list(state_storage(cell).chunks) == names_of(prompt(2))
+
+
+def test_each_form_is_listed_and_dropped_for_itself(saving):
+    """A storage says of which form it speaks."""
+    storage = state_storage(saving)
+    names = names_of(prompt(3, kind=3))
+    who = {"storage_id": "storage", "incarnation": storage.incarnation}
+    saving.feed(ChunksListed(**who, chunks=b"".join(names), form="state"))
+    saving.feed(ChunksListed(**who, chunks=b"".join(names)))
+
+    saving.feed(ChunksDropped(**who, chunks=names[0], form="state"))
+    saving.feed(ChunksDropped(**who, chunks=names[1]))
+
+    assert list(storage.state_chunks) == names[1:]
+    assert list(storage.chunks) == [names[0], names[2]]
+    saving.drain()

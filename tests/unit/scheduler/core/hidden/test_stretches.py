@@ -1,0 +1,464 @@
+"""Runs of state with holes: what lies where, and a request that is restored and computed in turns."""
+
+import pytest
+
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
+from services.scheduler.core.hidden.state_fetches import cut_off_state
+from services.scheduler.core.hidden.state_on_its_way import Hole, StateRun
+from services.scheduler.core.hidden.stretches import (
+    LONGEST_HOLE,
+    MOST_STRETCHES,
+    end_at,
+    hole_at,
+    holes_between,
+    identity_before,
+    next_state,
+    page_at,
+    state_tokens,
+    stretch_end,
+    stretches_behind,
+)
+from services.scheduler.core.state import Storage
+from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.chunk_run import ChunkNames
+from shared.ids import chain_root
+from shared.messages.base import pack_int32
+from shared.messages.cell_events import FlushCache
+from shared.messages.storage_plans import FetchChunks
+from shared.messages.worker_plans import AdmitRequest, RestoreChunk, RunBatch
+from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt, put_on_disk
+from tests.unit.scheduler.core.restoring import (
+    SLOW_DISK,
+    bring,
+    put_state,
+    restores,
+    state_pool,
+    worker_goes_on,
+)
+
+EACH = CHUNK // PAGE
+
+
+@pytest.fixture
+def names_of(make_cell):
+    """The names of a prompt's chunks."""
+    tree = make_cell(page_size=PAGE).state.tree
+    return lambda tokens: ChunkNames(tree, namespace(), pack_int32(tokens), [], len(tokens) // PAGE)
+
+
+def put_state_with_holes(cell, tokens, holes):
+    """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
+    names = put_state(cell, tokens)
+    for index in holes:
+        del cell.state.storages["storage"].state_chunks[names[index]]
+        del cell.state_disks["storage"].chunks[names[index]]
+    return names
+
+
+def planned(cell, orders):
+    """What is ordered of a request, in turn, what follows itself put together: (restored or not, first token, end)."""
+    found = []
+    for outputs in cell.outputs:
+        for batch in orders(outputs, RunBatch):
+            for chunk in (*batch.restores, *batch.chunks):
+                is_restored, start = isinstance(chunk, RestoreChunk), chunk.start
+                if is_restored and found and found[-1][::2] == (True, start):
+                    start = found.pop()[1]
+                found.append((is_restored, start, chunk.end))
+    return found
+
+
+def a_run(depth=0, end=6 * CHUNK):
+    """A run of six chunks with holes at the second and at the fourth and fifth."""
+    holes = [Hole(CHUNK, 2 * CHUNK, b"a" * 16), Hole(3 * CHUNK, 5 * CHUNK, b"b" * 16)]
+    fields = {"storage_id": "storage", "fetch": 0, "pages": b"", "identities": b"x" * 16, "recomputed": 0}
+    return StateRun(depth=depth, end=end, arrived=end, goal=6 * CHUNK, holes=holes, **fields)
+
+
+def test_pages_are_packed_without_holes():
+    """A position in a hole is where the first page behind it is."""
+    run = a_run()
+
+    places = [page_at(run, position, PAGE) for position in range(0, 6 * CHUNK + 1, CHUNK)]
+
+    assert places == [place * EACH for place in (0, 1, 1, 2, 2, 2, 3)]
+    assert [page_at(a_run(depth=CHUNK + 5), chunk * CHUNK, PAGE) for chunk in (2, 3, 6)] == [0, EACH, 2 * EACH]
+
+
+def test_positions_know_their_stretch_and_their_hole():
+    """A hole begins with its first token and ends before its last."""
+    run = a_run()
+
+    assert [hole_at(run, position) for position in (0, CHUNK - 1, 2 * CHUNK, 5 * CHUNK)] == [None] * 4
+    assert [next_state(run, position) for position in (CHUNK, 2 * CHUNK - 1, 3 * CHUNK + 7)] == [128, 128, 320]
+    assert [stretch_end(run, position, 6 * CHUNK) for position in (0, 2 * CHUNK, 5 * CHUNK)] == [64, 192, 384]
+    assert state_tokens(run, 10, 3 * CHUNK + 1) == 2 * CHUNK - 10
+
+
+def test_a_run_that_ends_in_a_hole_ends_before_it():
+    """What was computed of the hole is behind it all the same; holes further on are forgotten."""
+    cut, behind, computed = a_run(), a_run(), a_run(depth=CHUNK + 9)
+
+    end_at(cut, 3 * CHUNK)
+    end_at(behind, 2 * CHUNK)
+    end_at(computed, 2 * CHUNK)
+
+    assert (cut.end, cut.goal, len(cut.holes)) == (3 * CHUNK, 3 * CHUNK, 1)
+    assert (behind.end, behind.goal, behind.holes) == (CHUNK, CHUNK, [])
+    assert (computed.end, computed.goal) == (CHUNK + 9, CHUNK + 9)
+
+
+def test_what_follows_a_hole_is_chained_to_its_last_page():
+    """Where a run ends at no hole, its own last page is what goes before."""
+    assert identity_before(a_run(end=CHUNK)) == b"a" * 16
+    assert identity_before(a_run()) == b"x" * 16
+
+
+def test_stretches_are_what_the_disk_has(names_of):
+    """Of twelve chunks the disk has four stretches; those before the one that is asked for are not looked at."""
+    names = names_of(prompt(12))
+    known = {names[index]: None for index in (0, 1, 3, 4, 6, 9, 10, 11)}
+    storage = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0, state_chunks=known)
+
+    assert stretches_behind(storage, names, 2, 99) == ((3, 5), (6, 7), (9, 12))
+    assert stretches_behind(storage, names, 2, 4) == ((3, 4),)
+    assert stretches_behind(storage, names, 12, 99) == ()
+
+
+def test_the_search_for_stretches_is_bounded(names_of):
+    """By how long a hole may be, and by how many stretches there may be."""
+    names = names_of(prompt(2 * MOST_STRETCHES + 4))
+    far = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
+    far.state_chunks = {names[LONGEST_HOLE + 1]: None}
+    many = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
+    many.state_chunks = {names[index]: None for index in range(0, names.count, 2)}
+
+    assert stretches_behind(far, names, 0, 99) == ()
+    assert stretches_behind(far, names, 1, 99) == ((LONGEST_HOLE + 1, LONGEST_HOLE + 2),)
+    assert len(stretches_behind(many, names, 0, names.count)) == MOST_STRETCHES
+
+
+def test_holes_lie_before_and_between_stretches(names_of):
+    """Each knows the page before its end, or the root."""
+    names = names_of(prompt(6))
+
+    holes = holes_between(names, 0, [(1, 2), (2, 3), (5, 6)], PAGE, namespace())
+
+    assert [(hole.start, hole.end) for hole in holes] == [(0, CHUNK), (3 * CHUNK, 5 * CHUNK)]
+    assert [hole.above for hole in holes] == [names[0], names[4]]
+    assert len(names[0]) == IDENTITY_BYTES
+    assert identity_before(StateRun("s", 0, 0, 0, 0, b"", b"", 0, holes=holes)) == names[0] != chain_root(namespace())
+
+
+@pytest.mark.parametrize(
+    ("holes", "spans"),
+    [
+        ([1], [(True, 0, 1), (False, 1, 2), (True, 2, 6)]),
+        ([1, 4], [(True, 0, 1), (False, 1, 2), (True, 2, 4), (False, 4, 5), (True, 5, 6)]),
+        ([1, 3, 4], [(True, 0, 1), (False, 1, 2), (True, 2, 3), (False, 3, 5), (True, 5, 6)]),
+        ([5], [(True, 0, 5)]),
+        ([4, 5], [(True, 0, 4)]),
+    ],
+)
+def test_holes_are_computed_and_stretches_restored_in_turn(make_restoring_cell, orders, holes, spans):
+    """What is behind the last stretch is computed with the rest of the prompt."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), holes)
+
+    cell.submit(prompt(6))
+    cell.drain()
+
+    cell.check_answers()
+    last = spans[-1][2]
+    expected = [(is_restored, start * CHUNK, end * CHUNK) for is_restored, start, end in spans]
+    assert planned(cell, orders) == [*expected, (False, last * CHUNK, 6 * CHUNK + 3)]
+    assert state_pool(cell).leased == 0
+    assert cell.state.requests == {}
+    fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    assert [order.depth for order in fetched] == [start for is_restored, start, _ in expected if is_restored]
+
+
+def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_restoring_cell, orders):
+    """Its fetch begins when the one before is over, whatever the worker has done by then."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(4), [1])
+    name = cell.submit(prompt(4))
+
+    bring(cell, 2)
+
+    run = cell.state.requests[name].run
+    assert (run.end, run.arrived, run.goal) == (4 * CHUNK, 2 * CHUNK, 4 * CHUNK)
+    assert cell.state.requests[name].computed == 0
+    assert [order.depth for outputs in cell.outputs for order in orders(outputs, FetchChunks)] == [0, 2 * CHUNK]
+    assert planned(cell, orders) == [(True, 0, CHUNK), (False, CHUNK, 2 * CHUNK)]
+    cell.drain()
+    cell.check_answers()
+
+
+def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(make_restoring_cell, orders):
+    """Each computes as much as it may, and none goes past where state goes on."""
+    cell = make_restoring_cell(max_batch_tokens=100)
+    put_state_with_holes(cell, prompt(5), [1, 2, 3])
+
+    cell.submit(prompt(5))
+    cell.drain()
+
+    cell.check_answers()
+    computed = [(start, end) for is_restored, start, end in planned(cell, orders) if not is_restored]
+    assert computed == [(64, 164), (164, 256), (320, 323)]
+
+
+def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell, orders):
+    """Two chunks are on the device, the third has no state and no KV: the request is admitted at once."""
+    cell = make_restoring_cell(disk_writes="off")
+    cell.submit(prompt(2))
+    cell.drain()
+    put_state_with_holes(cell, prompt(6), [2])
+
+    name = cell.submit(prompt(6))
+
+    assert cell.admitted[-1].request_id == name
+    assert cell.state.requests[name].run.goal == 6 * CHUNK
+    cell.drain()
+    cell.check_answers()
+    assert planned(cell, orders)[-3:] == [
+        (False, 2 * CHUNK, 3 * CHUNK),
+        (True, 3 * CHUNK, 6 * CHUNK),
+        (False, 6 * CHUNK, 6 * CHUNK + 3),
+    ]
+    assert state_pool(cell).leased == 0
+
+
+def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell):
+    """A second request finds all of it on the device."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(4), [1])
+    cell.submit(prompt(4))
+    cell.drain()
+
+    cell.submit(prompt(4, tail=5))
+
+    assert cell.admitted[-1].device_tokens == 4 * CHUNK
+    cell.drain()
+    cell.check_answers()
+
+
+def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell, orders):
+    """A worker captures tokens in a row: what lies between two stretches is not among them."""
+    cell = make_restoring_cell(disk_writes="through", min_prefetch_tokens=1)
+    names = put_state_with_holes(cell, prompt(6), [1, 4, 5])
+
+    cell.submit(prompt(6), max_tokens=2)
+    cell.drain()
+
+    (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
+    assert admitted.state_lease.depth == 4 * CHUNK
+    known = cell.state.storages["storage"].state_chunks
+    assert [name in known for name in names] == [True, False, True, True, True, True]
+    cell.check_answers()
+
+
+def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell, orders):
+    """The costs decide on stretches as on all else."""
+    cell = make_restoring_cell(costs=SLOW_DISK)
+    put_state_with_holes(cell, prompt(4), [1])
+
+    cell.submit(prompt(4))
+
+    assert not [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    cell.drain()
+    cell.check_answers()
+
+
+@pytest.mark.parametrize("restoring", ["planned", "state"])
+def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(make_restoring_cell, orders, restoring):
+    """Left to itself the planner fetches KV, for computing the hole costs more than all of its disk time."""
+    cell = make_restoring_cell(restoring=restoring)
+    put_on_disk(cell, prompt(4))
+    put_state_with_holes(cell, prompt(4), [1])
+
+    cell.submit(prompt(4))
+    cell.drain()
+
+    cell.check_answers()
+    fetched = [order.form for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    assert fetched == (["kv"] if restoring == "planned" else ["state", "state"])
+
+
+def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restoring_cell, orders):
+    """The first stretch is restored, the rest is computed in one go, and no page stays behind."""
+    cell = make_restoring_cell()
+    names = put_state_with_holes(cell, prompt(6), [1])
+    del cell.state_disks["storage"].chunks[names[3]]
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    bring(cell, 2)
+    assert cell.state.requests[name].state_refusals == 1
+    assert cell.state.requests[name].run.goal == 3 * CHUNK
+
+    cell.drain()
+
+    cell.check_answers()
+    assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK), (2 * CHUNK, 3 * CHUNK)]
+    assert state_pool(cell).leased == 0
+
+
+def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell):
+    """The run ends before the hole though that was being computed for it."""
+    cell = make_restoring_cell()
+    names = put_state_with_holes(cell, prompt(6), [1])
+    del cell.state_disks["storage"].chunks[names[2]]
+    cell.submit(prompt(6))
+    cell.drain()
+
+    cell.check_answers()
+    assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK)]
+    assert state_pool(cell).leased == 0
+
+
+@pytest.mark.parametrize("is_hole_computed", [False, True])
+def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
+    """The deadline of its fetch passes before or after the hole was computed: the rest is computed."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1])
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    if is_hole_computed:
+        worker_goes_on(cell)
+        worker_goes_on(cell)
+        assert cell.state.requests[name].computed == 2 * CHUNK
+    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
+
+    cell.fire(timer)
+
+    assert (cell.state.requests[name].run is None) == is_hole_computed
+    cell.drain()
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == CHUNK
+    assert (state_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
+
+
+def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell):
+    """What was restored and computed before it stays; the next attempt does without state."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1])
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    worker_goes_on(cell)
+    worker_goes_on(cell)
+    assert cell.state.requests[name].computed == 2 * CHUNK
+    bring(cell, 1)
+    for page in cell.storages["storage"].state_pool.memory.values():
+        page.is_corrupt = True
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.state.counters["restores_refused"] == 1
+    assert cell.admitted[-1].cached_tokens == 2 * CHUNK
+    assert state_pool(cell).leased == 0
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
+def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell, chunks):
+    """Wherever it has come to: the fetch that runs keeps its own until it is over."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1, 3])
+    name = cell.submit(prompt(6))
+    bring(cell, chunks)
+
+    cell.cancel(name)
+    cell.drain()
+
+    assert state_pool(cell).leased == 0
+    assert cell.state.state_fetches == {}
+
+
+def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell):
+    """Its request begins anew elsewhere, and all pages come back."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1])
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    worker_goes_on(cell)
+
+    cell.lose_worker("worker-0")
+    assert cell.state.requests[name].run is None
+    cell.add_worker("worker-1", pages=64)
+    cell.drain()
+
+    cell.check_answers()
+    assert state_pool(cell).leased == 0
+
+
+def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
+    """Half of it is two chunks: stretches are brought in parts, and what follows a hole waits for pages."""
+    cell = make_restoring_cell(state_pages=4 * EACH)
+    put_state_with_holes(cell, prompt(7), [3])
+
+    cell.submit(prompt(7))
+    cell.drain()
+
+    cell.check_answers()
+    assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
+    assert state_pool(cell).leased == 0
+
+
+def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
+    """Called off between two stretches it ends before the hole."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1])
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    request = cell.state.requests[name]
+    (fetch,) = cell.state.state_fetches.values()
+    assert request.run.arrived == 2 * CHUNK
+
+    cut_off_state(Step(cell.state, cell.seq, cell.time_ns), fetch)
+
+    assert (request.run.end, request.run.goal, request.run.holes) == (CHUNK, CHUNK, [])
+    assert len(request.run.pages) // 4 == EACH
+    assert len(fetch.pages) // 4 == 4 * EACH
+    assert chunks_of(prompt(1)).keys() == {request.run.identities[-16:]}
+
+
+def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell):
+    """The request is preempted with its run; the next attempt begins another where the device's KV ends."""
+    cell = make_restoring_cell()
+    put_state_with_holes(cell, prompt(6), [1])
+    name = cell.submit(prompt(6))
+    bring(cell, 2)
+    worker_goes_on(cell)
+    assert cell.state.requests[name].computed == CHUNK
+    cell.workers["worker-0"].fail_next_chunk_of = name
+
+    cell.drain()
+
+    cell.check_answers()
+    assert (cell.state.counters["chunks_failed"], cell.state.counters["state_runs"]) == (1, 2)
+    assert cell.admitted[-1].cached_tokens == CHUNK
+    assert cell.workers["worker-0"].restored_tokens == 5 * CHUNK
+    assert state_pool(cell).leased == 0
+
+
+def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell):
+    """Each of five turns leaves one chunk that nobody passes through the model at once; all others come back."""
+    cell = make_restoring_cell(disk_writes="through", lease_tokens=64)
+    tokens = prompt(3, tail=30)
+    for turn in range(5):
+        name = cell.submit(list(tokens), max_tokens=80, ignore_eos=True)
+        cell.drain()
+        last, answer = list(tokens), cell.gateways["gateway"].tokens[name]
+        tokens += answer + [20_000 + 200 * turn + place for place in range(112)]
+    known = len(cell.state.storages["storage"].state_chunks)
+    cell.feed(FlushCache(call_id="call", tiers=("device", "host")))
+
+    cell.submit(last, max_tokens=1)
+    cell.drain()
+
+    cell.check_answers()
+    whole = len(last) // CHUNK
+    assert cell.state.counters["state_holes_passed"] == 4
+    assert cell.workers["worker-0"].restored_tokens == (whole - 4) * CHUNK
+    assert known >= whole - 4
+    assert cell.workers["worker-0"].restored_tokens >= 0.6 * len(last)

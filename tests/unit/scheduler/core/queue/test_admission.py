@@ -1,0 +1,142 @@
+"""Admission: what is reused and what is said about it."""
+
+import pytest
+
+from services.scheduler.core.cache.page_pool import allocate
+from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.residency import give_host
+from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.worker_plans import AdmitRequest
+from tests.stateful.cell_model import namespace
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_fully_cached_prompt_recomputes_its_last_token(make_cell, page_size):
+    """Whole pages are reused, but never the last token, whose logits are needed."""
+    cell = make_cell(page_size=page_size, pages=256 // page_size)
+    prompt = list(range(32))
+    for _ in range(2):
+        cell.submit(prompt, max_tokens=1)
+        cell.drain()
+
+    expected = 31 // page_size * page_size
+    assert cell.admitted[1].cached_tokens == cell.admitted[1].device_tokens == expected
+    assert cell.workers["worker-0"].prefilled_tokens == 32 + 32 - expected
+
+
+def test_tenants_never_share(make_cell):
+    """Another salt finds nothing."""
+    cell = make_cell()
+    cell.submit(list(range(20)), salt="a")
+    cell.drain()
+    cell.submit(list(range(20)), salt="b")
+    cell.drain()
+
+    assert cell.admitted[1].cached_tokens == 0
+
+
+@pytest.mark.parametrize("hints", [{"read": False}, {"prompt_logprobs": 1}])
+def test_a_request_that_may_not_read_matches_nothing(make_cell, hints):
+    """``cache.read`` off and prompt logprobs both compute the whole prompt."""
+    cell = make_cell()
+    cell.submit(list(range(20)))
+    cell.drain()
+    cell.submit(list(range(20)), **hints)
+    cell.drain()
+
+    assert cell.admitted[1].cached_tokens == 0
+
+
+def test_a_request_that_may_not_write_leaves_nothing(make_cell):
+    """``cache.write`` off caches no page."""
+    cell = make_cell()
+    cell.submit(list(range(20)), write=False)
+    cell.drain()
+
+    assert cell.state.tree.nodes == {}
+    assert cell.state.workers["worker-0"].pool.free == 32
+
+
+def test_pages_cover_the_prompt_and_a_lease_and_no_more(make_cell, orders):
+    """The lease ends where the longest answer does."""
+    cell = make_cell(lease_tokens=8)
+    cell.submit([1] * 10, max_tokens=100)
+    cell.submit([2] * 10, max_tokens=3)
+
+    admitted = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
+    assert [len(order.pages) // 4 for order in admitted] == [5, 4]
+
+
+def test_nobody_overtakes_a_request_that_waits_for_pages(make_cell):
+    """A small request behind a large one waits with it."""
+    cell = make_cell(pages=16)
+    cell.submit([1] * 40, max_tokens=20, request_id="running")
+    cell.submit([2] * 40, max_tokens=4, request_id="large")
+    cell.submit([3] * 4, max_tokens=4, request_id="small")
+    cell.drain()
+
+    assert [order.request_id for order in cell.admitted][:3] == ["running", "large", "small"]
+
+
+def test_a_long_cached_node_does_not_keep_out_who_shares_its_start(make_cell):
+    """Only the matched part of a node counts as in use."""
+    cell = make_cell(pages=10)
+    cell.submit(list(range(36)), max_tokens=4)
+    cell.drain()
+
+    cell.submit([*range(4), *range(90, 122)], max_tokens=4)
+    cell.drain()
+
+    assert cell.admitted[1].cached_tokens == 4
+
+
+def test_usage_speaks_of_the_callers_prompt(make_cell):
+    """A preempted request that finds its own output again reports at most its prompt as cached."""
+    cell = make_cell(pages=7, page_size=1, lease_tokens=1)
+    cell.submit([1, 2], max_tokens=5, request_id="a", ignore_eos=True)
+    cell.submit([3, 4], max_tokens=5, request_id="b", ignore_eos=True)
+    cell.drain()
+    cell.check_answers()
+
+    again = [order for order in cell.admitted if order.attempt > 1]
+    assert again
+    for order in again:
+        assert order.device_tokens <= order.prompt_tokens
+
+
+def node_of(cell, tokens):
+    """The one node of these tokens."""
+    ((node, _),) = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
+    return node
+
+
+def copy_to_host(cell, node):
+    """Let host memory hold a copy of what the only worker has."""
+    storage, host = cell.state.storages["storage"], cell.storages["storage"].pool
+    pages = unpack_int32(node.device["worker-0"])
+    give_host(cell.state, node, storage, allocate(storage.pool, len(pages)))
+    for page, source in zip(unpack_int32(node.host["storage"]), pages, strict=True):
+        host.memory[page] = cell.workers["worker-0"].memory[source]
+
+
+def test_what_a_request_stands_on_may_be_cut_while_room_is_made_for_it(make_cell):
+    """A backup that its admission leads to displaces a part of the host copy of its prefix: it has all pages still."""
+    cell = make_cell(page_size=16, pages=41, host_pages=38)
+    prefix, leaving, dropped = [
+        list(range(kind * 1000, kind * 1000 + size)) for kind, size in ((1, 320), (2, 32), (3, 288))
+    ]
+    for tokens in (prefix, leaving, dropped):
+        cell.submit(tokens, max_tokens=1)
+        cell.drain()
+    for tokens in (prefix, dropped):
+        copy_to_host(cell, node_of(cell, tokens))
+    held = unpack_int32(node_of(cell, prefix).device["worker-0"])
+
+    cell.submit(prefix + [7] * 64, max_tokens=1, request_id="last")
+
+    assert cell.admitted[-1].request_id == "last"
+    assert len(match_prefix(cell.state.tree, namespace(), pack_int32(prefix), 20)) == 2
+    assert unpack_int32(cell.admitted[-1].pages)[:20] == held
+    assert len(cell.admitted[-1].pages) // 4 == 25
+    cell.drain()
+    cell.check_answers()

@@ -1,0 +1,172 @@
+"""Which candidates a batch takes, and in which order."""
+
+import random
+
+import pytest
+
+from services.scheduler.core import new_state
+from services.scheduler.core.cache.prefix_match import PrefixMatch
+from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, is_loading_bound
+from services.scheduler.core.queue.schedules import SCHEDULES
+from services.scheduler.core.state import Request, Worker
+from shared.messages.cell_events import CellConfig, FlushCache
+from shared.messages.requests import SamplingParams, SubmitRequest
+from shared.messages.worker_plans import RunBatch
+from tests.cases import case
+from tests.stateful.cell_model import namespace
+
+
+@pytest.fixture
+def state():
+    """A state whose ratio is 10 loaded tokens per computed token."""
+    state = new_state()
+    state.config = CellConfig(load_compute_ratio=10.0)
+    return state
+
+
+def candidate(name, load, compute, *, priority=0, pages=0):
+    """A candidate of whom only the name, the counts and the priority matter."""
+    submit = SubmitRequest(
+        request_id=name,
+        gateway_id="g",
+        namespace=namespace(),
+        prompt=bytes(4 * (load + compute)),
+        sampling=SamplingParams(max_tokens=1),
+        priority=priority,
+    )
+    return Candidate(Request(submit, 1, 1), [], PrefixMatch(loaded_pages=pages), load, compute, 0)
+
+
+class Waiting:
+    """Candidates without anything in the tree."""
+
+    def __init__(self, items):
+        self.items = iter(items)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.items)
+
+    def bundle_hits(self):
+        return []
+
+
+def form(state, schedule, waiting, *, budget=10_000, places=100):
+    """Names in the order in which a batch takes them."""
+    draft = BatchBuilder(budget, places)
+    worker = Worker("w", "1", "n", None, 1, None)
+    taken = []
+    for item in SCHEDULES[schedule](state, worker, draft, Waiting(waiting)):
+        taken.append(item.request.request_id)
+        draft.loaded += item.load
+        draft.computed += item.compute
+        draft.budget -= item.compute
+        draft.places -= 1
+        if draft.is_full:
+            break
+    return taken
+
+
+def test_fcfs_takes_the_queue_as_it_is(state):
+    """Load or no load, the order stands."""
+    waiting = [candidate("a", 1000, 1), candidate("b", 0, 50), candidate("c", 900, 1)]
+
+    assert form(state, "fcfs", waiting) == ["a", "b", "c"]
+
+
+def test_longest_prefix_first_within_a_priority(state):
+    """More cached pages go first, equals in the order of the queue, and priorities before both."""
+    waiting = [
+        candidate("a", 0, 1, pages=1),
+        candidate("b", 0, 1, pages=9),
+        candidate("c", 0, 1, pages=9),
+        candidate("d", 0, 1, priority=2),
+    ]
+
+    assert form(state, "lpm", waiting) == ["d", "b", "c", "a"]
+
+
+def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
+    """Computation is taken before more loads; those fill up what is left, in their order."""
+    waiting = [
+        candidate("head", 1000, 10),
+        candidate("load-1", 500, 1),
+        candidate("compute-1", 0, 40),
+        candidate("load-2", 400, 1),
+        candidate("compute-2", 0, 40),
+    ]
+
+    assert form(state, "balanced", waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
+
+
+def test_balanced_takes_a_load_that_computation_hides(state):
+    """Enough was taken that computes for long: the next load keeps nobody waiting."""
+    waiting = [candidate("compute", 0, 100), candidate("load", 900, 5), candidate("last", 0, 1)]
+
+    assert form(state, "balanced", waiting) == ["compute", "load", "last"]
+
+
+def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state):
+    """A full batch ends the formation."""
+    waiting = [candidate("head", 1000, 10), candidate("load", 500, 1), candidate("compute", 0, 40)]
+
+    assert form(state, "balanced", waiting, places=2) == ["head", "compute"]
+
+
+def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state):
+    """Loads above ten tokens per computed token are waited for."""
+    worker = Worker("w", "1", "n", None, 1, None)
+    draft = BatchBuilder(100, 100, loaded=100, computed=10)
+
+    assert not is_loading_bound(state, worker, draft)
+    assert is_loading_bound(state, worker, draft, load=1)
+    assert not is_loading_bound(state, worker, draft, load=10, compute=1)
+    assert not is_loading_bound(state, worker, BatchBuilder(100, 100))
+
+
+def test_nobody_starves_under_balanced(state):
+    """Whatever keeps coming behind it, a request is taken at the latest when everybody before it was a head."""
+    for seed in range(50):
+        with case(seed=seed):
+            _nobody_starves(state, random.Random(seed))
+
+
+def _nobody_starves(state, chance):
+    queue, due = [], {}
+    for number in range(300):
+        for _ in range(chance.randrange(3)):
+            name = f"r{number}-{len(due)}"
+            # Whoever computes comes again and again, so that loads are put aside for as long as possible.
+            load, compute = (chance.randrange(200, 2000), 1) if chance.random() < 0.4 else (0, chance.randrange(1, 9))
+            due[name] = number + len(queue) + 1
+            queue.append(candidate(name, load, compute))
+        taken = form(state, "balanced", queue, budget=chance.randrange(1, 40), places=chance.randrange(1, 4))
+        assert not queue or taken[0] == queue[0].request.request_id
+        queue = [item for item in queue if item.request.request_id not in taken]
+        assert all(due[item.request.request_id] > number for item in queue)
+
+
+@pytest.mark.parametrize(
+    ("is_filling", "ratio", "expected"), [(True, 2.0, True), (False, 2.0, False), (True, 50.0, False)]
+)
+def test_a_loading_bound_batch_is_filled_with_decode_steps(make_cell, is_filling, ratio, expected):
+    """Only where that is configured, and only when the batch waits for its loads."""
+    cell = make_cell(pages=20, host_pages=60, bubble_filling=is_filling, load_compute_ratio=ratio)
+    cell.submit(list(range(40)), max_tokens=1)
+    cell.drain()
+    for number in range(4):
+        cell.submit([500 + number] * 40, max_tokens=1)
+        cell.drain()
+    cell.feed(FlushCache(call_id="call", tiers=("device",)))
+
+    cell.submit([*range(40), 7], max_tokens=1)
+
+    plans = [getattr(output, "order", None) for output in cell.outputs[-1]]
+    (batch,) = [order for order in plans if isinstance(order, RunBatch)]
+    assert batch.loads
+    assert batch.fill_bubble is expected
+    assert cell.state.counters["batches_loading_bound"] == (ratio == 2.0)
+    cell.drain()
+    cell.check_answers()

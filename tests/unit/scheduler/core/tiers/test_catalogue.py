@@ -1,0 +1,120 @@
+"""What the scheduler believes of a storage's disk."""
+
+import pytest
+
+from services.scheduler.core.cache.page_pool import new_pool
+from services.scheduler.core.state import Storage, new_state
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_state_kept
+from shared.chunks import chunk_bytes
+from shared.messages.pools import PoolHandle
+from tests.stateful.cell_model import geometry
+from tests.stateful.model_state import state_geometry
+
+
+def names(*numbers):
+    return b"".join(number.to_bytes(16, "big") for number in numbers)
+
+
+@pytest.fixture
+def state():
+    """A state that knows a geometry."""
+    found = new_state()
+    found.geometry = geometry(16)
+    return found
+
+
+@pytest.fixture
+def storage():
+    """A storage whose disk has room for three chunks."""
+    return Storage("storage", "one", "node", 0, disk_bytes=3 * chunk_bytes(geometry(16)) + 100)
+
+
+def test_chunks_are_known_until_they_are_gone(state, storage):
+    """Repeats and strangers are harmless."""
+    chunks_added(state, storage, names(1, 2, 1))
+    chunks_gone(state, storage, names(2, 9))
+
+    assert list(storage.chunks) == [names(1)]
+
+
+def test_a_disk_holds_no_more_than_its_budget(state, storage):
+    """Beyond it what was named first is forgotten."""
+    chunks_added(state, storage, names(1, 2, 3, 4, 5))
+
+    assert list(storage.chunks) == [names(3), names(4), names(5)]
+    assert state.counters["catalogue_overflow_chunks"] == 2
+
+
+def test_names_that_are_cut_off_are_ignored(state, storage):
+    """A message of a broken length changes nothing."""
+    chunks_added(state, storage, names(1) + b"x")
+    chunks_added(state, storage, names(2))
+    chunks_gone(state, storage, names(2)[:-1])
+
+    assert list(storage.chunks) == [names(2)]
+
+
+def keep_state(storage):
+    """Give a storage a state pool."""
+    found = state_geometry(16)
+    storage.state_handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
+    storage.state_pool = new_pool(4)
+
+
+def test_forms_are_known_apart(state, storage):
+    """One name may stand for KV, for state, or for both; what goes in one form stays in the other."""
+    keep_state(storage)
+    chunks_added(state, storage, names(1, 2))
+    chunks_added(state, storage, names(1, 3), "state")
+    chunks_gone(state, storage, names(1), "kv")
+
+    assert (list(storage.chunks), list(storage.state_chunks)) == ([names(2)], [names(1), names(3)])
+    chunks_gone(state, storage, names(1, 2, 3), "state")
+    assert (list(storage.chunks), list(storage.state_chunks)) == ([names(2)], [])
+
+
+def test_more_chunks_of_state_fit_than_of_kv(state, storage):
+    """Each form is bounded by its own size; here a hidden state has half the bytes of KV."""
+    keep_state(storage)
+    chunks_added(state, storage, names(*range(9)), "state")
+
+    assert list(storage.state_chunks) == [names(number) for number in range(3, 9)]
+    assert state.counters["catalogue_overflow_chunks"] == 3
+
+
+def test_without_a_state_pool_state_is_of_no_use(state, storage):
+    """Nobody could say of which geometry it is, so it is not remembered."""
+    chunks_added(state, storage, names(1), "state")
+
+    assert storage.state_chunks == {}
+    assert not has_lower_tiers(storage)
+
+
+def test_state_is_kept_once_it_is_on_its_way(state, storage):
+    """Saved or being saved; either is something to fetch from or to wait for."""
+    keep_state(storage)
+    chunks_added(state, storage, names(1), "state")
+    storage.state_saving[names(2)] = 7
+
+    assert [is_state_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]
+    assert has_lower_tiers(storage)
+
+
+def test_copies_that_can_be_read_in_part_are_known_apart(state, storage):
+    """They stand beside the chunk of KV, under its name, and are as many at the most."""
+    storage.keeps_sparse = True
+    chunks_added(state, storage, names(1, 2))
+    chunks_added(state, storage, names(1, 3, 4, 5), "sparse")
+    chunks_gone(state, storage, names(4), "sparse")
+
+    assert (list(storage.chunks), list(storage.sparse_chunks)) == ([names(1), names(2)], [names(3), names(5)])
+    assert state.counters["catalogue_overflow_chunks"] == 1
+    assert has_lower_tiers(storage)
+
+
+def test_a_storage_that_keeps_no_such_copies_is_not_believed(state, storage):
+    """It did not say so when it joined."""
+    chunks_added(state, storage, names(1), "sparse")
+
+    assert storage.sparse_chunks == {}
+    assert not has_lower_tiers(storage)

@@ -1,0 +1,229 @@
+"""Hotness promotion: while one is under way, and when it ends."""
+
+import pytest
+
+from services.scheduler.core import check_invariants, decode_state, encode_state, status
+from services.scheduler.core.cache.residency import split_node
+from shared.errors import InvariantViolated
+from shared.messages.cell_events import FlushCache
+from shared.messages.worker_events import PagesPromoted
+from shared.messages.worker_plans import RunBatch
+from tests.unit.scheduler.core.promoting import HOT, counters, filled, node_of, on_device, prefill, promotions
+
+
+@pytest.fixture
+def cell(make_cell, set_heat):
+    """A full device of colder prompts, and the hottest one in host memory only."""
+    return filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat)
+
+
+def test_a_node_in_a_plan_is_unavailable(cell):
+    """A request that wants it waits for it; it is neither loaded a second time nor computed."""
+    prefill(cell)
+    node = node_of(cell, 0)
+    assert "worker-0" in node.loading
+    assert node.host_locks == {"storage": 1}
+    cell.submit([*HOT, 7], max_tokens=1, request_id="wants it")
+    cell.workers["worker-0"].step()
+
+    assert cell.admitted[-1].request_id != "wants it"
+    cell.drain()
+    cell.check_answers()
+    assert (cell.admitted[-1].request_id, cell.admitted[-1].device_tokens) == ("wants it", 40)
+
+
+def test_one_promotion_at_a_time(cell, set_heat):
+    """A second batch that prefills something starts no second plan before the first is answered."""
+    prefill(cell)
+    prefill(cell, [98] * 4)
+
+    assert len(promotions(cell)) == 1
+    assert cell.state.workers["worker-0"].is_promotion_due
+
+
+def test_a_promotion_does_not_go_before_a_load(make_cell, set_heat):
+    """While a batch is loading, the link belongs to the request that waits for it."""
+    cell = make_cell(pages=32, host_pages=60, promotion="hotness")
+    for number in (101, 102, 103, 104, 105):
+        cell.submit([number] * 40, max_tokens=1)
+        cell.drain()
+    cell.feed(FlushCache(call_id="call", tiers=("device",)))
+    for number in (101, 102):
+        set_heat(cell, [number] * 40, 9, 200)
+    before = len(promotions(cell))
+    cell.submit([97] * 4, max_tokens=1)
+    cell.submit([101] * 41, max_tokens=1)
+    worker = cell.workers["worker-0"]
+    plans = [plan.order for plan in worker.inbox if isinstance(plan.order, RunBatch)]
+    assert [bool(order.loads) for order in plans] == [False, True]
+    worker.step()
+    while cell.deliver(worker):
+        pass
+
+    assert len(promotions(cell)) == before
+    cell.drain()
+    assert len(promotions(cell)) > before
+
+
+def test_a_promotion_that_failed_leaves_everything_as_it_was(cell):
+    """Its pages are free again, and the copies can be loaded."""
+    prefill(cell)
+    assert cell.state.workers["worker-0"].pool.leased == 10
+    cell.workers["worker-0"].promote(is_ok=False)
+    cell.drain()
+
+    assert counters(cell) == [1, 0, 10, 1]
+    assert cell.state.workers["worker-0"].pool.leased == 0
+    node = node_of(cell, 0)
+    assert node.host
+    assert not node.host_locks
+    cell.submit([*HOT, 7], max_tokens=1)
+    cell.drain()
+    cell.check_answers()
+    assert cell.admitted[-1].host_tokens == 40
+
+
+def test_rotten_pages_are_quarantined(cell):
+    """A copy that failed verification is never matched again."""
+    for page in cell.storages["storage"].pool.memory.values():
+        page.is_corrupt = True
+    prefill(cell)
+    cell.drain()
+
+    assert cell.state.counters["promotions_failed"] == 1
+    assert cell.state.counters["quarantined_pages"] == 10
+    assert cell.state.storages["storage"].pool.cached == 0
+    cell.submit([*HOT, 7], max_tokens=1)
+    cell.drain()
+    cell.check_answers()
+    assert cell.admitted[-1].cached_tokens == 0
+
+
+@pytest.mark.parametrize("promotion_id", [1, 77])
+def test_a_repeated_answer_changes_nothing(cell, promotion_id):
+    """Nor does one to a promotion that never was, nor one of a worker's former life."""
+    prefill(cell)
+    cell.drain()
+    worker = cell.workers["worker-0"]
+    for incarnation in (worker.incarnation, "another"):
+        before = encode_state(cell.state)
+        cell.feed(PagesPromoted(worker_id="worker-0", incarnation=incarnation, promotion_id=promotion_id, ok=False))
+        after = decode_state(before)
+        after.last_seq, after.now_ns = cell.state.last_seq, cell.state.now_ns
+        after.counters["stale_inputs"] = after.counters.get("stale_inputs", 0) + 1
+
+        assert encode_state(cell.state) == encode_state(after)
+
+
+def test_an_answer_to_another_promotion_is_stale(cell):
+    """The one that is under way goes on."""
+    prefill(cell)
+    worker = cell.workers["worker-0"]
+    cell.feed(PagesPromoted(worker_id="worker-0", incarnation=worker.incarnation, promotion_id=77, ok=True))
+
+    assert node_of(cell, 0).loading
+    assert cell.state.counters["stale_inputs"] == 1
+    cell.drain()
+
+
+def test_what_was_promoted_is_not_the_first_to_leave(cell):
+    """To a policy that goes by last use, a promotion counts as one."""
+    prefill(cell)
+    cell.drain()
+    cell.submit([104] * 40, max_tokens=1)
+    cell.drain()
+
+    assert 0 in on_device(cell)
+    assert len(promotions(cell)) == 1
+
+
+def test_a_lost_worker_ends_its_promotion(cell):
+    """The copies are readable again for the others."""
+    prefill(cell)
+    cell.lose_worker("worker-0")
+
+    node = node_of(cell, 0)
+    assert not node.loading
+    assert not node.host_locks
+    cell.add_worker("worker-0", pages=32)
+    cell.drain()
+    assert all(pool.leased == 0 for pool in status(cell.state, "x").pools)
+
+
+@pytest.mark.parametrize("is_ok", [True, False])
+def test_a_promotion_survives_the_loss_of_its_storage(cell, is_ok):
+    """What the worker has copied is good; what it could not copy is gone with the storage."""
+    prefill(cell)
+    worker = cell.workers["worker-0"]
+    worker.step()
+    if is_ok:
+        worker.promote()
+    cell.lose_storage("storage")
+    cell.drain()
+    cell.submit([*HOT, 7], max_tokens=1)
+    cell.drain()
+    cell.check_answers()
+
+    assert cell.admitted[-1].cached_tokens == (40 if is_ok else 0)
+    assert cell.state.workers["worker-0"].pool.leased == 0
+
+
+def test_a_flush_leaves_a_promotion_alone(cell):
+    """Its copies are being read; they can be flushed after the answer."""
+    prefill(cell)
+    cell.feed(FlushCache(call_id="call"))
+    assert node_of(cell, 0).loading
+    cell.drain()
+    cell.feed(FlushCache(call_id="again"))
+
+    assert cell.state.tree.nodes == {}
+
+
+def test_a_node_that_is_cut_under_a_promotion_is_promoted_whole(cell):
+    """Another worker's request may need a part of it meanwhile; both parts arrive."""
+    prefill(cell)
+    upper = split_node(cell.state, node_of(cell, 0), 4)
+    check_invariants(cell.state)
+    cell.drain()
+
+    assert upper.device
+    assert cell.state.counters["promoted_pages"] == 10
+    cell.submit([*HOT, 7], max_tokens=1)
+    cell.drain()
+    assert cell.admitted[-1].device_tokens == 40
+
+
+def test_a_promotion_without_its_nodes_is_found(cell):
+    """The checker knows whose the pages of a promotion are, and who holds the copies that it reads."""
+    prefill(cell)
+    check_invariants(cell.state)
+    cell.state.workers["worker-0"].promotion.storage_id = ""
+
+    with pytest.raises(InvariantViolated):
+        check_invariants(cell.state)
+    cell.state.workers["worker-0"].promotion = None
+    with pytest.raises(InvariantViolated):
+        check_invariants(cell.state)
+
+
+def test_a_running_request_is_not_preempted_for_a_promotion(make_cell, set_heat):
+    """Where the pages of a promotion would do, a lease waits for its answer."""
+    cell = make_cell(pages=24, host_pages=60, promotion="hotness")
+    for prompt in (HOT, [101] * 40, [102] * 40):
+        cell.submit(prompt, max_tokens=1)
+        cell.drain()
+    set_heat(cell, HOT, 9, 200)
+    cell.feed(FlushCache(call_id="call", tiers=("device",)))
+    for seed in (1, 2):
+        cell.submit([50 + seed] * 4, max_tokens=40, ignore_eos=True, seed=seed)
+    worker = cell.workers["worker-0"]
+    for _ in range(50):
+        worker.step()
+        while cell.deliver(worker):
+            pass
+
+    assert len(promotions(cell)) == 1
+    assert cell.state.workers["worker-0"].lease_waits
+    cell.drain()
+    cell.check_answers()
+    assert cell.state.counters.get("preemptions", 0) == 0
