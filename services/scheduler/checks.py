@@ -51,7 +51,7 @@ def _expression_faults(flag: str, text: str) -> Iterator[str]:
 
 
 def _form_faults(text: str) -> Iterator[str]:
-    from services.scheduler.core.hidden.state_form import parse_form
+    from services.scheduler.core.hidden.hidden_form import parse_form
 
     try:
         parse_form(text)

@@ -18,13 +18,13 @@ EMPTY = (
     "requests",
     "roomy",
     "saves",
-    "state_fetches",
-    "state_saves",
+    "hidden_fetches",
+    "hidden_saves",
     "storages.*.ahead",
     "storages.*.due",
     "storages.*.fetching",
     "storages.*.saving",
-    "storages.*.state_saving",
+    "storages.*.hidden_saving",
     "tenants",
     "timers",
     "transfers",
@@ -57,7 +57,7 @@ EACH, MORE = 8, 128
 def check_sizes(state: CellState) -> None:
     """Raise :class:`Broken` where a collection is larger than what there is can explain."""
     chunks = sum(
-        len(storage.chunks) + len(storage.state_chunks) + len(storage.sparse_chunks)
+        len(storage.chunks) + len(storage.hidden_chunks) + len(storage.sparse_chunks)
         for storage in state.storages.values()
     )
     there = len(state.tree.nodes) + len(state.tree.roots) + chunks + len(state.workers) + len(state.storages)

@@ -320,7 +320,7 @@ class Cell:
             "promotions": [worker.worker_id for worker in state.workers.values() if worker.promotion is not None],
             "pins": list(state.pins),
         }
-        for name in ("transfers", "saves", "fetches", "leases", "state_saves", "state_fetches", "late_reads"):
+        for name in ("transfers", "saves", "fetches", "leases", "hidden_saves", "hidden_fetches", "late_reads"):
             found[name] = list(getattr(state, name))
         if not self.scheduler.is_running:
             found["scheduler"] = "does not run"

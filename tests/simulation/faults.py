@@ -148,8 +148,8 @@ def _host_rots(cell: Cell, fault: Fault) -> None:
 
 def _state_rots(cell: Cell, fault: Fault) -> None:
     storage = _storage(cell, fault)
-    if storage is not None and storage.state_pool is not None:
-        _rot(cell, fault, list(storage.state_pool.memory.values()))
+    if storage is not None and storage.hidden_pool is not None:
+        _rot(cell, fault, list(storage.hidden_pool.memory.values()))
 
 
 def _disk_rots(cell: Cell, fault: Fault) -> None:

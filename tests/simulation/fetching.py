@@ -59,7 +59,7 @@ class Fetching:
         if self.done == len(self._names):
             return False
         name = self._names[self.done]
-        pool = storage.state_pool if order.form == "state" else storage.pool
+        pool = storage.hidden_pool if order.form == "state" else storage.pool
         require(pool is not None, "a fetch to a pool that is not there")
         assert pool is not None
         copies = storage.disk.form(order.form).find(name)

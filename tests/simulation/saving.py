@@ -55,7 +55,7 @@ def save(storage: StorageProcess, order: storage_plans.SaveChunks) -> None:
 
 def _read(storage: StorageProcess, order: storage_plans.SaveChunks) -> list[Page | None]:
     """The pages of an order as they are now; None where one cannot be had."""
-    pool = storage.state_pool if order.form == "state" else storage.pool
+    pool = storage.hidden_pool if order.form == "state" else storage.pool
     device = storage.devices.get((order.worker_id, order.worker_incarnation))
     places = zip(unpack_int32(order.host_pages), unpack_int32(order.device_pages), strict=True)
     pages: list[Page | None] = []

@@ -176,7 +176,7 @@ def _restore(worker: WorkerProcess, sequence: Sequence, order: plans.RestoreChun
     size = worker.cell.scenario.shape.page_size
     require(order.start == sequence.computed, f"a restoration of {order.request_id} leaves a gap")
     require(order.end < len(sequence.tokens), f"a restoration of {order.request_id} leaves nothing to compute")
-    pool = worker.state_pools.get(order.storage_id)
+    pool = worker.hidden_pools.get(order.storage_id)
     tokens: list[int] = []
     for place, identity in zip(unpack_int32(order.state_pages), pieces(order.identities), strict=True):
         copy: Copy | None = pool.memory.get(place) if pool is not None else None

@@ -39,7 +39,7 @@ class StorageProcess(Process):
         super().__init__(cell, name, incarnation)
         self.node = node
         self.pool: HostPool | None = None
-        self.state_pool: HostPool | None = None
+        self.hidden_pool: HostPool | None = None
         self.devices: dict[tuple[str, str], WorkerProcess] = {}
         self.fetches: dict[int, Fetching] = {}
         self.pinned: dict[bytes, None] = {}
@@ -155,7 +155,7 @@ class StorageProcess(Process):
         pool = HostPool(self.name, f"{self.incarnation}.{form}", pages)
         if wanted.is_state:
             require(self.pool is not None, "a state pool is made before the host pool")
-            self.state_pool = pool
+            self.hidden_pool = pool
         else:
             self.pool = pool
         self.cell.host_pools[pool.name] = pool

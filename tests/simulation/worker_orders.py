@@ -37,11 +37,11 @@ def carry_out(worker: WorkerProcess, order: plans.WorkerOrder) -> None:
         case plans.PromotePages():
             _promote(worker, order)
         case plans.AttachHostPool():
-            pools = worker.state_pools if order.handle.geometry.is_state else worker.hosts
+            pools = worker.hidden_pools if order.handle.geometry.is_state else worker.hosts
             pools[order.storage_id] = worker.cell.host_pools[order.handle.name]
         case plans.DetachHostPool():
             worker.hosts.pop(order.storage_id, None)
-            worker.state_pools.pop(order.storage_id, None)
+            worker.hidden_pools.pop(order.storage_id, None)
         case plans.AttachNeighbour():
             require(order.worker_id not in worker.neighbours, "a neighbour is attached twice")
             worker.neighbours[order.worker_id] = worker.cell.devices[order.worker_id, order.worker_incarnation]
@@ -73,7 +73,7 @@ def _admit(worker: WorkerProcess, order: plans.AdmitRequest) -> None:
         worker.cell.lossy.add(order.request_id)
     sequence.check_table()
     if order.state_lease is not None:
-        pool = worker.state_pools.get(order.state_lease.storage_id)
+        pool = worker.hidden_pools.get(order.state_lease.storage_id)
         above = sequence.above(order.state_lease.depth // size)
         require(order.state_lease.parent == above, "a state lease goes on from elsewhere")
         sequence.saving = Saving(order.state_lease, pool, size)

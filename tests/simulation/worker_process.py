@@ -41,7 +41,7 @@ class WorkerProcess(Process):
         self.memory: dict[int, Page] = {}
         self.sequences: dict[str, Sequence] = {}
         self.hosts: dict[str, HostPool] = {}
-        self.state_pools: dict[str, HostPool] = {}
+        self.hidden_pools: dict[str, HostPool] = {}
         self.neighbours: dict[str, WorkerProcess] = {}
         self.promoting: dict[int, None] = {}  # Device pages under a promotion.
         self.fails_next_chunk = False

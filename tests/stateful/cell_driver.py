@@ -234,7 +234,7 @@ class CellDriver:
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
 
     def _trouble_with_state(self, kind: str, index: int, storage: ModelStorage) -> None:
-        memory = storage.state_pool.memory if storage.state_pool is not None else {}
+        memory = storage.hidden_pool.memory if storage.hidden_pool is not None else {}
         chunks = storage.state_disk.chunks
         if kind == "state_page_rots" and memory:
             memory[list(memory)[index % len(memory)]].is_corrupt = True
@@ -324,8 +324,8 @@ class CellDriver:
         assert not cell.state.fetches
         assert not cell.state.saves
         assert not cell.state.leases
-        assert not cell.state.state_saves
-        assert not cell.state.state_fetches
+        assert not cell.state.hidden_saves
+        assert not cell.state.hidden_fetches
 
         cell.feed(cell_events.FlushCache(call_id="last"))
         for pool in status(cell.state, "model").pools:

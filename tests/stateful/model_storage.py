@@ -27,7 +27,7 @@ class ModelStorage:
         self.storage_id, self.incarnation, self.node, self.pages = storage_id, incarnation, node, pages
         self.pool: HostPool | None = None
         self.state_pages = 0
-        self.state_pool: HostPool | None = None
+        self.hidden_pool: HostPool | None = None
         self.devices: dict[tuple[str, str], ModelWorker] = {}
         self.inbox: deque[storage_plans.StoragePlan] = deque()
         self.outbox: deque[codec.Input] = deque()
@@ -75,7 +75,7 @@ class ModelStorage:
             case storage_plans.SaveChunks():
                 self._save(plan.order, saves_succeed)
             case storage_plans.FetchChunks():
-                pool = self.state_pool if plan.order.form == "state" else self.pool
+                pool = self.hidden_pool if plan.order.form == "state" else self.pool
                 assert pool is not None
                 self.fetches[plan.order.fetch_id] = ModelFetch(plan.order, pool, self._pages_each)
             case storage_plans.CancelFetch():
@@ -127,7 +127,7 @@ class ModelStorage:
 
     def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
         is_state = order.form == "state"
-        pool, disk = (self.state_pool, self.state_disk) if is_state else (self.pool, self.disk)
+        pool, disk = (self.hidden_pool, self.state_disk) if is_state else (self.pool, self.disk)
         assert pool is not None
         check_save(order, self.cell.page_size, self.cell.submitted.values())
         worker = self.devices.get((order.worker_id, order.worker_incarnation))
@@ -200,8 +200,8 @@ class ModelStorage:
     def _create_state_pool(self, wanted: KvGeometry) -> None:
         assert self.pool is not None, "a state pool is made before the host pool"
         name = f"{self.incarnation}.state"
-        self.state_pool = HostPool(self.storage_id, self.incarnation, self.state_pages)
-        self.cell.host_pools[name] = self.state_pool
+        self.hidden_pool = HostPool(self.storage_id, self.incarnation, self.state_pages)
+        self.cell.host_pools[name] = self.hidden_pool
         handle = PoolHandle(
             kind="shm", layout="page_first", name=name, nbytes=0, pages=self.state_pages, geometry=wanted
         )

@@ -50,7 +50,7 @@ class ModelWorker:
         self.outbox: deque[codec.Input] = deque()
         self.requests: dict[str, RunningRequest] = {}
         self.hosts: dict[str, HostPool] = {}
-        self.state_pools: dict[str, HostPool] = {}
+        self.hidden_pools: dict[str, HostPool] = {}
         self.saved_late: deque[worker_events.StateSaved] = deque()  # To be said when there is nothing to do.
         self.restored_tokens = 0
         self.neighbours: dict[str, ModelWorker] = {}
@@ -138,11 +138,11 @@ class ModelWorker:
                 self._forbid_promoting(unpack_int32(order.device_pages))
                 self.promotions.append((order, self.hosts.get(order.storage_id)))
             case plans.AttachHostPool():
-                pools = self.state_pools if order.handle.geometry.is_state else self.hosts
+                pools = self.hidden_pools if order.handle.geometry.is_state else self.hosts
                 pools[order.storage_id] = self.cell.host_pools[order.handle.name]
             case plans.DetachHostPool():
-                assert self.hosts.pop(order.storage_id, None) or order.storage_id in self.state_pools
-                self.state_pools.pop(order.storage_id, None)
+                assert self.hosts.pop(order.storage_id, None) or order.storage_id in self.hidden_pools
+                self.hidden_pools.pop(order.storage_id, None)
             case plans.AttachNeighbour():
                 assert order.worker_id not in self.neighbours, "a neighbour is attached twice"
                 self.neighbours[order.worker_id] = self.cell.known_workers[order.worker_id, order.worker_incarnation]
@@ -212,7 +212,7 @@ class ModelWorker:
         last = lease.depth // self.cell.page_size - 1
         assert lease.depth <= len(request.tokens), "nobody knows what a lease goes on from"
         assert lease.parent == self._identity(request, last), "a lease goes on from elsewhere"
-        return Saving(lease, self.state_pools.get(lease.storage_id), self.cell.page_size)
+        return Saving(lease, self.hidden_pools.get(lease.storage_id), self.cell.page_size)
 
     def _leave(self, request: RunningRequest, said: codec.Input) -> list[codec.Input]:
         """What is said when a sequence ends: that its state was saved comes before, behind, or much later."""
@@ -298,7 +298,7 @@ class ModelWorker:
         """Make KV of state pages, verifying each; returns whether all were good."""
         assert restore.start == request.computed, "a restoration leaves a gap"
         assert restore.end < len(request.tokens), "nothing is left to compute"
-        tokens = restored_tokens(restore, self.state_pools.get(restore.storage_id), self.cell.page_size)
+        tokens = restored_tokens(restore, self.hidden_pools.get(restore.storage_id), self.cell.page_size)
         if tokens is None:
             return False
         assert tokens == request.tokens[restore.start : restore.end], "a restoration of other tokens"

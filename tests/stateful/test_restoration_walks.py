@@ -60,7 +60,7 @@ def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) 
     Chunks ``holes`` of each prompt have KV alone.
     """
     storage = driver.cell.storages.get("storage")
-    if storage is None or storage.state_pool is None:
+    if storage is None or storage.hidden_pool is None:
         return
     each, size = chunk_pages(driver.cell.page_size), driver.cell.page_size
     chunks: dict[bytes, list[Page]] = {}
@@ -85,7 +85,7 @@ def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) 
 def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
     """Let the object store alone hold some of what the disk held, as if another node had kept it there."""
     storage = driver.cell.storages.get("storage")
-    if storage is None or storage.state_pool is None:
+    if storage is None or storage.hidden_pool is None:
         return
     said = {"storage_id": "storage", "incarnation": storage.incarnation}
     for form, disk, store in (

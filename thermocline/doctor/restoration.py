@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from services.scheduler.core.hidden.hidden_form import TYPICAL_TOKENS
 from services.scheduler.core.hidden.planner import LayerCosts, worth_storing
-from services.scheduler.core.hidden.state_form import TYPICAL_TOKENS
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError

@@ -14,15 +14,15 @@ from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, PrefixTree
 from services.scheduler.core.cache.recollection import Recollection
+from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenFetch, HiddenLease, HiddenRun, HiddenSave
 from services.scheduler.core.hidden.planner.prediction_error import PredictionErrors
 from services.scheduler.core.hidden.planner.rate import Rate
-from services.scheduler.core.hidden.state_on_its_way import FetchedKv, Lease, StateFetch, StateRun, StateSave
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.queue.fair_share import Queue
 from services.scheduler.core.queue.transient import TransientTree
 from services.scheduler.core.quotas.quota_accounts import Quotas
-from services.scheduler.core.sparse.sparse_state import ChunkShares, SparseChoice, SparseSpan
+from services.scheduler.core.sparse.sparse_records import ChunkShares, SparseChoice, SparseSpan
 from services.scheduler.core.speed_fit import SpeedFit
 from services.scheduler.core.tiers.under_way import Fetch, Save, Transfer
 from shared.messages.cell_events import CellConfig
@@ -80,13 +80,13 @@ class Request(msgspec.Struct):
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
     matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
     matched_tokens: int = 0
-    run: StateRun | None = None  # Its prefix comes back from state below host memory.
+    run: HiddenRun | None = None  # Its prefix comes back from state below host memory.
     follows: int = 0  # A fetch of state for another that brings what it needs next, as far as was known.
     lease: int = 0  # Under which its own state is being saved; 0 is none.
-    state_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
+    hidden_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
     fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
     no_kv_from: int = -1  # Asked for its KV, the object store had none from this token on; -1 is not known.
-    no_state_from: int = -1  # The same of its state.
+    no_hidden_from: int = -1  # The same of its state.
     sparse_choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
     sparse: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
     is_sparse_refused: bool = False  # Such a prefix could not be read: it does without from then on.
@@ -235,13 +235,13 @@ class Storage(msgspec.Struct):
     disk_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read for fetches, as observed.
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most; 0 is no limit.
     state_bytes: int = 0  # Budget of its state pool; 0 is none.
-    is_state_requested: bool = False
-    state_handle: PoolHandle | None = None
-    state_pool: PagePool | None = None
-    state_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
-    state_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
+    is_hidden_requested: bool = False
+    hidden_handle: PoolHandle | None = None
+    hidden_pool: PagePool | None = None
+    hidden_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
+    hidden_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
     blank_kv: int = 0  # Requests in a row for which the object store was asked for KV, or not any more, for nothing.
-    blank_state: int = 0  # The same of state.
+    blank_hidden: int = 0  # The same of state.
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
     keeps_sparse: bool = False  # Its disk keeps chunks of KV a second time, so that they can be read in part.
     sparse_chunks: dict[bytes, None] = {}  # Those that it holds in that form, as far as it said.
@@ -316,10 +316,10 @@ class CellState(msgspec.Struct):
     key_ids: dict[str, str] = {}  # Whose key encrypts a namespace at rest, where anybody's does.
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
-    state_fetches: dict[int, StateFetch] = {}  # Numbered like ``fetches``.
-    leases: dict[int, Lease] = {}
+    hidden_fetches: dict[int, HiddenFetch] = {}  # Numbered like ``fetches``.
+    leases: dict[int, HiddenLease] = {}
     next_lease: int = 1
-    state_saves: dict[int, StateSave] = {}  # Numbered like ``saves``.
+    hidden_saves: dict[int, HiddenSave] = {}  # Numbered like ``saves``.
     predictions: PredictionErrors = msgspec.field(default_factory=PredictionErrors)
     unwanted: dict[int, None] = {}  # Fetches that lost their last waiter in this step; empty between steps.
     roomy: dict[str, None] = {}  # Storages where fetches may find room that they did not; empty between steps.

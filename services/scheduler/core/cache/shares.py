@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from services.scheduler.core.cache.identities import chunks_ending_in, page_identities
 from services.scheduler.core.cache.prefix_tree import Node, Path
 from services.scheduler.core.cache.residency import offer
-from services.scheduler.core.sparse.sparse_state import ChunkShare, ChunkShares
+from services.scheduler.core.sparse.sparse_records import ChunkShare, ChunkShares
 from services.scheduler.core.state import CellState, Storage
 
 MOST_CHUNKS = 65_536

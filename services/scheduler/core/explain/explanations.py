@@ -9,7 +9,7 @@ from services.scheduler.core.cache.prefix_match import PrefixMatch
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
 from services.scheduler.core.cache.recollection import note_admitted, note_departed
 from services.scheduler.core.explain.misses import missed_spans
-from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.state import CellState, Chunk, Request, Worker
 from services.scheduler.core.step import Step
 from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source

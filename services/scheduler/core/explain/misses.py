@@ -120,7 +120,7 @@ def _on_its_way(request: Request, missed: Missed) -> None:
         missed.reach(request.fetch_end, reason)
     if request.run is not None and request.run.depth <= missed.position < request.run.arrived:
         missed.reach(request.run.goal, "pending")  # What is restored of it is noted when it is.
-    if request.state_refusals:
+    if request.hidden_refusals:
         missed.reach(missed.limit, "failed")
 
 

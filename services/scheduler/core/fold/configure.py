@@ -9,7 +9,7 @@ from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.hotness.expression import parse
 from services.scheduler.core.cache.hotness.room import fit_widths
 from services.scheduler.core.cache.shares import forget_importance
-from services.scheduler.core.hidden.state_form import parse_form
+from services.scheduler.core.hidden.hidden_form import parse_form
 from services.scheduler.core.state import CellState, count
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.hosts import request_missing_pools

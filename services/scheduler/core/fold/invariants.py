@@ -15,7 +15,7 @@ from services.scheduler.core.cache.prefix_tree import (
     page_count,
 )
 from services.scheduler.core.cache.residency import host_pool
-from services.scheduler.core.hidden.state_invariants import check_state, state_pages
+from services.scheduler.core.hidden.hidden_invariants import check_state, state_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain_invariants import check_drain
 from services.scheduler.core.queue.placement import takes_requests
@@ -43,9 +43,9 @@ def check_invariants(state: CellState) -> None:
     for storage in state.storages.values():
         if storage.pool is not None:
             _check_host_pool(state, storage)
-        if storage.state_pool is not None:
-            _check_pool(f"state pool of {storage.storage_id}", storage.state_pool, state_pages(state, storage))
-            _require(not storage.state_pool.cached, f"{storage.storage_id} caches pages in its state pool")
+        if storage.hidden_pool is not None:
+            _check_pool(f"state pool of {storage.storage_id}", storage.hidden_pool, state_pages(state, storage))
+            _require(not storage.hidden_pool.cached, f"{storage.storage_id} caches pages in its state pool")
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
@@ -321,12 +321,12 @@ def _check_timers(state: CellState) -> None:
         if timer.kind == "pin":
             _require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "save":
-            is_known = int(timer.subject) in state.saves or int(timer.subject) in state.state_saves
+            is_known = int(timer.subject) in state.saves or int(timer.subject) in state.hidden_saves
             _require(is_known, f"timer {timer_id} is for no save")
-        elif timer.kind == "lease":
+        elif timer.kind == "hidden_lease":
             _require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
-        elif timer.kind == "state_fetch":
-            _require(int(timer.subject) in state.state_fetches, f"timer {timer_id} is for no fetch of state")
+        elif timer.kind == "hidden_fetch":
+            _require(int(timer.subject) in state.hidden_fetches, f"timer {timer_id} is for no fetch of state")
         elif timer.kind == "reads":
             _require(timer_id in state.late_reads, f"timer {timer_id} is for no late reads")
         elif timer.kind == "drain":

@@ -41,7 +41,7 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         device={owner: len(pages) // 4 for owner, pages in node.device.items()},
         host={owner: len(pages) // 4 for owner, pages in node.host.items()},
         disk=_chunks_by_storage(tree, node, {name: found.chunks for name, found in state.storages.items()}),
-        state=_chunks_by_storage(tree, node, {name: found.state_chunks for name, found in state.storages.items()}),
+        state=_chunks_by_storage(tree, node, {name: found.hidden_chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),
     )
 

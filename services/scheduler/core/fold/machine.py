@@ -8,9 +8,9 @@ from typing import Any
 from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.fold.configure import configure
 from services.scheduler.core.fold.timers import timer_fired
-from services.scheduler.core.hidden.state_leases import state_saved
-from services.scheduler.core.hidden.state_pools import request_state_pool
-from services.scheduler.core.hidden.state_saves import finish_state_save
+from services.scheduler.core.hidden.hidden_leases import hidden_saved
+from services.scheduler.core.hidden.hidden_pools import request_hidden_pool
+from services.scheduler.core.hidden.hidden_saves import finish_hidden_save
 from services.scheduler.core.inputs import Stamped
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
@@ -169,10 +169,10 @@ def _pages_promoted(step: Step, message: worker_events.PagesPromoted) -> None:
         pages_promoted(step, worker, message)
 
 
-def _state_saved(step: Step, message: worker_events.StateSaved) -> None:
+def _hidden_saved(step: Step, message: worker_events.StateSaved) -> None:
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is not None:
-        state_saved(step, worker, message)
+        hidden_saved(step, worker, message)
 
 
 def _storage_gone(step: Step, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
@@ -203,11 +203,11 @@ def _chunks_saved(step: Step, message: storage_events.ChunksSaved) -> None:
     storage = _storage(step, message.storage_id, message.incarnation)
     if storage is None:
         return
-    save, state_save = step.state.saves.get(message.save_id), step.state.state_saves.get(message.save_id)
+    save, hidden_save = step.state.saves.get(message.save_id), step.state.hidden_saves.get(message.save_id)
     if save is not None and save.storage_id == storage.storage_id:
         finish_save(step, storage, save, message)
-    elif state_save is not None and state_save.storage_id == storage.storage_id:
-        finish_state_save(step, storage, state_save, message)
+    elif hidden_save is not None and hidden_save.storage_id == storage.storage_id:
+        finish_hidden_save(step, storage, hidden_save, message)
     else:
         _stale(step)
         return
@@ -225,7 +225,7 @@ def _chunks_fetched(step: Step, message: storage_events.ChunksFetched) -> None:
     storage = _storage(step, message.storage_id, message.incarnation)
     if storage is not None:
         chunks_fetched(step, storage, message)
-        request_state_pool(step, storage)  # Its disk may turn out to be slow.
+        request_hidden_pool(step, storage)  # Its disk may turn out to be slow.
 
 
 def _chunks_dropped(step: Step, message: storage_events.ChunksDropped) -> None:
@@ -271,7 +271,7 @@ _HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     worker_events.RequestFinished: _request_finished,
     worker_events.RequestPreempted: _request_preempted,
     worker_events.PagesPromoted: _pages_promoted,
-    worker_events.StateSaved: _state_saved,
+    worker_events.StateSaved: _hidden_saved,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,

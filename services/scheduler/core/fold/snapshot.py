@@ -11,7 +11,7 @@ from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 from shared.undecodable import UNDECODABLE
 
-_VERSION = 10
+_VERSION = 11
 
 
 class _Snapshot(msgspec.Struct):

@@ -17,7 +17,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
     ]
     pools += [
-        _state(storage, storage.state_pool) for storage in state.storages.values() if storage.state_pool is not None
+        _state(storage, storage.hidden_pool) for storage in state.storages.values() if storage.hidden_pool is not None
     ]
     page_size = state.tree.page_size
     in_queue, in_flight = transient_nodes(state)
@@ -49,13 +49,13 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pools=tuple(pools),
         counters=dict(state.counters),
         nodes=len(state.tree.nodes) - len(state.tree.roots),
-        saves=len(state.saves) + len(state.state_saves),
+        saves=len(state.saves) + len(state.hidden_saves),
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
         chunks=sum(len(storage.chunks) for storage in state.storages.values()),
-        state_chunks=sum(len(storage.state_chunks) for storage in state.storages.values()),
+        state_chunks=sum(len(storage.hidden_chunks) for storage in state.storages.values()),
         sparse_chunks=sum(len(storage.sparse_chunks) for storage in state.storages.values()),
-        fetches=len(state.fetches) + len(state.state_fetches),
+        fetches=len(state.fetches) + len(state.hidden_fetches),
         deferred=sum(len(worker.deferred) for worker in state.workers.values()),
         in_queue_nodes=in_queue,
         in_flight_nodes=in_flight,
@@ -119,5 +119,5 @@ def _state(storage: Storage, pool: PagePool) -> PoolStatus:
         free=pool.free,
         cached=pool.cached,
         leased=pool.leased,
-        form=storage.state_handle.geometry.form if storage.state_handle is not None else "",
+        form=storage.hidden_handle.geometry.form if storage.hidden_handle is not None else "",
     )

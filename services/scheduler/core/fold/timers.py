@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.scheduler.core.cache.pins import expire_pin
-from services.scheduler.core.hidden.state_fetches import expire_state_fetch
-from services.scheduler.core.hidden.state_leases import expire_lease
-from services.scheduler.core.hidden.state_saves import expire_state_save
+from services.scheduler.core.hidden.hidden_fetches import expire_hidden_fetch
+from services.scheduler.core.hidden.hidden_leases import expire_lease
+from services.scheduler.core.hidden.hidden_saves import expire_hidden_save
 from services.scheduler.core.members.draining import expire_drain
 from services.scheduler.core.queue.cancellation import end_early
 from services.scheduler.core.queue.deferral import expire_deferral
@@ -51,8 +51,8 @@ def _fetch(step: Step, timer: Timer) -> None:
     expire_fetch(step, step.state.fetches[int(timer.subject)])
 
 
-def _state_fetch(step: Step, timer: Timer) -> None:
-    expire_state_fetch(step, step.state.state_fetches[int(timer.subject)])
+def _hidden_fetch(step: Step, timer: Timer) -> None:
+    expire_hidden_fetch(step, step.state.hidden_fetches[int(timer.subject)])
 
 
 def _resume(step: Step, timer: Timer) -> None:
@@ -72,10 +72,10 @@ def _save(step: Step, timer: Timer) -> None:
     if save is not None:
         expire_save(step, save)
     else:
-        expire_state_save(step, step.state.state_saves[int(timer.subject)])
+        expire_hidden_save(step, step.state.hidden_saves[int(timer.subject)])
 
 
-def _lease(step: Step, timer: Timer) -> None:
+def _hidden_lease(step: Step, timer: Timer) -> None:
     expire_lease(step, step.state.leases[int(timer.subject)])
 
 
@@ -97,12 +97,12 @@ _HANDLERS = {
     "deferral": _deferral,
     "prefetch": _prefetch,
     "fetch": _fetch,
-    "state_fetch": _state_fetch,
+    "hidden_fetch": _hidden_fetch,
     "resume": _resume,
     "backup": _backup,
     "pin": _pin,
     "save": _save,
-    "lease": _lease,
+    "hidden_lease": _hidden_lease,
     "reads": _reads,
     "drain": _drain,
 }

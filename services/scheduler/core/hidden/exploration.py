@@ -50,7 +50,7 @@ def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: 
     ``step``: tokens of a chunk. ``least``: tokens that are worth a fetch. ``left_us``: until the request's deadline.
     """
     most_us = min(choice.total_us * MOST_COST, left_us)
-    chunks = (max(ways.kv_end, ways.state_end) - ways.begin) // step
+    chunks = (max(ways.kv_end, ways.hidden_end) - ways.begin) // step
     while chunks > 0:
         end = ways.begin + chunks * step
         if end - ways.covered < max(1, least):
@@ -58,7 +58,7 @@ def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: 
         part = replace(
             ways,
             kv_end=min(ways.kv_end, end),
-            state_end=min(ways.state_end, end),
+            hidden_end=min(ways.hidden_end, end),
             following_end=min(ways.following_end, end),
             later=(),
             following_later=(),
@@ -66,7 +66,7 @@ def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: 
         rivals = [one for one in ways_back(prices, part) if one.form in _RIVALS[choice.form]]
         best = min(rivals, key=lambda one: one.total_us, default=None)
         if best is not None and best.total_us <= most_us:
-            return replace(best, is_trial=True, end=part.kv_end if best.form == "kv" else part.state_end)
+            return replace(best, is_trial=True, end=part.kv_end if best.form == "kv" else part.hidden_end)
         chunks //= 2
     return None
 

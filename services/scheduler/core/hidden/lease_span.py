@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, page_count
 from services.scheduler.core.state import CellState, Request, Storage
-from services.scheduler.core.tiers.catalogue import is_state_kept
+from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.chunks import chunk_tokens
 
@@ -35,7 +35,7 @@ def first_new_chunk(state: CellState, storage: Storage, request: Request, names:
 
 
 def _is_kept(storage: Storage, name: bytes) -> bool:
-    return is_state_kept(storage, name) or name in storage.chunks or name in storage.saving
+    return is_hidden_kept(storage, name) or name in storage.chunks or name in storage.saving
 
 
 def end_of_new_chunks(state: CellState, storage: Storage, request: Request, names: ChunkNames, first: int) -> int:
@@ -47,7 +47,7 @@ def end_of_new_chunks(state: CellState, storage: Storage, request: Request, name
         return first
     end = chunks_to_come(state, request)
     for index in range(first, min(end, names.count)):
-        if names[index] in storage.state_saving:
+        if names[index] in storage.hidden_saving:
             return index
     return end
 
@@ -63,7 +63,7 @@ def chunks_to_come(state: CellState, request: Request, less: int = 0) -> int:
 
 def room_for_lease(storage: Storage, each: int, held: int) -> int:
     """Chunks for which a lease of ``held`` chunks may take pages of the state pool."""
-    pool = storage.state_pool
+    pool = storage.hidden_pool
     if pool is None:
         return 0
     most = max(1, pool.total // _LARGEST_SHARE // each)

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from services.scheduler.core.hidden.hidden_form import can_restore
 from services.scheduler.core.hidden.planner import LayerCosts, layer_times, per_us
 from services.scheduler.core.hidden.planner.partition import made
-from services.scheduler.core.hidden.state_form import can_restore
 from services.scheduler.core.rates import disk_bytes_per_us, layer_costs, loaded_token_us
 from services.scheduler.core.sparse.sparse_costs import SparsePrices
 from services.scheduler.core.state import CellState, Storage, Worker
@@ -59,7 +59,7 @@ class Ways:
     covered: int
     begin: int
     kv_end: int
-    state_end: int
+    hidden_end: int
     following_end: int
     later: tuple[tuple[int, int], ...] = ()
     following_later: tuple[tuple[int, int], ...] = ()
@@ -120,7 +120,7 @@ class Prices:
         load_us = (ways.kv_end - ways.covered) * self.loaded_us
         return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
 
-    def state(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
+    def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
         """(The same two times, layers to compute from tokens): state from ``begin`` on, tokens [start, end) of it."""
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)
@@ -160,12 +160,12 @@ def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
         rest_us = prices.computing(ways.kv_end, ways.tokens)
         if ways.following_end > ways.kv_end or ways.following_later:
             spans = ((ways.kv_end, ways.following_end), *ways.following_later)
-            following = _from_state(prices, ways.tokens, ways.kv_end, spans)
+            following = _from_hidden(prices, ways.tokens, ways.kv_end, spans)
             rest_us = min(rest_us, following.total_us)
         found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK))
-    if ways.state_end > ways.covered or ways.later:
-        spans = ((ways.begin, ways.state_end), *ways.later)
-        found.append(_from_state(prices, ways.tokens, ways.covered, spans))
+    if ways.hidden_end > ways.covered or ways.later:
+        spans = ((ways.begin, ways.hidden_end), *ways.later)
+        found.append(_from_hidden(prices, ways.tokens, ways.covered, spans))
     found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
     if ways.sparse_end > ways.covered and prices.sparse is not None:
         found.append(_in_part(prices, prices.sparse, ways))
@@ -182,7 +182,7 @@ def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
     return Choice("sparse", queued_us + reading_us + computing_us, reading_us, kind=IMPORTANT_FROM_DISK)
 
 
-def _from_state(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
+def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
     """State of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
 
     ``now_us`` and ``read_us`` are when the device and the disk are done with what comes before. The disk goes on with
@@ -210,14 +210,14 @@ def _from_state(prices: Prices, tokens: int, covered: int, stretches: Sequence[t
             total_us=now_us + prices.computing(end, tokens),
             restoring_us=pipelined_us(disk_us, device_us, chunks),
             recomputed=recomputed,
-            kind=state_kind(prices.layout, recomputed),
+            kind=hidden_kind(prices.layout, recomputed),
             later=place,
         )
         found.append(choice)
     return min(found, key=lambda choice: choice.total_us)
 
 
-def state_kind(layout: KvGeometry | None, recomputed: int) -> str:
+def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
     """What a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
     if layout is None:
         return ""
@@ -254,9 +254,9 @@ def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: floa
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
     """The geometry of a storage's state pages, if there is a pool and this worker can restore from them."""
-    if storage.state_pool is None or storage.state_handle is None:
+    if storage.hidden_pool is None or storage.hidden_handle is None:
         return None
-    layout = storage.state_handle.geometry
+    layout = storage.hidden_handle.geometry
     return layout if can_restore(worker, layout) else None
 
 
@@ -266,9 +266,14 @@ def queued_bytes(state: CellState, storage: Storage) -> float:
     for fetch in state.fetches.values():
         if fetch.storage_id == name and not fetch.is_cancelled and state.geometry is not None:
             total += (len(fetch.names) // DIGEST_BYTES - fetch.chunks) * chunk_bytes(state.geometry)
-    for state_fetch in state.state_fetches.values():
-        request = state.requests.get(state_fetch.request_id)
-        if state_fetch.storage_id == name and request is not None and request.run is not None and storage.state_handle:
+    for hidden_fetch in state.hidden_fetches.values():
+        request = state.requests.get(hidden_fetch.request_id)
+        if (
+            hidden_fetch.storage_id == name
+            and request is not None
+            and request.run is not None
+            and storage.hidden_handle
+        ):
             left = (request.run.end - request.run.arrived) // chunk_tokens(state.tree.page_size)
-            total += left * chunk_bytes(storage.state_handle.geometry)
+            total += left * chunk_bytes(storage.hidden_handle.geometry)
     return float(total)

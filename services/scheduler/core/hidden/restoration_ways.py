@@ -17,6 +17,7 @@ from services.scheduler.core.hidden.exploration import (
     is_trial_due,
     left_us,
 )
+from services.scheduler.core.hidden.hidden_runs import STATE_FETCH_CHUNKS, hidden_end
 from services.scheduler.core.hidden.restoration_choice import (
     IMPORTANT_FROM_DISK,
     KV_FROM_DISK,
@@ -24,11 +25,10 @@ from services.scheduler.core.hidden.restoration_choice import (
     Prices,
     Ways,
     choose,
+    hidden_kind,
     layout_for,
     prices_of,
-    state_kind,
 )
-from services.scheduler.core.hidden.state_runs import STATE_FETCH_CHUNKS, state_end
 from services.scheduler.core.hidden.stretches import Stretch, stretches_behind
 from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
@@ -38,13 +38,13 @@ from shared.chunks import chunk_tokens
 from shared.messages.pools import KvGeometry
 
 
-def usable_state_end(
+def usable_hidden_end(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
 ) -> int:
     """Behind the last chunk of state from ``first`` on that this request may be restored from. Does not mutate."""
-    if not storage.state_chunks or not may_restore(state, request, worker, storage):
+    if not storage.hidden_chunks or not may_restore(state, request, worker, storage):
         return first
-    return state_end(storage, names, first)
+    return hidden_end(storage, names, first)
 
 
 def usable_stretches(
@@ -55,14 +55,14 @@ def usable_stretches(
     ``end`` is what :func:`usable_state_end` says of ``first``. A disk that has no state of a sequence's first chunk is
     not searched: most such prompts have been seen by nobody.
     """
-    if end == 0 or not storage.state_chunks or not may_restore(state, request, worker, storage):
+    if end == 0 or not storage.hidden_chunks or not may_restore(state, request, worker, storage):
         return ()
     return stretches_behind(storage, names, end, first + STATE_FETCH_CHUNKS)
 
 
 def may_restore(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
     """Whether a request may be restored from state of this storage, if there is any. Does not mutate."""
-    may_use = state.config.restoring in ("planned", "state") and not request.state_refusals
+    may_use = state.config.restoring in ("planned", "state") and not request.hidden_refusals
     return may_use and layout_for(storage, worker) is not None
 
 
@@ -74,7 +74,7 @@ def choose_way(
     names: ChunkNames,
     covered: int,
     kv_end: int,
-    end_of_state: int,
+    end_of_hidden: int,
     later: Sequence[Stretch] = (),
     *,
     end_of_sparse: int = 0,
@@ -92,7 +92,7 @@ def choose_way(
     first = covered // size
     is_planned = state.config.restoring == "planned"
     end_of_sparse = min(end_of_sparse, first + STATE_FETCH_CHUNKS)
-    later = later if end_of_state > first or kv_end == first else ()
+    later = later if end_of_hidden > first or kv_end == first else ()
     prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
     if is_planned and prices is not None:
         known = first
@@ -100,15 +100,15 @@ def choose_way(
             known += 1
         following, behind = known, tuple[Stretch, ...]()
         if known > first:
-            following = usable_state_end(state, request, worker, storage, names, known)
+            following = usable_hidden_end(state, request, worker, storage, names, known)
             behind = usable_stretches(state, request, worker, storage, names, known, following)
-        if max(known, end_of_state, end_of_sparse) > first or later:
+        if max(known, end_of_hidden, end_of_sparse) > first or later:
             ways = Ways(
                 request.token_count,
                 covered,
                 first * size,
                 known * size,
-                end_of_state * size,
+                end_of_hidden * size,
                 following * size,
                 _in_tokens(later, size),
                 _in_tokens(behind, size),
@@ -122,26 +122,26 @@ def choose_way(
             return choice if not is_unknown else Choice("kv", 0.0, kind=KV_FROM_DISK)
     if is_planned and end_of_sparse > first:
         return Choice("sparse", 0.0, kind=IMPORTANT_FROM_DISK)
-    takes_state = (end_of_state > first or later) and (state.config.restoring == "state" or kv_end == first)
-    if not takes_state:
+    takes_hidden = (end_of_hidden > first or later) and (state.config.restoring == "state" or kv_end == first)
+    if not takes_hidden:
         return Choice("kv", 0.0, kind=KV_FROM_DISK)
-    begin, end = (first, end_of_state) if end_of_state > first else later[0]
-    choice = way_from_state(prices, layout_for(storage, worker), begin * size, max(covered, begin * size), end * size)
+    begin, end = (first, end_of_hidden) if end_of_hidden > first else later[0]
+    choice = way_from_hidden(prices, layout_for(storage, worker), begin * size, max(covered, begin * size), end * size)
     return choice if not later else replace(choice, restoring_us=0.0, later=len(later))
 
 
-def way_from_state(prices: Prices | None, layout: KvGeometry | None, begin: int, start: int, end: int) -> Choice:
+def way_from_hidden(prices: Prices | None, layout: KvGeometry | None, begin: int, start: int, end: int) -> Choice:
     """How state from ``begin`` on is restored, tokens [start, end) of it, where nothing is weighed. Pure."""
     recomputed, restoring_us = (layout.absent if layout is not None else 0), 0.0
     if prices is not None:
-        _, restoring_us, recomputed = prices.state(begin, start, end)
-    return Choice("state", 0.0, restoring_us, recomputed, state_kind(layout, recomputed))
+        _, restoring_us, recomputed = prices.from_hidden(begin, start, end)
+    return Choice("state", 0.0, restoring_us, recomputed, hidden_kind(layout, recomputed))
 
 
 def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: int, covered: int, end: int) -> Choice:
     """How state is restored that only the object store may have: nothing can be predicted of it. Does not mutate."""
     prices = prices_of(state, worker, storage)
-    return replace(way_from_state(prices, layout_for(storage, worker), begin, covered, end), restoring_us=0.0)
+    return replace(way_from_hidden(prices, layout_for(storage, worker), begin, covered, end), restoring_us=0.0)
 
 
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.explain.explanations import note_restored
+from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenRun
+from services.scheduler.core.hidden.hidden_runs import drop_run, extend_run, free_restored
 from services.scheduler.core.hidden.planner import note_restoration, per_us
 from services.scheduler.core.hidden.restoration_choice import KV_FROM_DISK, pipelined_us
-from services.scheduler.core.hidden.state_on_its_way import FetchedKv, StateRun
-from services.scheduler.core.hidden.state_runs import drop_run, extend_run, free_restored
-from services.scheduler.core.hidden.stretches import hole_at, page_at, state_tokens, stretch_end
+from services.scheduler.core.hidden.stretches import hole_at, page_at, stretch_end, tokens_of_run
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.rates import layer_costs, token_us
 from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker, count, storage_of
@@ -104,13 +104,13 @@ def loaded_share(state: CellState, worker: Worker) -> float:
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
     """The geometry of state pages on a worker's node. Does not mutate."""
     storage = storage_of(state, worker)
-    return storage.state_handle.geometry if storage is not None and storage.state_handle is not None else None
+    return storage.hidden_handle.geometry if storage is not None and storage.hidden_handle is not None else None
 
 
 def tokens_to_restore(request: Request, cached: int) -> int:
     """How many tokens a waiting request would restore if it were admitted with so many cached. Does not mutate."""
     run = request.run
-    return state_tokens(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
+    return tokens_of_run(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
 
 
 def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) -> None:
@@ -132,7 +132,7 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 def refused(state: CellState, request: Request) -> None:
     """State pages of a request were not what was saved: it starts again without its state."""
     count(state, "restores_refused")
-    request.state_refusals += 1
+    request.hidden_refusals += 1
     drop_run(state, request)
 
 
@@ -149,7 +149,7 @@ def end_run(state: CellState, request: Request) -> None:
         _note(state, run)
 
 
-def _note(state: CellState, run: StateRun) -> None:
+def _note(state: CellState, run: HiddenRun) -> None:
     observed_us = pipelined_us(run.disk_us, run.restored_us, run.chunks)
     if run.predicted_us > 0 and run.restored_us > 0:
         note_restoration(state.predictions, run.kind, run.predicted_us, observed_us)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
-from services.scheduler.core.hidden.state_on_its_way import Hole, StateRun
+from services.scheduler.core.hidden.hidden_in_flight import HiddenRun, Hole
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.ids import chain_root
@@ -29,7 +29,7 @@ LONGEST_HOLE = 16
 def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
     """Chunks from ``end`` up to ``most`` of which the disk has state, in stretches. Does not mutate; O(chunks)."""
     found: list[Stretch] = []
-    known, most = storage.state_chunks, min(most, names.count)
+    known, most = storage.hidden_chunks, min(most, names.count)
     while len(found) < MOST_STRETCHES:
         begin = next((at for at in range(end, min(most, end + LONGEST_HOLE + 1)) if names[at] in known), most)
         if begin >= most:
@@ -55,40 +55,40 @@ def holes_between(
     return holes
 
 
-def hole_at(run: StateRun, position: int) -> Hole | None:
+def hole_at(run: HiddenRun, position: int) -> Hole | None:
     """The hole that a position lies in, if any. Does not mutate."""
     return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
 
 
-def next_state(run: StateRun, position: int) -> int:
+def next_hidden(run: HiddenRun, position: int) -> int:
     """Where state goes on at or behind a position: behind the hole that this lies in. Does not mutate."""
     hole = hole_at(run, position)
     return position if hole is None else hole.end
 
 
-def stretch_end(run: StateRun, position: int, end: int) -> int:
+def stretch_end(run: HiddenRun, position: int, end: int) -> int:
     """Where the stretch of a position ends, ``end`` at the latest. Does not mutate."""
     return min([end, *(hole.start for hole in run.holes if hole.start > position)])
 
 
-def state_tokens(run: StateRun, start: int, end: int) -> int:
+def tokens_of_run(run: HiddenRun, start: int, end: int) -> int:
     """Tokens of [start, end) that are in no hole. Does not mutate."""
     inside = sum(max(0, min(hole.end, end) - max(hole.start, start)) for hole in run.holes)
     return max(0, end - start - inside)
 
 
-def page_at(run: StateRun, position: int, page_size: int) -> int:
+def page_at(run: HiddenRun, position: int, page_size: int) -> int:
     """Which of a run's pages holds a position, or the first behind the hole that this lies in. Does not mutate."""
-    return state_tokens(run, run.depth, position) // page_size
+    return tokens_of_run(run, run.depth, position) // page_size
 
 
-def identity_before(run: StateRun) -> bytes:
+def identity_before(run: HiddenRun) -> bytes:
     """Identity of the page before what a run orders next. Does not mutate."""
     hole = hole_at(run, run.end)
     return hole.above if hole is not None else (run.identities or run.above)[-IDENTITY_BYTES:]
 
 
-def end_at(run: StateRun, position: int) -> None:
+def end_at(run: HiddenRun, position: int) -> None:
     """A run goes no further than a position, nor into a hole that lies before it."""
     before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
     run.end = run.goal = max(before, run.depth)

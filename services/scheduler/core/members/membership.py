@@ -7,7 +7,7 @@ from math import inf
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import unlock_host
-from services.scheduler.core.hidden.state_leases import drop_leases_of_worker
+from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.draining import end_drain
 from services.scheduler.core.members.pool_loss import strike_device

@@ -18,8 +18,8 @@ from services.scheduler.core.cache.residency import (
     unlock_path,
 )
 from services.scheduler.core.explain.explanations import note_admission
+from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
-from services.scheduler.core.hidden.state_leases import open_lease
 from services.scheduler.core.lifecycle import RequestEvent, next_state
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
 from services.scheduler.core.queue.deferral import announce, withdraw
@@ -33,7 +33,7 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     span_for,
     sparse_order,
 )
-from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.state import (
     CellState,
     Load,
@@ -238,7 +238,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.no_kv_from = request.no_state_from = -1
+    request.no_kv_from = request.no_hidden_from = -1
     step.to_worker(
         worker,
         AdmitRequest(

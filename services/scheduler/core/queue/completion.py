@@ -5,9 +5,9 @@ from __future__ import annotations
 from services.scheduler.core.cache.eviction_orders import ended
 from services.scheduler.core.cache.insertion import publish_computed, publish_final
 from services.scheduler.core.cache.pins import let_go_of_spoiled
+from services.scheduler.core.hidden.hidden_leases import leave_lease
+from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.restorations import note_loads, refused, run_went_on
-from services.scheduler.core.hidden.state_leases import leave_lease
-from services.scheduler.core.hidden.state_runs import drop_run
 from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.deferral import progressed, withdraw
 from services.scheduler.core.queue.leases import drop_lease_wait, preempt

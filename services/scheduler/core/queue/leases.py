@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.scheduler.core.cache.making_room import can_make_room, make_room
 from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
-from services.scheduler.core.hidden.state_leases import more_state_pages
+from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.admission import pages_for
 from services.scheduler.core.queue.deferral import withdraw
@@ -58,7 +58,7 @@ def serve_leases(step: Step, worker: Worker) -> None:
             request_id=request.request_id,
             attempt=request.attempt,
             pages=pages,
-            state_pages=more_state_pages(step, request, wait.pages),
+            state_pages=more_hidden_pages(step, request, wait.pages),
         )
         step.to_worker(worker, order)
 

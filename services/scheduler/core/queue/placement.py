@@ -14,7 +14,7 @@ from math import inf
 
 from services.scheduler.core.cache.prefix_match import matched_path, may_reuse, reach
 from services.scheduler.core.cache.prefix_tree import Path
-from services.scheduler.core.hidden.restoration_ways import choose_way, usable_state_end, usable_stretches
+from services.scheduler.core.hidden.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.queue import transient
 from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
@@ -86,7 +86,7 @@ def estimate(
 def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
     """Names of the prompt's chunks, if it can matter which node's disk has them."""
     storages = state.storages.values()
-    is_on_disks = any(storage.chunks or storage.state_chunks for storage in storages)
+    is_on_disks = any(storage.chunks or storage.hidden_chunks for storage in storages)
     if len(storages) < 2 or not is_on_disks or not may_reuse(request) or state.config.restoring == "recompute":
         return None
     tokens = request.tokens
@@ -105,12 +105,12 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
         return inf
     while end < names.count and names[end] in storage.chunks:
         end += 1
-    end_of_state = usable_state_end(state, request, worker, storage, names, first)
-    later = usable_stretches(state, request, worker, storage, names, first, end_of_state)
+    end_of_hidden = usable_hidden_end(state, request, worker, storage, names, first)
+    later = usable_stretches(state, request, worker, storage, names, first, end_of_hidden)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, cached)
-    if max(end, end_of_state, end_of_sparse) > first or later:
+    if max(end, end_of_hidden, end_of_sparse) > first or later:
         choice = choose_way(
-            state, request, worker, storage, names, cached, end, end_of_state, later, end_of_sparse=end_of_sparse
+            state, request, worker, storage, names, cached, end, end_of_hidden, later, end_of_sparse=end_of_sparse
         )
         if choice.total_us:
             return choice.total_us
@@ -170,7 +170,7 @@ def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNa
     following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
     if disks is not None and following < disks.count:
         name = disks[following]
-        near = [item.node for item in state.storages.values() if name in item.chunks or name in item.state_chunks]
+        near = [item.node for item in state.storages.values() if name in item.chunks or name in item.hidden_chunks]
         yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
     for node, _ in reversed(path):
         yield list(node.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from services.scheduler.core.cache.recollection import forget_waits
-from services.scheduler.core.hidden.state_runs import drop_run
+from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.deferral import end_deferral, forget_deferral, is_deferred, withdraw
 from services.scheduler.core.queue.placement import Placement, place, takes_requests
@@ -147,7 +147,7 @@ def step_away(state: CellState, request: Request) -> None:
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.no_kv_from = request.no_state_from = -1
+    request.no_kv_from = request.no_hidden_from = -1
 
 
 def dequeue(state: CellState, request: Request) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.hidden.state_runs import drop_run
+from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.completion import FAILURE_CODES
 from services.scheduler.core.queue.deferral import withdraw

@@ -6,7 +6,7 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.cache.shares import MOST_CHUNKS
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.sparse.sparse_prefixes import NOT_LOADED, pages_for_chosen
-from services.scheduler.core.sparse.sparse_state import SparseChoice, SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
 from services.scheduler.core.state import CellState, Request
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_tokens

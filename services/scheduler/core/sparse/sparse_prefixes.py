@@ -18,7 +18,7 @@ from services.scheduler.core.cache.prefix_match import may_reuse
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.queue.deferral import withdraw
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
-from services.scheduler.core.sparse.sparse_state import SparseChoice, SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.chunks import chunk_tokens

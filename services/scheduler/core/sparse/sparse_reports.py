@@ -7,7 +7,7 @@ from services.scheduler.core.cache.shares import note_shares, value_path
 from services.scheduler.core.hidden.planner import note, note_restoration
 from services.scheduler.core.hidden.restoration_choice import IMPORTANT_FROM_DISK
 from services.scheduler.core.lifecycle import ADMITTED
-from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.sparse.warming import warm
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from services.scheduler.core.step import Step

@@ -15,7 +15,7 @@ from services.scheduler.core.cache.heat import value_of
 from services.scheduler.core.cache.hotness.tracking import prefix_read
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
 from services.scheduler.core.cache.shares import importance_of
-from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.state import CellState, Request, Storage
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
@@ -72,8 +72,8 @@ def _is_busy(state: CellState, storage: Storage) -> bool:
     """Whether the storage fetches something, owes an answer, or has requests that wait for room. Does not mutate."""
     name = storage.storage_id
     fetches_kv = any(fetch.storage_id == name for fetch in state.fetches.values())
-    fetches_state = any(fetch.storage_id == name for fetch in state.state_fetches.values())
-    return fetches_kv or fetches_state or bool(storage.due) or bool(storage.late_fetches)
+    fetches_hidden = any(fetch.storage_id == name for fetch in state.hidden_fetches.values())
+    return fetches_kv or fetches_hidden or bool(storage.due) or bool(storage.late_fetches)
 
 
 def _in_host_memory(storage: Storage, path: Path, start: int) -> int:

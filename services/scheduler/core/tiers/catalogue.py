@@ -50,22 +50,22 @@ def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> i
     if form == "sparse" and not storage.keeps_sparse:
         return 0
     if form == "state":
-        geometry = storage.state_handle.geometry if storage.state_handle is not None else None
+        geometry = storage.hidden_handle.geometry if storage.hidden_handle is not None else None
     return storage.disk_bytes // chunk_bytes(geometry) if geometry is not None else 0
 
 
 def has_lower_tiers(storage: Storage) -> bool:
     """Whether anything could be fetched from below this storage's host pool."""
-    is_on_disk = bool(storage.chunks or storage.state_chunks or storage.sparse_chunks)
+    is_on_disk = bool(storage.chunks or storage.hidden_chunks or storage.sparse_chunks)
     return is_on_disk or storage.has_remote
 
 
-def is_state_kept(storage: Storage, name: bytes) -> bool:
+def is_hidden_kept(storage: Storage, name: bytes) -> bool:
     """Whether this chunk's state is on the disk or on its way there. Does not mutate."""
-    return name in storage.state_chunks or name in storage.state_saving
+    return name in storage.hidden_chunks or name in storage.hidden_saving
 
 
 def _held(storage: Storage, form: ChunkForm) -> dict[bytes, None]:
     if form == "sparse":
         return storage.sparse_chunks
-    return storage.state_chunks if form == "state" else storage.chunks
+    return storage.hidden_chunks if form == "state" else storage.chunks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
-from services.scheduler.core.hidden.run_invariants import check_runs, check_state_wait
+from services.scheduler.core.hidden.run_invariants import check_hidden_wait, check_runs
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.state import CellState, Request, Storage
 from services.scheduler.core.tiers.catalogue import most_chunks
@@ -62,8 +62,8 @@ def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     own = [fetch for fetch in state.fetches.values() if fetch.storage_id == name]
     _require(storage.fetch_pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
-    own_state = [fetch for fetch in state.state_fetches.values() if fetch.storage_id == name]
-    late = sum(fetch.is_late for fetch in own) + sum(fetch.is_late for fetch in own_state)
+    own_hidden = [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == name]
+    late = sum(fetch.is_late for fetch in own) + sum(fetch.is_late for fetch in own_hidden)
     _require(storage.late_fetches == late, f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
@@ -94,8 +94,8 @@ def _check_request(state: CellState, request: Request) -> None:
             _require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
             shared = fetch.tokens[: request.fetch_end * TOKEN_BYTES]
             _require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
-    if request.waits_fetch in state.state_fetches:
-        check_state_wait(state, request)
+    if request.waits_fetch in state.hidden_fetches:
+        check_hidden_wait(state, request)
     else:
         _require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
     if request.state is not RequestState.WAITING:

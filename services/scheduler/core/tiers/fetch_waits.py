@@ -9,8 +9,8 @@ goes, because the object store was asked for it, it is waited for until that is 
 
 from __future__ import annotations
 
-from services.scheduler.core.hidden.state_on_its_way import StateRun
-from services.scheduler.core.hidden.state_runs import drop_run, is_unanswered
+from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
+from services.scheduler.core.hidden.hidden_runs import drop_run, is_unanswered
 from services.scheduler.core.queue.deferral import defer_for_fetch, wake
 from services.scheduler.core.rates import recompute_us
 from services.scheduler.core.state import Request, Worker, count
@@ -42,7 +42,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
     return True
 
 
-def _waits_for_run(step: Step, request: Request, worker: Worker, run: StateRun, cached: int) -> bool:
+def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
     """The same for state: it is worth waiting for until the first part has arrived, the rest comes as it goes on.
 
     A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
@@ -66,7 +66,7 @@ def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) 
     It is waited for until that one can be admitted. From then on it is a producer like any other.
     """
     state = step.state
-    fetch = state.state_fetches[request.follows]
+    fetch = state.hidden_fetches[request.follows]
     run = state.requests[fetch.request_id].run
     is_coming = run is not None and (run.arrived <= cached or is_unanswered(run)) and cached < run.end
     if run is None or not is_coming or not _may_wait(step, request, worker, cached, run.end):

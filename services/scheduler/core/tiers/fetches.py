@@ -8,16 +8,16 @@ nobody any more, and what it has brought stays.
 from __future__ import annotations
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.hidden.hidden_fetches import (
+    abandon_hidden_fetches,
+    cancel_hidden_fetches,
+    cut_off_hidden,
+    hidden_fetched,
+)
 from services.scheduler.core.hidden.restoration_ways import may_restore
 from services.scheduler.core.hidden.restorations import note_fetched_kv
-from services.scheduler.core.hidden.state_fetches import (
-    abandon_state_fetches,
-    cancel_state_fetches,
-    cut_off_state,
-    state_fetched,
-)
 from services.scheduler.core.queue.deferral import wake
-from services.scheduler.core.sparse.sparse_state import ChunkShares
+from services.scheduler.core.sparse.sparse_records import ChunkShares
 from services.scheduler.core.state import CellState, Request, Storage, count
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.catalogue import chunks_gone
@@ -37,9 +37,9 @@ from shared.messages.storage_plans import CancelFetch
 def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None:
     """Take over what has arrived; let those go on for whom that, or the end, is what they waited for."""
     state = step.state
-    state_fetch = state.state_fetches.get(message.fetch_id)
-    if state_fetch is not None and state_fetch.storage_id == storage.storage_id:
-        state_fetched(step, storage, state_fetch, message)
+    hidden_fetch = state.hidden_fetches.get(message.fetch_id)
+    if hidden_fetch is not None and hidden_fetch.storage_id == storage.storage_id:
+        hidden_fetched(step, storage, hidden_fetch, message)
         return
     chunks_gone(state, storage, message.missing)
     fetch = state.fetches.get(message.fetch_id)
@@ -81,9 +81,9 @@ def cancel_unwanted(step: Step) -> None:
         is_idle = fetch is not None and not fetch.waiters and not fetch.is_cancelled and not fetch.is_warming
         if fetch is not None and is_idle and fetch.chunks < _chunks_of(fetch):
             _cut_off(step, fetch)
-        state_fetch = state.state_fetches.get(fetch_id)
-        if state_fetch is not None and not state_fetch.request_id and not state_fetch.is_cancelled:
-            cut_off_state(step, state_fetch)
+        hidden_fetch = state.hidden_fetches.get(fetch_id)
+        if hidden_fetch is not None and not hidden_fetch.request_id and not hidden_fetch.is_cancelled:
+            cut_off_hidden(step, hidden_fetch)
     state.unwanted.clear()
 
 
@@ -92,7 +92,7 @@ def cancel_fetches(step: Step, namespace: str) -> None:
     for fetch in step.state.fetches.values():
         if namespace in ("", fetch.namespace) and not fetch.is_cancelled:
             _cut_off(step, fetch)
-    cancel_state_fetches(step, namespace)
+    cancel_hidden_fetches(step, namespace)
 
 
 def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
@@ -105,7 +105,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
         del state.fetches[fetch.fetch_id]
         count(state, "fetches_failed")
         _release_waiters(step, fetch)
-    abandon_state_fetches(step, storage, is_lost=is_lost)
+    abandon_hidden_fetches(step, storage, is_lost=is_lost)
     storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
     storage.sparse_chunks, storage.shares = {}, ChunkShares()
     storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
@@ -130,10 +130,10 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     for name in list(fetch.waiters):
         request = state.requests[name]
         is_done = request.fetch_end <= reached
-        _settle(step, fetch, request, is_whole=is_done or _may_come_as_state(step, storage, request, fetch, reached))
+        _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
 
 
-def _may_come_as_state(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
+def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
     """KV of a request could be had up to ``reached`` tokens only: whether the object store may have state of the rest.
 
     What has been asked for as KV is not ordered again.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.hidden.state_pools import (
-    attach_state_pool,
-    drop_state_pool,
-    request_state_pools,
-    state_pool_created,
+from services.scheduler.core.hidden.hidden_pools import (
+    attach_hidden_pool,
+    drop_hidden_pool,
+    hidden_pool_created,
+    request_hidden_pools,
 )
 from services.scheduler.core.members.pool_loss import strike_host
 from services.scheduler.core.state import CellState, Storage, Worker, count
@@ -47,14 +47,14 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
     for worker in _workers_of(state, storage):
         _request_pool(step, storage)
         _attach_device(step, storage, worker)
-    request_state_pools(step)
+    request_hidden_pools(step)
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`state_pools`)."""
+    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`hidden_pools`)."""
     state = step.state
     if message.form == "state":
-        state_pool_created(step, storage, message)
+        hidden_pool_created(step, storage, message)
         return
     handle = message.handle
     if handle is None or handle.pages < 1 or handle.geometry != state.geometry:
@@ -78,8 +78,8 @@ def attach_worker(step: Step, worker: Worker) -> None:
         _attach_device(step, storage, worker)
         if storage.handle is not None:
             step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.handle))
-        attach_state_pool(step, storage, worker)
-    request_state_pools(step)
+        attach_hidden_pool(step, storage, worker)
+    request_hidden_pools(step)
 
 
 def detach_worker(step: Step, worker: Worker) -> None:
@@ -96,7 +96,7 @@ def request_missing_pools(step: Step) -> None:
     for storage in step.state.storages.values():
         if any(True for _ in _workers_of(step.state, storage)):
             _request_pool(step, storage)
-    request_state_pools(step)
+    request_hidden_pools(step)
 
 
 def remove_storage(step: Step, storage: Storage) -> None:
@@ -106,8 +106,8 @@ def remove_storage(step: Step, storage: Storage) -> None:
     abandon_backups_of_storage(step, storage)
     abandon_saves_of_storage(step, storage)
     abandon_fetches(step, storage, is_lost=True)
-    has_pools = storage.handle is not None or storage.state_handle is not None
-    drop_state_pool(step, storage)
+    has_pools = storage.handle is not None or storage.hidden_handle is not None
+    drop_hidden_pool(step, storage)
     _forget_host_copies(state, storage)
     del state.storages[storage.storage_id]
     for worker in _workers_of(state, storage):
@@ -122,7 +122,7 @@ def forget_host_pools(step: Step) -> None:
         abandon_backups_of_storage(step, storage)
         abandon_saves_of_storage(step, storage)
         abandon_fetches(step, storage, is_lost=False)
-        drop_state_pool(step, storage)
+        drop_hidden_pool(step, storage)
         _forget_host_copies(state, storage)
         storage.handle = storage.pool = None
         storage.is_pool_requested = False

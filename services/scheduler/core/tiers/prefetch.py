@@ -26,15 +26,15 @@ from dataclasses import replace
 from services.scheduler.core.cache.prefix_match import matched_path, may_reuse, reach
 from services.scheduler.core.cache.prefix_tree import Path
 from services.scheduler.core.hidden.exploration import note_decision, note_trial
+from services.scheduler.core.hidden.hidden_in_flight import Further
+from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.hidden.restoration_choice import Choice
 from services.scheduler.core.hidden.restoration_ways import (
     choose_way,
-    usable_state_end,
+    usable_hidden_end,
     usable_stretches,
     way_of_question,
 )
-from services.scheduler.core.hidden.state_on_its_way import Further
-from services.scheduler.core.hidden.state_runs import begin_run, run_with
 from services.scheduler.core.hidden.stretches import Stretch
 from services.scheduler.core.queue.placement import tokens_coming
 from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
@@ -133,19 +133,19 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
         request.is_fetch_due = True  # What follows that has nothing to stand on yet.
         return True
-    end_of_state, later = _state_ahead(state, request, worker, storage, names, first, covered)
+    end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.get(names[first])
-    if shared_fetch is not None and not (end_of_state > first and state.config.restoring == "state"):
+    if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == "state"):
         _join(state, request, storage, shared_fetch, names, first)
         request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
         return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
-    if asked == "state" and max(end, end_of_state, end_of_sparse) == first and not later:
-        is_settled = _ask_for_state(step, request, worker, storage, run, is_next=is_next)
+    if asked == "state" and max(end, end_of_hidden, end_of_sparse) == first and not later:
+        is_settled = _ask_for_hidden(step, request, worker, storage, run, is_next=is_next)
         return is_settled or _try(step, request, worker, storage, is_next=is_next)
-    choice = _chosen(step, request, worker, storage, run, end_of_state, later, end_of_sparse, is_next=is_next)
+    choice = _chosen(step, request, worker, storage, run, end_of_hidden, later, end_of_sparse, is_next=is_next)
     run = replace(run, end=_end_of_choice(state, choice, end), predicted_us=choice.restoring_us)
     if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
@@ -208,7 +208,7 @@ def _end_of_run(
     return end, asked
 
 
-def _ask_for_state(
+def _ask_for_hidden(
     step: Step, request: Request, worker: Worker, storage: Storage, run: KvRun, *, is_next: bool
 ) -> bool:
     """Ask the object store for the first of a request's state; False where another form is to be asked for instead.
@@ -257,7 +257,7 @@ def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, n
     count(state, "fetches_shared")
 
 
-def _state_ahead(
+def _hidden_ahead(
     state: CellState,
     request: Request,
     worker: Worker,
@@ -267,7 +267,7 @@ def _state_ahead(
     covered: int,
 ) -> tuple[int, tuple[Stretch, ...]]:
     """Behind the last chunk of state, and stretches of more behind that; ``first`` and none where there are too few."""
-    end = usable_state_end(state, request, worker, storage, names, first)
+    end = usable_hidden_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end)
     chunks = sum(stop - start for start, stop in later)
     pages = chunks * names.pages_each + max(0, end * names.pages_each - covered)
@@ -280,7 +280,7 @@ def _chosen(
     worker: Worker,
     storage: Storage,
     run: KvRun,
-    end_of_state: int,
+    end_of_hidden: int,
     later: tuple[Stretch, ...],
     end_of_sparse: int,
     *,
@@ -293,7 +293,7 @@ def _chosen(
     """
     state = step.state
     covered = run.covered_pages * state.tree.page_size
-    for state_to, behind in ((end_of_state, later), (run.first, ())):
+    for hidden_to, behind in ((end_of_hidden, later), (run.first, ())):
         choice = choose_way(
             state,
             request,
@@ -302,7 +302,7 @@ def _chosen(
             run.names,
             covered,
             run.end,
-            state_to,
+            hidden_to,
             behind,
             end_of_sparse=end_of_sparse,
             is_next=is_next,
@@ -311,13 +311,13 @@ def _chosen(
             break
         if _follows(state, request, run):
             return choice
-        end = _end_of_choice(state, choice, state_to)
+        end = _end_of_choice(state, choice, hidden_to)
         further: Further = "goal" if choice.is_trial else "disk"
         stretches = behind[: choice.later]
         if begin_run(step, request, storage, run.names, run.first, end, choice, further=further, later=stretches):
             note_trial(state, storage, choice)
             break
-    has_no_room = state_to == run.first and not behind and (end_of_state > run.first or bool(later))
+    has_no_room = hidden_to == run.first and not behind and (end_of_hidden > run.first or bool(later))
     would_compute = choice.form == "recompute" or (choice.form != "sparse" and run.end == run.first)
     if choice.form == "sparse":
         choose_sparse(state, request, storage, run.names, run.first, end_of_sparse)

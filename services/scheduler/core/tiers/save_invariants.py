@@ -24,8 +24,8 @@ def check_saves(state: CellState) -> None:
             known = saving.setdefault(save.storage_id, {})
             _require(chunk not in known, f"a chunk of {name} is in two saves")
             known[chunk] = save.save_id
-    for state_save in state.state_saves.values():
-        late[state_save.storage_id] = late.get(state_save.storage_id, 0) + state_save.is_late
+    for hidden_save in state.hidden_saves.values():
+        late[hidden_save.storage_id] = late.get(hidden_save.storage_id, 0) + hidden_save.is_late
     for storage in state.storages.values():
         _require(storage.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
         _require(storage.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves")

@@ -18,7 +18,7 @@ from services.scheduler.core.cache.prefix_tree import (
     page_count,
 )
 from services.scheduler.core.state import CellState, Storage
-from services.scheduler.core.tiers.catalogue import is_state_kept
+from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import DIGEST_BYTES, chain_root
 
@@ -74,8 +74,8 @@ def runs_to_save(
     names = chunk_names(identities, per_chunk)
     held, saving, taken = storage.chunks, storage.saving, storage.taken
     missing = [index for index, name in enumerate(names) if name not in held]
-    if storage.state_pool is not None and state.config.restoring != "kv":
-        missing = [index for index in missing if not is_state_kept(storage, names[index])]
+    if storage.hidden_pool is not None and state.config.restoring != "kv":
+        missing = [index for index in missing if not is_hidden_kept(storage, names[index])]
     if missing and (saving or taken):
         missing = [index for index in missing if names[index] not in saving and names[index] not in taken]
     if not missing:

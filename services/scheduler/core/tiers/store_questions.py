@@ -10,8 +10,8 @@ form is given up for a while where it brought nothing to several requests in a r
 
 from __future__ import annotations
 
+from services.scheduler.core.hidden.hidden_form import is_worth_keeping
 from services.scheduler.core.hidden.restoration_ways import may_restore
-from services.scheduler.core.hidden.state_form import is_worth_keeping
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count
 from shared.messages.pools import ChunkForm
 
@@ -29,7 +29,7 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
     for place, form in enumerate(_forms(state, request, worker, storage)):
         if is_known_to_lack(request, form, start):
             continue
-        blanks = storage.blank_state if form == "state" else storage.blank_kv
+        blanks = storage.blank_hidden if form == "state" else storage.blank_kv
         if place == 0 or blanks < _PATIENCE or blanks % _PATIENCE == 0:
             return form
         count(state, "store_questions_spared")
@@ -39,14 +39,14 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
 
 def is_known_to_lack(request: Request, form: ChunkForm, start: int) -> bool:
     """Whether this request learned that the store has nothing of it from token ``start`` on. Does not mutate."""
-    lacking_from = request.no_state_from if form == "state" else request.no_kv_from
+    lacking_from = request.no_hidden_from if form == "state" else request.no_kv_from
     return 0 <= lacking_from <= start
 
 
 def lacks_from(request: Request, form: ChunkForm, start: int) -> None:
     """The store was asked for a request's prefix, or for what it shares with another, and had it up to ``start``."""
     if form == "state":
-        request.no_state_from = start
+        request.no_hidden_from = start
     else:
         request.no_kv_from = start
 
@@ -55,7 +55,7 @@ def brought_nothing(storage: Storage, request: Request, form: ChunkForm, start: 
     """A question was in vain."""
     lacks_from(request, form, start)
     if form == "state":
-        storage.blank_state += 1
+        storage.blank_hidden += 1
     else:
         storage.blank_kv += 1
 
@@ -63,7 +63,7 @@ def brought_nothing(storage: Storage, request: Request, form: ChunkForm, start: 
 def brought_something(storage: Storage, form: ChunkForm) -> None:
     """The store has chunks in this form: it is worth asking."""
     if form == "state":
-        storage.blank_state = 0
+        storage.blank_hidden = 0
     else:
         storage.blank_kv = 0
 

@@ -16,7 +16,7 @@ def restoring_cell(make_cell, *, costs=COSTS, state_pages=64, **config):
     shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": state_pages}
     settings = {"state_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
     cell = make_cell(**shape | {"costs": costs} | settings | config)
-    assert cell.state.storages["storage"].state_pool is not None
+    assert cell.state.storages["storage"].hidden_pool is not None
     return cell
 
 
@@ -82,6 +82,6 @@ def restores(cell):
     return found
 
 
-def state_pool(cell):
+def hidden_pool(cell):
     """The core's pool of state pages."""
-    return cell.state.storages["storage"].state_pool
+    return cell.state.storages["storage"].hidden_pool

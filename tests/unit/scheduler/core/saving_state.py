@@ -12,7 +12,7 @@ def saving_cell(make_cell, *, costs=COSTS, **config):
     shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": 64}
     settings = {"state_form": "0/1/0", "lease_tokens": 64, "max_batch_tokens": 1000}
     cell = make_cell(**shape | {"costs": costs} | settings | config)
-    assert cell.state.storages["storage"].state_pool is not None
+    assert cell.state.storages["storage"].hidden_pool is not None
     return cell
 
 
@@ -23,7 +23,7 @@ def state_storage(cell):
 
 def free_pages(cell):
     """Free pages of the state pool."""
-    return state_storage(cell).state_pool.free
+    return state_storage(cell).hidden_pool.free
 
 
 def leases_given(cell):

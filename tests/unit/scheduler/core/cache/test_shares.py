@@ -7,7 +7,7 @@ from services.scheduler.core.cache.eviction.thermocline import ThermoclinePolicy
 from services.scheduler.core.cache.heat import hotness, worth
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, match_prefix
 from services.scheduler.core.cache.shares import LEAST_IMPORTANCE, MOST_IMPORTANCE, importance_of, note_shares
-from services.scheduler.core.sparse.sparse_state import ChunkShares
+from services.scheduler.core.sparse.sparse_records import ChunkShares
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
 from tests.stateful.cell_model import namespace

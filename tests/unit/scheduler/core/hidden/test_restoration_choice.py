@@ -8,7 +8,7 @@ from msgspec import structs
 
 from services.scheduler.core.hidden.planner import LayerCosts, layer_times
 from services.scheduler.core.hidden.planner.partition import made
-from services.scheduler.core.hidden.restoration_choice import Prices, Ways, choose, pipelined_us, state_kind, ways_back
+from services.scheduler.core.hidden.restoration_choice import Prices, Ways, choose, hidden_kind, pipelined_us, ways_back
 from services.scheduler.core.sparse.sparse_costs import SparsePrices
 from shared.messages.pools import KvGeometry
 from tests.cases import case
@@ -137,7 +137,7 @@ def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there():
 )
 def test_kinds_say_what_is_mixed(pages, recomputed, kind):
     """In the words of a plan."""
-    assert state_kind(pages, recomputed) == kind
+    assert hidden_kind(pages, recomputed) == kind
 
 
 def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter():
@@ -341,7 +341,7 @@ def _stopped_after(held, way, stop):
     """The time of a run that takes so many of the later stretches: disk and device, one event after another."""
     queue, moments = held.queued_bytes, {"disk": -held.ahead_us, "device": 0.0}
     position, layers = way.covered, None
-    for begin, end in ((way.begin, way.state_end), *way.later[:stop]):
+    for begin, end in ((way.begin, way.hidden_end), *way.later[:stop]):
         if begin == end:
             continue
         moments["disk"] += (queue + (end - begin) * held.layout.token_bytes) / held.disk_bytes_per_us
@@ -360,10 +360,10 @@ def _every_way(held, way):
     yield held.computing(way.covered, way.tokens)
     for kv_end in range(way.begin, way.kv_end + 1, CHUNK):
         fetching = held.kv(Ways(way.tokens, way.covered, way.begin, kv_end, 0, 0))[0] if kv_end > way.begin else 0.0
-        last = way.state_end if kv_end == way.begin else way.following_end if kv_end == way.kv_end else kv_end
-        for state_end in range(kv_end, last + 1, CHUNK):
-            restoring = held.state(kv_end, kv_end, state_end)[0] if state_end > kv_end else 0.0
-            yield fetching + restoring + held.computing(state_end, way.tokens)
+        last = way.hidden_end if kv_end == way.begin else way.following_end if kv_end == way.kv_end else kv_end
+        for hidden_end in range(kv_end, last + 1, CHUNK):
+            restoring = held.from_hidden(kv_end, kv_end, hidden_end)[0] if hidden_end > kv_end else 0.0
+            yield fetching + restoring + held.computing(hidden_end, way.tokens)
 
 
 def _parts_us(held, way):

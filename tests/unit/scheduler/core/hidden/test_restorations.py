@@ -15,9 +15,9 @@ from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring import (
     bring,
     bring_at_once,
+    hidden_pool,
     put_state,
     restores,
-    state_pool,
     worker_goes_on,
 )
 
@@ -34,7 +34,7 @@ def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
     assert (order.form, order.depth, order.host_pages, order.identities) == ("state", 0, run.pages, run.identities)
     assert (run.end, run.arrived, run.kind) == (3 * CHUNK, 0, "hidden from disk")
     assert run.identities[-16:] == names[-1]
-    assert state_pool(cell).leased == len(run.pages) // 4 == 3 * CHUNK // PAGE
+    assert hidden_pool(cell).leased == len(run.pages) // 4 == 3 * CHUNK // PAGE
     assert not cell.state.tree.nodes
 
 
@@ -96,11 +96,11 @@ def test_state_pages_come_back_part_by_part(make_restoring_cell):
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
-    leased = [state_pool(cell).leased]
+    leased = [hidden_pool(cell).leased]
     for _ in range(2):
         bring(cell, 1)
         worker_goes_on(cell)
-        leased.append(state_pool(cell).leased)
+        leased.append(hidden_pool(cell).leased)
     bring(cell, 2)
     assert cell.state.requests[name].run is not None
     worker_goes_on(cell)
@@ -108,7 +108,7 @@ def test_state_pages_come_back_part_by_part(make_restoring_cell):
     each = CHUNK // PAGE
     assert leased == [3 * each, 2 * each, each]
     assert cell.state.requests[name].run is None
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     found = cell.state.predictions.by_kind["hidden from disk"]
     # The disk took 10 us a chunk and the worker 7 us: all of one, and a third of the other.
     assert (found.observations, found.observed_us) == (1, pytest.approx(30 + 21 / 3))
@@ -174,17 +174,17 @@ def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cel
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 2)
-    for page in cell.storages["storage"].state_pool.memory.values():
+    for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
 
     worker_goes_on(cell)
 
     request = cell.state.requests[name]
-    assert (request.state_refusals, request.failures, request.run) == (1, 0, None)
+    assert (request.hidden_refusals, request.failures, request.run) == (1, 0, None)
     assert cell.state.counters["restores_refused"] == 1
     cell.drain()
     cell.check_answers()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     assert cell.state.counters["state_runs"] == 1
 
 
@@ -196,7 +196,7 @@ def test_refused_state_gives_way_to_kv(make_restoring_cell):
     name = cell.submit(prompt(3))
     assert cell.state.requests[name].run is not None
     bring(cell, 2)
-    for page in cell.storages["storage"].state_pool.memory.values():
+    for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     cell.drain()
 

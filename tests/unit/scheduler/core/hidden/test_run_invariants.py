@@ -34,15 +34,15 @@ def run_of(state, name="waiting"):
 
 
 def fetch_of(state, name="waiting"):
-    return state.state_fetches[run_of(state, name).fetch]
+    return state.hidden_fetches[run_of(state, name).fetch]
 
 
 def free_a_page(state):
-    release(state.storages["storage"].state_pool, run_of(state).pages[:4])
+    release(state.storages["storage"].hidden_pool, run_of(state).pages[:4])
 
 
 def lose_the_pool(state):
-    state.storages["storage"].state_pool = None
+    state.storages["storage"].hidden_pool = None
 
 
 def lose_a_page(state):
@@ -54,7 +54,7 @@ def mistake_the_tokens(state):
 
 
 def lose_the_fetch(state):
-    del state.state_fetches[run_of(state).fetch]
+    del state.hidden_fetches[run_of(state).fetch]
 
 
 def end_the_fetch(state):

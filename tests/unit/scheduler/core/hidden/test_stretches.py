@@ -3,8 +3,8 @@
 import pytest
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
-from services.scheduler.core.hidden.state_fetches import cut_off_state
-from services.scheduler.core.hidden.state_on_its_way import Hole, StateRun
+from services.scheduler.core.hidden.hidden_fetches import cut_off_hidden
+from services.scheduler.core.hidden.hidden_in_flight import HiddenRun, Hole
 from services.scheduler.core.hidden.stretches import (
     LONGEST_HOLE,
     MOST_STRETCHES,
@@ -12,11 +12,11 @@ from services.scheduler.core.hidden.stretches import (
     hole_at,
     holes_between,
     identity_before,
-    next_state,
+    next_hidden,
     page_at,
-    state_tokens,
     stretch_end,
     stretches_behind,
+    tokens_of_run,
 )
 from services.scheduler.core.state import Storage
 from services.scheduler.core.step import Step
@@ -31,9 +31,9 @@ from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt, p
 from tests.unit.scheduler.core.restoring import (
     SLOW_DISK,
     bring,
+    hidden_pool,
     put_state,
     restores,
-    state_pool,
     worker_goes_on,
 )
 
@@ -51,7 +51,7 @@ def put_state_with_holes(cell, tokens, holes):
     """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
     names = put_state(cell, tokens)
     for index in holes:
-        del cell.state.storages["storage"].state_chunks[names[index]]
+        del cell.state.storages["storage"].hidden_chunks[names[index]]
         del cell.state_disks["storage"].chunks[names[index]]
     return names
 
@@ -73,7 +73,7 @@ def a_run(depth=0, end=6 * CHUNK):
     """A run of six chunks with holes at the second and at the fourth and fifth."""
     holes = [Hole(CHUNK, 2 * CHUNK, b"a" * 16), Hole(3 * CHUNK, 5 * CHUNK, b"b" * 16)]
     fields = {"storage_id": "storage", "fetch": 0, "pages": b"", "identities": b"x" * 16, "recomputed": 0}
-    return StateRun(depth=depth, end=end, arrived=end, goal=6 * CHUNK, holes=holes, **fields)
+    return HiddenRun(depth=depth, end=end, arrived=end, goal=6 * CHUNK, holes=holes, **fields)
 
 
 def test_pages_are_packed_without_holes():
@@ -91,9 +91,9 @@ def test_positions_know_their_stretch_and_their_hole():
     run = a_run()
 
     assert [hole_at(run, position) for position in (0, CHUNK - 1, 2 * CHUNK, 5 * CHUNK)] == [None] * 4
-    assert [next_state(run, position) for position in (CHUNK, 2 * CHUNK - 1, 3 * CHUNK + 7)] == [128, 128, 320]
+    assert [next_hidden(run, position) for position in (CHUNK, 2 * CHUNK - 1, 3 * CHUNK + 7)] == [128, 128, 320]
     assert [stretch_end(run, position, 6 * CHUNK) for position in (0, 2 * CHUNK, 5 * CHUNK)] == [64, 192, 384]
-    assert state_tokens(run, 10, 3 * CHUNK + 1) == 2 * CHUNK - 10
+    assert tokens_of_run(run, 10, 3 * CHUNK + 1) == 2 * CHUNK - 10
 
 
 def test_a_run_that_ends_in_a_hole_ends_before_it():
@@ -119,7 +119,7 @@ def test_stretches_are_what_the_disk_has(names_of):
     """Of twelve chunks the disk has four stretches; those before the one that is asked for are not looked at."""
     names = names_of(prompt(12))
     known = {names[index]: None for index in (0, 1, 3, 4, 6, 9, 10, 11)}
-    storage = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0, state_chunks=known)
+    storage = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0, hidden_chunks=known)
 
     assert stretches_behind(storage, names, 2, 99) == ((3, 5), (6, 7), (9, 12))
     assert stretches_behind(storage, names, 2, 4) == ((3, 4),)
@@ -130,9 +130,9 @@ def test_the_search_for_stretches_is_bounded(names_of):
     """By how long a hole may be, and by how many stretches there may be."""
     names = names_of(prompt(2 * MOST_STRETCHES + 4))
     far = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
-    far.state_chunks = {names[LONGEST_HOLE + 1]: None}
+    far.hidden_chunks = {names[LONGEST_HOLE + 1]: None}
     many = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
-    many.state_chunks = {names[index]: None for index in range(0, names.count, 2)}
+    many.hidden_chunks = {names[index]: None for index in range(0, names.count, 2)}
 
     assert stretches_behind(far, names, 0, 99) == ()
     assert stretches_behind(far, names, 1, 99) == ((LONGEST_HOLE + 1, LONGEST_HOLE + 2),)
@@ -148,7 +148,7 @@ def test_holes_lie_before_and_between_stretches(names_of):
     assert [(hole.start, hole.end) for hole in holes] == [(0, CHUNK), (3 * CHUNK, 5 * CHUNK)]
     assert [hole.above for hole in holes] == [names[0], names[4]]
     assert len(names[0]) == IDENTITY_BYTES
-    assert identity_before(StateRun("s", 0, 0, 0, 0, b"", b"", 0, holes=holes)) == names[0] != chain_root(namespace())
+    assert identity_before(HiddenRun("s", 0, 0, 0, 0, b"", b"", 0, holes=holes)) == names[0] != chain_root(namespace())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_holes_are_computed_and_stretches_restored_in_turn(make_restoring_cell, 
     last = spans[-1][2]
     expected = [(is_restored, start * CHUNK, end * CHUNK) for is_restored, start, end in spans]
     assert planned(cell, orders) == [*expected, (False, last * CHUNK, 6 * CHUNK + 3)]
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     assert cell.state.requests == {}
     fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
     assert [order.depth for order in fetched] == [start for is_restored, start, _ in expected if is_restored]
@@ -227,7 +227,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
         (True, 3 * CHUNK, 6 * CHUNK),
         (False, 6 * CHUNK, 6 * CHUNK + 3),
     ]
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell):
@@ -254,7 +254,7 @@ def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell, order
 
     (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
     assert admitted.state_lease.depth == 4 * CHUNK
-    known = cell.state.storages["storage"].state_chunks
+    known = cell.state.storages["storage"].hidden_chunks
     assert [name in known for name in names] == [True, False, True, True, True, True]
     cell.check_answers()
 
@@ -294,14 +294,14 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restori
     name = cell.submit(prompt(6))
     bring(cell, 2)
     bring(cell, 2)
-    assert cell.state.requests[name].state_refusals == 1
+    assert cell.state.requests[name].hidden_refusals == 1
     assert cell.state.requests[name].run.goal == 3 * CHUNK
 
     cell.drain()
 
     cell.check_answers()
     assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK), (2 * CHUNK, 3 * CHUNK)]
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell):
@@ -314,7 +314,7 @@ def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell)
 
     cell.check_answers()
     assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK)]
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 @pytest.mark.parametrize("is_hole_computed", [False, True])
@@ -336,7 +336,7 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
-    assert (state_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
+    assert (hidden_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
 
 
 def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell):
@@ -349,14 +349,14 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cel
     worker_goes_on(cell)
     assert cell.state.requests[name].computed == 2 * CHUNK
     bring(cell, 1)
-    for page in cell.storages["storage"].state_pool.memory.values():
+    for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     cell.drain()
 
     cell.check_answers()
     assert cell.state.counters["restores_refused"] == 1
     assert cell.admitted[-1].cached_tokens == 2 * CHUNK
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
@@ -370,8 +370,8 @@ def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell, c
     cell.cancel(name)
     cell.drain()
 
-    assert state_pool(cell).leased == 0
-    assert cell.state.state_fetches == {}
+    assert hidden_pool(cell).leased == 0
+    assert cell.state.hidden_fetches == {}
 
 
 def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell):
@@ -388,7 +388,7 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cel
     cell.drain()
 
     cell.check_answers()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
@@ -401,7 +401,7 @@ def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
 
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
@@ -411,10 +411,10 @@ def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
     name = cell.submit(prompt(6))
     bring(cell, 2)
     request = cell.state.requests[name]
-    (fetch,) = cell.state.state_fetches.values()
+    (fetch,) = cell.state.hidden_fetches.values()
     assert request.run.arrived == 2 * CHUNK
 
-    cut_off_state(Step(cell.state, cell.seq, cell.time_ns), fetch)
+    cut_off_hidden(Step(cell.state, cell.seq, cell.time_ns), fetch)
 
     assert (request.run.end, request.run.goal, request.run.holes) == (CHUNK, CHUNK, [])
     assert len(request.run.pages) // 4 == EACH
@@ -438,7 +438,7 @@ def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restor
     assert (cell.state.counters["chunks_failed"], cell.state.counters["state_runs"]) == (1, 2)
     assert cell.admitted[-1].cached_tokens == CHUNK
     assert cell.workers["worker-0"].restored_tokens == 5 * CHUNK
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell):
@@ -450,7 +450,7 @@ def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell):
         cell.drain()
         last, answer = list(tokens), cell.gateways["gateway"].tokens[name]
         tokens += answer + [20_000 + 200 * turn + place for place in range(112)]
-    known = len(cell.state.storages["storage"].state_chunks)
+    known = len(cell.state.storages["storage"].hidden_chunks)
     cell.feed(FlushCache(call_id="call", tiers=("device", "host")))
 
     cell.submit(last, max_tokens=1)

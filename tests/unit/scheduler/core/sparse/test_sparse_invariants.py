@@ -5,7 +5,7 @@ from msgspec import structs
 
 from services.scheduler.core import check_invariants
 from services.scheduler.core.sparse.sparse_invariants import check_sparse
-from services.scheduler.core.sparse.sparse_state import SparseChoice
+from services.scheduler.core.sparse.sparse_records import SparseChoice
 from shared.errors import InvariantViolated
 from shared.messages.requests import CacheHints
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt

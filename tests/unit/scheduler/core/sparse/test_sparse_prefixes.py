@@ -8,7 +8,7 @@ from services.scheduler.core.hidden.planner import note
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.queue.queue_scan import QueueScan
 from services.scheduler.core.sparse.sparse_prefixes import begin_sparse, pages_for_chosen, sparse_order
-from services.scheduler.core.sparse.sparse_state import SparseSpan
+from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.step import Step
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32, unpack_int32

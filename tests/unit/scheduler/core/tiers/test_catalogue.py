@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.state import Storage, new_state
-from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_state_kept
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_hidden_kept
 from shared.chunks import chunk_bytes
 from shared.messages.pools import PoolHandle
 from tests.stateful.cell_model import geometry
@@ -57,8 +57,8 @@ def test_names_that_are_cut_off_are_ignored(state, storage):
 def keep_state(storage):
     """Give a storage a state pool."""
     found = state_geometry(16)
-    storage.state_handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
-    storage.state_pool = new_pool(4)
+    storage.hidden_handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
+    storage.hidden_pool = new_pool(4)
 
 
 def test_forms_are_known_apart(state, storage):
@@ -68,9 +68,9 @@ def test_forms_are_known_apart(state, storage):
     chunks_added(state, storage, names(1, 3), "state")
     chunks_gone(state, storage, names(1), "kv")
 
-    assert (list(storage.chunks), list(storage.state_chunks)) == ([names(2)], [names(1), names(3)])
+    assert (list(storage.chunks), list(storage.hidden_chunks)) == ([names(2)], [names(1), names(3)])
     chunks_gone(state, storage, names(1, 2, 3), "state")
-    assert (list(storage.chunks), list(storage.state_chunks)) == ([names(2)], [])
+    assert (list(storage.chunks), list(storage.hidden_chunks)) == ([names(2)], [])
 
 
 def test_more_chunks_of_state_fit_than_of_kv(state, storage):
@@ -78,7 +78,7 @@ def test_more_chunks_of_state_fit_than_of_kv(state, storage):
     keep_state(storage)
     chunks_added(state, storage, names(*range(9)), "state")
 
-    assert list(storage.state_chunks) == [names(number) for number in range(3, 9)]
+    assert list(storage.hidden_chunks) == [names(number) for number in range(3, 9)]
     assert state.counters["catalogue_overflow_chunks"] == 3
 
 
@@ -86,7 +86,7 @@ def test_without_a_state_pool_state_is_of_no_use(state, storage):
     """Nobody could say of which geometry it is, so it is not remembered."""
     chunks_added(state, storage, names(1), "state")
 
-    assert storage.state_chunks == {}
+    assert storage.hidden_chunks == {}
     assert not has_lower_tiers(storage)
 
 
@@ -94,9 +94,9 @@ def test_state_is_kept_once_it_is_on_its_way(state, storage):
     """Saved or being saved; either is something to fetch from or to wait for."""
     keep_state(storage)
     chunks_added(state, storage, names(1), "state")
-    storage.state_saving[names(2)] = 7
+    storage.hidden_saving[names(2)] = 7
 
-    assert [is_state_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]
+    assert [is_hidden_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]
     assert has_lower_tiers(storage)
 
 

@@ -12,11 +12,11 @@ from tests.unit.scheduler.core.restoring import (
     SLOW_DISK,
     bring,
     bring_at_once,
+    hidden_pool,
     put_state,
     put_state_in_store,
     restores,
     restoring_cell,
-    state_pool,
     storage_obeys,
     worker_goes_on,
 )
@@ -43,7 +43,7 @@ def asked(orders):
 
 def say(cell, **fields):
     """A ChunksFetched of the only fetch of state there is."""
-    (fetch_id,) = cell.state.state_fetches
+    (fetch_id,) = cell.state.hidden_fetches
     who = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
     return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
 
@@ -63,7 +63,7 @@ def test_state_that_only_the_store_has_is_restored(cell_that, asked):
 
     assert asked(cell) == [("state", 0, 3)]
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
-    assert (cell.workers["worker-0"].prefilled_tokens, state_pool(cell).leased) == (3, 0)
+    assert (cell.workers["worker-0"].prefilled_tokens, hidden_pool(cell).leased) == (3, 0)
     cell.check_answers()
 
 
@@ -112,7 +112,7 @@ def test_a_run_ends_where_the_store_has_no_more(cell_that, asked):
     assert asked(cell) == [("state", 0, 16), ("state", 16 * CHUNK, 4)]
     assert cell.workers["worker-0"].restored_tokens == 18 * CHUNK
     assert "state_fetches_failed" not in cell.state.counters
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     cell.check_answers()
 
 
@@ -125,7 +125,7 @@ def test_a_small_pool_is_used_again_and_again(cell_that):
     cell.drain()
 
     assert cell.workers["worker-0"].restored_tokens == 8 * CHUNK
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     cell.check_answers()
 
 
@@ -172,7 +172,7 @@ def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(cell_that,
     name = cell.submit(prompt(3))
     storage_obeys(cell)
     bring(cell, 1)
-    assert cell.state.requests[name].state_refusals == 0
+    assert cell.state.requests[name].hidden_refusals == 0
     cell.drain()
 
     expected = [("kv", 0, 3), ("state", 0, 3)] if saves_kv else [("state", 0, 3), ("kv", 0, 3)]
@@ -180,7 +180,7 @@ def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(cell_that,
     assert cell.admitted[-1].cached_tokens == 0
     assert cell.state.counters["store_questions_in_vain"] == 1
     assert "restores_refused" not in cell.state.counters
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     cell.check_answers()
 
 
@@ -387,16 +387,16 @@ def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that):
     for _ in range(2):
         bring(cell, 1)
     request = cell.state.requests[name]
-    assert (request.no_state_from, request.no_kv_from) == (0, 0)
+    assert (request.no_hidden_from, request.no_kv_from) == (0, 0)
 
     cell.lose_worker("worker-0")
-    assert (request.no_state_from, request.no_kv_from) == (-1, -1)
+    assert (request.no_hidden_from, request.no_kv_from) == (-1, -1)
 
     cell.add_worker("worker-1", pages=64)
     cell.submit(prompt(3, kind=2))
     while not any(order.request_id == name for order in cell.admitted):
         cell.round()
-    assert (request.no_state_from, request.no_kv_from) == (-1, -1)
+    assert (request.no_hidden_from, request.no_kv_from) == (-1, -1)
     cell.drain()
     cell.check_answers()
 
@@ -411,7 +411,7 @@ def test_best_effort_waits_for_no_answer(cell_that, orders):
     assert [order.request_id for order in cell.admitted] == [name]
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     cell.drain()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     cell.check_answers()
 
 
@@ -442,7 +442,7 @@ def test_an_answer_that_is_late_is_a_fault(cell_that):
     cell.fire(timer)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].state_refusals == 1
+    assert cell.state.requests[name].hidden_refusals == 1
     cell.drain()
     assert restores(cell) == []
 
@@ -465,11 +465,11 @@ def test_a_rotten_page_of_the_store_is_refused_like_any(cell_that):
     name = cell.submit(prompt(2))
     bring_at_once(cell, 2)
     bring(cell, 1)
-    for page in cell.storages["storage"].state_pool.memory.values():
+    for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     worker_goes_on(cell)
 
-    assert cell.state.requests[name].state_refusals == 1
+    assert cell.state.requests[name].hidden_refusals == 1
     cell.drain()
     cell.check_answers()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0

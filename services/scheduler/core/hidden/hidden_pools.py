@@ -8,9 +8,9 @@ or being fetched or restored from.
 from __future__ import annotations
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.hidden.state_form import wanted_state
-from services.scheduler.core.hidden.state_leases import drop_leases_of_storage
-from services.scheduler.core.hidden.state_saves import abandon_state_saves
+from services.scheduler.core.hidden.hidden_form import wanted_hidden
+from services.scheduler.core.hidden.hidden_leases import drop_leases_of_storage
+from services.scheduler.core.hidden.hidden_saves import abandon_hidden_saves
 from services.scheduler.core.state import Storage, Worker, count
 from services.scheduler.core.step import Step
 from shared.messages.storage_events import HostPoolCreated
@@ -18,41 +18,41 @@ from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool
 
 
-def request_state_pool(step: Step, storage: Storage) -> None:
+def request_hidden_pool(step: Step, storage: Storage) -> None:
     """Ask for a state pool if there is none yet and state is worth keeping there by what is known now.
 
     Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
     pool, which waits for them.
     """
     is_possible = storage.state_bytes > 0 and (storage.disk_bytes > 0 or storage.has_remote)
-    if storage.is_state_requested or not storage.is_pool_requested or not is_possible:
+    if storage.is_hidden_requested or not storage.is_pool_requested or not is_possible:
         return
-    geometry = wanted_state(step.state, storage)
+    geometry = wanted_hidden(step.state, storage)
     if geometry is not None:
-        storage.is_state_requested = True
+        storage.is_hidden_requested = True
         step.to_storage(storage, CreateHostPool(geometry=geometry))
 
 
-def request_state_pools(step: Step) -> None:
+def request_hidden_pools(step: Step) -> None:
     """Ask for the state pools that are not asked for yet, after what decides it has changed."""
     for storage in step.state.storages.values():
         if any(worker.node == storage.node for worker in step.state.workers.values()):
-            request_state_pool(step, storage)
+            request_hidden_pool(step, storage)
 
 
-def state_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
+def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
     """A state pool is ready, or could not be made: its node's workers may write to it and read from it."""
     state, handle = step.state, message.handle
-    if not storage.is_state_requested or storage.state_pool is not None:
+    if not storage.is_hidden_requested or storage.hidden_pool is not None:
         count(state, "stale_inputs")
         return
     if handle is None or handle.pages < 1 or not _is_of_this_cell(step, message):
         count(state, "state_pools_refused")
         return
-    storage.state_handle, storage.state_pool = handle, new_pool(handle.pages)
+    storage.hidden_handle, storage.hidden_pool = handle, new_pool(handle.pages)
     for worker in state.workers.values():
         if worker.node == storage.node:
-            attach_state_pool(step, storage, worker)
+            attach_hidden_pool(step, storage, worker)
 
 
 def _is_of_this_cell(step: Step, message: HostPoolCreated) -> bool:
@@ -61,16 +61,16 @@ def _is_of_this_cell(step: Step, message: HostPoolCreated) -> bool:
     return is_sound and geometry is not None and geometry.as_kv == step.state.geometry
 
 
-def attach_state_pool(step: Step, storage: Storage, worker: Worker) -> None:
+def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:
     """Have a worker map the storage's state pool, if there is one."""
-    if storage.state_handle is not None:
-        step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.state_handle))
+    if storage.hidden_handle is not None:
+        step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.hidden_handle))
 
 
-def drop_state_pool(step: Step, storage: Storage) -> None:
+def drop_hidden_pool(step: Step, storage: Storage) -> None:
     """The pool is gone, with its storage or for one of another geometry: everything that was in it is void."""
     drop_leases_of_storage(step, storage)
-    abandon_state_saves(step, storage)
-    storage.state_handle = storage.state_pool = None
-    storage.is_state_requested = False
-    storage.state_chunks, storage.state_saving = {}, {}
+    abandon_hidden_saves(step, storage)
+    storage.hidden_handle = storage.hidden_pool = None
+    storage.is_hidden_requested = False
+    storage.hidden_chunks, storage.hidden_saving = {}, {}

@@ -8,9 +8,9 @@ from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring import (
     bring,
+    hidden_pool,
     put_state,
     restores,
-    state_pool,
     storage_obeys,
     worker_goes_on,
 )
@@ -34,7 +34,7 @@ def fetching(make_restoring_cell):
 
 def say(cell, **fields):
     """A ChunksFetched of the only fetch of state there is."""
-    (fetch_id,) = cell.state.state_fetches
+    (fetch_id,) = cell.state.hidden_fetches
     who = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
     return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
 
@@ -46,9 +46,9 @@ def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(fetch
     cell.cancel(name)
 
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
-    assert state_pool(cell).leased == 3 * EACH
+    assert hidden_pool(cell).leased == 3 * EACH
     say(cell, chunks=0, is_over=True)
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
     assert cell.state.counters["state_fetches_cancelled"] == 1
 
 
@@ -59,8 +59,8 @@ def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(fetching):
     cell.cancel(name)
     cell.drain()
 
-    assert state_pool(cell).leased == 0
-    assert cell.state.state_fetches == {}
+    assert hidden_pool(cell).leased == 0
+    assert cell.state.hidden_fetches == {}
 
 
 def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
@@ -71,15 +71,15 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
     cell.fire(timer)
 
     request, storage = cell.state.requests[name], cell.state.storages["storage"]
-    assert (request.run.end, request.run.fetch, request.state_refusals) == (CHUNK, 0, 1)
+    assert (request.run.end, request.run.fetch, request.hidden_refusals) == (CHUNK, 0, 1)
     assert storage.late_fetches == 1
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     cell.submit(prompt(3, kind=2))
-    assert len(cell.state.state_fetches) == 1
+    assert len(cell.state.hidden_fetches) == 1
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
-    assert (storage.late_fetches, state_pool(cell).leased) == (0, 0)
+    assert (storage.late_fetches, hidden_pool(cell).leased) == (0, 0)
 
 
 def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
@@ -107,8 +107,8 @@ def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_c
     cell.drain()
 
     storage = cell.state.storages["storage"]
-    assert names[0] not in storage.state_chunks
-    assert names[1] in storage.state_chunks
+    assert names[0] not in storage.hidden_chunks
+    assert names[1] in storage.hidden_chunks
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
     cell.check_answers()
 
@@ -119,7 +119,7 @@ def test_a_fetch_that_ends_early_leaves_a_part(fetching):
 
     say(cell, chunks=1, is_over=True, error="made to fail")
 
-    assert state_pool(cell).leased == EACH
+    assert hidden_pool(cell).leased == EACH
     assert cell.state.requests[name].run.end == CHUNK
     cell.workers["worker-0"].step()
     cell.storages["storage"].fetches.clear()
@@ -139,7 +139,7 @@ def test_a_lost_storage_takes_its_runs_along(fetching):
     cell.lose_storage("storage")
 
     assert cell.state.requests[name].run is None
-    assert cell.state.state_fetches == {}
+    assert cell.state.hidden_fetches == {}
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
@@ -167,7 +167,7 @@ def test_a_lost_worker_gives_the_run_up(fetching):
     cell.drain()
 
     cell.check_answers()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching):
@@ -206,7 +206,7 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
     assert cell.state.counters["state_runs_extended"] > 0
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cell):
@@ -267,7 +267,7 @@ def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(mak
     assert cell.state.requests[second].run is not None
     cell.drain()
     cell.check_answers()
-    assert state_pool(cell).leased == 0
+    assert hidden_pool(cell).leased == 0
 
 
 def test_the_disk_is_measured_with_what_was_queued_before(fetching):
@@ -276,7 +276,7 @@ def test_the_disk_is_measured_with_what_was_queued_before(fetching):
     put_state(cell, prompt(3, kind=2))
     cell.submit(prompt(3, kind=2))
     storage = cell.state.storages["storage"]
-    first, second = cell.state.state_fetches.values()
+    first, second = cell.state.hidden_fetches.values()
     nbytes = 3 * CHUNK * 4  # One layer, one value of four bytes.
     assert (first.queued_bytes, second.queued_bytes) == (0, nbytes)
 

@@ -9,10 +9,8 @@ the other form, or computes.
 
 from __future__ import annotations
 
-from services.scheduler.core.hidden.planner import note
-from services.scheduler.core.hidden.restorations import end_run
-from services.scheduler.core.hidden.state_on_its_way import StateFetch, StateRun
-from services.scheduler.core.hidden.state_runs import (
+from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
+from services.scheduler.core.hidden.hidden_runs import (
     cut_run,
     drop_run,
     extend_run,
@@ -20,6 +18,8 @@ from services.scheduler.core.hidden.state_runs import (
     go_on_asking,
     wake_followers,
 )
+from services.scheduler.core.hidden.planner import note
+from services.scheduler.core.hidden.restorations import end_run
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.queue.deferral import wake
 from services.scheduler.core.state import Request, Storage, count
@@ -33,7 +33,7 @@ from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch
 
 
-def state_fetched(step: Step, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> None:
     """State has arrived, or no more is going to."""
     state = step.state
     chunks_gone(state, storage, message.missing, "state")
@@ -44,19 +44,19 @@ def state_fetched(step: Step, storage: Storage, fetch: StateFetch, message: Chun
         _finish(step, storage, fetch, message)
 
 
-def expire_state_fetch(step: Step, fetch: StateFetch) -> None:
+def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> None:
     """The deadline passed: its request goes on with what has arrived."""
     state = step.state
     count(state, "fetch_deadlines")
     fetch.is_late = True
     state.storages[fetch.storage_id].late_fetches += 1
     request = state.requests.get(fetch.request_id)
-    cut_off_state(step, fetch)
+    cut_off_hidden(step, fetch)
     if request is not None:
         _end_early(step, request)
 
 
-def cut_off_state(step: Step, fetch: StateFetch) -> None:
+def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
     """Call a fetch off; the pages that it may still write to stay with it until the storage answers."""
     state = step.state
     fetch.is_cancelled = True
@@ -68,7 +68,7 @@ def cut_off_state(step: Step, fetch: StateFetch) -> None:
     wake_followers(state, fetch)
 
 
-def cancel_state_fetches(step: Step, namespace: str) -> None:
+def cancel_hidden_fetches(step: Step, namespace: str) -> None:
     """State of a namespace, or of all if it is "", is to be forgotten: who waits for it computes instead."""
     for request in step.state.requests.values():
         if request.run is None or namespace not in ("", request.submit.namespace):
@@ -77,19 +77,19 @@ def cancel_state_fetches(step: Step, namespace: str) -> None:
             _stop_waiting(step, request)
             drop_run(step.state, request)
         elif request.run.fetch:
-            cut_off_state(step, step.state.state_fetches[request.run.fetch])
+            cut_off_hidden(step, step.state.hidden_fetches[request.run.fetch])
             end_run(step.state, request)
 
 
-def abandon_state_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
+def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
     """The state pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
     state = step.state
-    for fetch in [fetch for fetch in state.state_fetches.values() if fetch.storage_id == storage.storage_id]:
+    for fetch in [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]:
         if not is_lost and not fetch.is_cancelled:
             step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
         step.cancel_timer(fetch.timer_id)
         wake_followers(state, fetch)
-        del state.state_fetches[fetch.fetch_id]
+        del state.hidden_fetches[fetch.fetch_id]
         count(state, "state_fetches_failed")
     for request in state.requests.values():
         if request.run is not None and request.run.storage_id == storage.storage_id:
@@ -97,7 +97,7 @@ def abandon_state_fetches(step: Step, storage: Storage, *, is_lost: bool) -> Non
             request.run = None
 
 
-def _arrive(step: Step, request: Request, run: StateRun, fetch: StateFetch, chunks: int) -> None:
+def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, chunks: int) -> None:
     """So many chunks of a fetch are in the state pool."""
     size = chunk_tokens(step.state.tree.page_size)
     begin = run.end - fetch.chunks * size
@@ -110,12 +110,12 @@ def _arrive(step: Step, request: Request, run: StateRun, fetch: StateFetch, chun
         step.touch(request.worker_id)
 
 
-def _finish(step: Step, storage: Storage, fetch: StateFetch, message: ChunksFetched) -> None:
+def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> None:
     """The storage is done with a fetch: nothing writes to its pages any more."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
     free_pages(state, storage.storage_id, fetch.pages)
-    del state.state_fetches[fetch.fetch_id]
+    del state.hidden_fetches[fetch.fetch_id]
     storage.late_fetches -= fetch.is_late
     if not message.remote_chunks and message.nbytes > 0:
         note(storage.disk_rate, fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
@@ -142,7 +142,7 @@ def _finish(step: Step, storage: Storage, fetch: StateFetch, message: ChunksFetc
         _end_early(step, request)
 
 
-def _was_there(step: Step, storage: Storage, request: Request, run: StateRun) -> None:
+def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
     """The object store had all that it was asked for: the run goes on behind it."""
     count(step.state, "store_questions_answered")
     brought_something(storage, "state")
@@ -150,7 +150,7 @@ def _was_there(step: Step, storage: Storage, request: Request, run: StateRun) ->
     _stop_waiting(step, request)
 
 
-def _was_not_there(step: Step, storage: Storage, request: Request, run: StateRun, fetch: StateFetch) -> None:
+def _was_not_there(step: Step, storage: Storage, request: Request, run: HiddenRun, fetch: HiddenFetch) -> None:
     """The object store had less than it was asked for, or nothing. Who follows need not ask for it again either."""
     state = step.state
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
@@ -171,7 +171,7 @@ def _was_not_there(step: Step, storage: Storage, request: Request, run: StateRun
 
 def _end_early(step: Step, request: Request) -> None:
     """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
-    request.state_refusals += 1
+    request.hidden_refusals += 1
     _go_on_without(step, request)
 
 

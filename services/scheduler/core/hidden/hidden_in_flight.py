@@ -19,7 +19,7 @@ class Hole(msgspec.Struct, frozen=True):
     above: bytes  # Identity of the page before ``end``.
 
 
-class StateRun(msgspec.Struct):
+class HiddenRun(msgspec.Struct):
     """State of a request's tokens [depth, end) on its way from below host memory to its worker, less its holes.
 
     More of it follows up to ``goal`` as its pages come back, for a state pool may hold less than a prefix.
@@ -56,7 +56,7 @@ class FetchedKv(msgspec.Struct):
     disk_us: float
 
 
-class StateFetch(msgspec.Struct):
+class HiddenFetch(msgspec.Struct):
     """A FetchChunks of state that is not over. It is for one request; once that is gone its pages wait for the end."""
 
     fetch_id: int
@@ -72,7 +72,7 @@ class StateFetch(msgspec.Struct):
     followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
 
 
-class Lease(msgspec.Struct):
+class HiddenLease(msgspec.Struct):
     """A StateLease, from its order to the worker's ``StateSaved``.
 
     ``names`` are the chunks, 16 bytes each, of which it is known that they are being saved under it: nobody else saves
@@ -94,7 +94,7 @@ class Lease(msgspec.Struct):
     is_spoiled: bool = False  # What was computed under it is not to be trusted.
 
 
-class StateSave(msgspec.Struct):
+class HiddenSave(msgspec.Struct):
     """A SaveChunks of state that the storage has not answered. It holds its pages of the state pool until then."""
 
     save_id: int

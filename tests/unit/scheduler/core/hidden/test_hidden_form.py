@@ -5,15 +5,15 @@ from msgspec import structs
 
 from services.scheduler.core import speed_fit
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.hidden.planner import LayerCosts, layer_times, note
-from services.scheduler.core.hidden.planner.partition import hidden_only, kv_only, made, tokens_only
-from services.scheduler.core.hidden.state_form import (
+from services.scheduler.core.hidden.hidden_form import (
     COMPARED_TOKENS,
     can_restore,
     is_worth_keeping,
     parse_form,
-    wanted_state,
+    wanted_hidden,
 )
+from services.scheduler.core.hidden.planner import LayerCosts, layer_times, note
+from services.scheduler.core.hidden.planner.partition import hidden_only, kv_only, made, tokens_only
 from services.scheduler.core.state import Storage, Worker, new_state
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -62,7 +62,7 @@ def test_forms_are_read():
 )
 def test_an_explicit_form_is_taken_where_it_adds_up(form, expected):
     """Whatever it costs."""
-    found = wanted_state(*cell(form=form))
+    found = wanted_hidden(*cell(form=form))
 
     assert (found and (found.hidden, found.absent, found.from_hidden)) == expected
 
@@ -71,21 +71,21 @@ def test_hidden_states_need_a_worker_that_can_use_them():
     """Without a profile, or where it says that none can be, only layers from tokens may be left out."""
     cannot = structs.replace(FAST, hidden=0)
 
-    assert wanted_state(*cell(costs=None, form="0/32/0")) is None
-    assert wanted_state(*cell(costs=cannot, form="0/32/0")) is None
-    assert wanted_state(*cell(costs=None, form="8/0/24")).absent == 8
-    assert wanted_state(*cell(form="auto", costs=None)) is None
+    assert wanted_hidden(*cell(costs=None, form="0/32/0")) is None
+    assert wanted_hidden(*cell(costs=cannot, form="0/32/0")) is None
+    assert wanted_hidden(*cell(costs=None, form="8/0/24")).absent == 8
+    assert wanted_hidden(*cell(form="auto", costs=None)) is None
 
 
 def test_grouped_queries_cannot_mix_both_in_a_page():
     """A hidden state is wider than K there; alone it may be kept, if somebody insists."""
-    assert wanted_state(*cell(GQA, form="4/20/8")) is None
-    assert wanted_state(*cell(GQA, form="4/28/0")).hidden == 4096
+    assert wanted_hidden(*cell(GQA, form="4/20/8")) is None
+    assert wanted_hidden(*cell(GQA, form="4/28/0")).hidden == 4096
 
 
 def test_auto_balances_disk_and_device():
     """A hidden state has half the bytes of KV: on a slow disk all layers are kept so, the first not at all."""
-    found = wanted_state(*cell(disk_bytes_per_s=4e9))
+    found = wanted_hidden(*cell(disk_bytes_per_s=4e9))
 
     assert found.is_state
     assert found.fault() == ""
@@ -99,7 +99,7 @@ def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept():
     """
     costs = structs.replace(FAST, token_us=1.0, pair_us=1e-3)
 
-    plain, steep = wanted_state(*cell()), wanted_state(*cell(costs=costs))
+    plain, steep = wanted_hidden(*cell()), wanted_hidden(*cell(costs=costs))
 
     assert steep.absent < plain.absent
     layer = LayerCosts(layers=32, kv_bytes=16_384, hidden_bytes=8192, hidden_us=0.2, token_us=1.0, pair_us=1e-3)
@@ -112,19 +112,19 @@ def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept():
 
 def test_auto_keeps_kv_where_the_disk_is_the_faster_side():
     """Reading KV hides behind nothing there."""
-    assert wanted_state(*cell(disk_bytes_per_s=1e12)) is None
+    assert wanted_hidden(*cell(disk_bytes_per_s=1e12)) is None
 
 
 def test_auto_keeps_nothing_that_is_computed_sooner():
     """A disk that is slower than computing is no place for a copy in any form but KV, which others decide."""
     assert (
-        wanted_state(*cell(costs=structs.replace(FAST, token_us=0.001, hidden_us=0.001), disk_bytes_per_s=1e6)) is None
+        wanted_hidden(*cell(costs=structs.replace(FAST, token_us=0.001, hidden_us=0.001), disk_bytes_per_s=1e6)) is None
     )
 
 
 def test_auto_leaves_first_layers_out_under_grouped_queries():
     """No hidden states there: fewer layers of KV, and the rest from tokens."""
-    found = wanted_state(*cell(GQA, disk_bytes_per_s=1e9))
+    found = wanted_hidden(*cell(GQA, disk_bytes_per_s=1e9))
 
     assert (found.hidden, found.from_hidden) == (0, 0)
     assert 0 < found.absent < 32
@@ -135,10 +135,10 @@ def test_where_a_page_cannot_hold_both_the_best_of_one_kind_is_taken():
     wide = structs.replace(MHA, kv_heads=16, head_dim=256)
     narrow = structs.replace(FAST, hidden=3072, hidden_us=2.8, token_us=50.0)
     rate = 5e9
-    fits = wanted_state(*cell(MHA, structs.replace(narrow, hidden=4096), disk_bytes_per_s=rate))
+    fits = wanted_hidden(*cell(MHA, structs.replace(narrow, hidden=4096), disk_bytes_per_s=rate))
     assert min(fits.from_hidden, fits.loaded_layers) > 0
 
-    found = wanted_state(*cell(wide, narrow, disk_bytes_per_s=rate))
+    found = wanted_hidden(*cell(wide, narrow, disk_bytes_per_s=rate))
 
     assert found.fault() == ""
     assert found.from_hidden == 32 - found.absent
@@ -147,15 +147,15 @@ def test_where_a_page_cannot_hold_both_the_best_of_one_kind_is_taken():
 def test_what_is_observed_takes_the_place_of_profile_and_limit():
     """A disk that turns out slow, and a worker that turns out fast."""
     state, storage = cell(disk_bytes_per_s=1e12)
-    assert wanted_state(state, storage) is None
+    assert wanted_hidden(state, storage) is None
 
     for _ in range(5):
         note(storage.disk_rate, 4e9, 1e6)
 
-    assert wanted_state(state, storage).is_state
+    assert wanted_hidden(state, storage).is_state
     for _ in range(20):
         speed_fit.note_compute(state.workers["w"].speed, 1000, 0, 10)
-    assert wanted_state(state, storage) is None
+    assert wanted_hidden(state, storage) is None
 
 
 def test_only_auto_asks_whether_it_is_worth_it():

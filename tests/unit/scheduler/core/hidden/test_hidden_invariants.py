@@ -10,11 +10,11 @@ from tests.unit.scheduler.core.saving_state import saving_cell, state_storage, w
 
 
 def break_pool(cell):
-    allocate(state_storage(cell).state_pool, 1)
+    allocate(state_storage(cell).hidden_pool, 1)
 
 
 def break_ownership(cell):
-    release(state_storage(cell).state_pool, cell.state.leases[2].pages[:4])
+    release(state_storage(cell).hidden_pool, cell.state.leases[2].pages[:4])
 
 
 def break_lease_size(cell):
@@ -51,17 +51,17 @@ def break_names(cell):
 
 
 def break_saving(cell):
-    state_storage(cell).state_saving[b"x" * 16] = 1
+    state_storage(cell).hidden_saving[b"x" * 16] = 1
 
 
 def break_twice(cell):
-    (save,) = cell.state.state_saves.values()
+    (save,) = cell.state.hidden_saves.values()
     lease = cell.state.leases[2]
     lease.names = save.names[:16]
 
 
 def break_deadline(cell):
-    (save,) = cell.state.state_saves.values()
+    (save,) = cell.state.hidden_saves.values()
     del cell.state.timers[save.timer_id]
 
 
@@ -70,12 +70,12 @@ def break_late(cell):
 
 
 def break_save(cell):
-    (save,) = cell.state.state_saves.values()
+    (save,) = cell.state.hidden_saves.values()
     save.names = save.names[16:]
 
 
 def break_pool_without_handle(cell):
-    state_storage(cell).state_handle = None
+    state_storage(cell).hidden_handle = None
 
 
 def break_settings(cell):
@@ -87,7 +87,7 @@ def break_order_of_pools(cell):
 
 
 def break_catalogue(cell):
-    state_storage(cell).state_chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
+    state_storage(cell).hidden_chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
 
 
 BREAKS = [value for name, value in list(globals().items()) if name.startswith("break_")]
@@ -102,7 +102,7 @@ def cell(make_cell):
     cell.submit(prompt(2, kind=2), max_tokens=1, request_id="leasing")
     check_invariants(cell.state)
     assert list(cell.state.leases) == [2]
-    assert len(cell.state.state_saves) == 1
+    assert len(cell.state.hidden_saves) == 1
     return cell
 
 

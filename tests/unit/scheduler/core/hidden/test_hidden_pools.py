@@ -34,7 +34,7 @@ def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
     cell = saving_cell(make_cell)
 
     assert asked(cell) == [state_geometry(PAGE)]
-    assert sorted(cell.workers["worker-0"].state_pools) == ["storage"]
+    assert sorted(cell.workers["worker-0"].hidden_pools) == ["storage"]
     outputs_before = len(cell.outputs)
     cell.add_worker("worker-1")
     later = [order for outputs in cell.outputs[outputs_before:] for order in orders(outputs, AttachHostPool)]
@@ -105,7 +105,7 @@ def test_a_worker_that_can_restore_may_come_later(make_cell):
 
     assert asked(cell) == [state_geometry(PAGE)]
     cell.drain()
-    assert state_storage(cell).state_pool.total == 64
+    assert state_storage(cell).hidden_pool.total == 64
 
 
 def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell):
@@ -146,13 +146,13 @@ def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders, found)
     """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, state_form="0/1/0")
     storage = state_storage(cell)
-    storage.state_bytes, storage.is_state_requested = 1, True
+    storage.state_bytes, storage.is_hidden_requested = 1, True
 
     outputs = answer(cell, handle=None if found is None else pool_handle(found), error="no room")
 
     assert orders(outputs, AttachHostPool) == []
     assert cell.state.counters["state_pools_refused"] == 1
-    assert storage.state_pool is None
+    assert storage.hidden_pool is None
     cell.add_worker("worker-1")
     assert asked(cell) == []
 
@@ -161,12 +161,12 @@ def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell):
     """Neither is a second one."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100)
     answer(cell, handle=pool_handle(state_geometry(PAGE)))
-    assert state_storage(cell).state_pool is None
+    assert state_storage(cell).hidden_pool is None
 
     other = saving_cell(make_cell)
     answer(other, handle=pool_handle(state_geometry(PAGE)))
 
-    assert state_storage(other).state_pool.total == 64
+    assert state_storage(other).hidden_pool.total == 64
     assert cell.state.counters["stale_inputs"] == other.state.counters["stale_inputs"] == 1
 
 
@@ -177,7 +177,7 @@ def test_the_first_geometry_stays(make_cell):
     cell.feed(CellConfigured(config=CellConfig(state_form="off")))
 
     assert len(asked(cell)) == 1
-    assert state_storage(cell).state_handle.geometry == state_geometry(PAGE)
+    assert state_storage(cell).hidden_handle.geometry == state_geometry(PAGE)
 
 
 def test_a_lost_storage_takes_leases_and_saves_along(make_cell, orders):
@@ -186,20 +186,20 @@ def test_a_lost_storage_takes_leases_and_saves_along(make_cell, orders):
     cell.submit(prompt(3), max_tokens=1, request_id="saved")
     worker_runs(cell)
     cell.submit(prompt(3, kind=2), max_tokens=1)
-    assert cell.state.state_saves
+    assert cell.state.hidden_saves
     assert cell.state.leases
 
     cell.lose_storage("storage")
 
     assert len(orders(cell.outputs[-1], DetachHostPool)) == 1
     assert not cell.state.leases
-    assert not cell.state.state_saves
+    assert not cell.state.hidden_saves
     worker_runs(cell)
     assert cell.state.counters["stale_inputs"] == 1
-    assert cell.workers["worker-0"].state_pools == {}
+    assert cell.workers["worker-0"].hidden_pools == {}
     cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=32)
     cell.drain()
-    assert state_storage(cell).state_pool.free == 32
+    assert state_storage(cell).hidden_pool.free == 32
 
 
 def test_another_geometry_makes_another_pool(make_cell):
@@ -207,7 +207,7 @@ def test_another_geometry_makes_another_pool(make_cell):
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
-    assert state_storage(cell).state_chunks
+    assert state_storage(cell).hidden_chunks
     cell.lose_worker("worker-0")
     cell.page_size = 16
     cell.state_disks["storage"].chunks.clear()
@@ -215,10 +215,10 @@ def test_another_geometry_makes_another_pool(make_cell):
 
     cell.add_worker("worker-1")
 
-    assert state_storage(cell).state_chunks == {}
-    assert state_storage(cell).state_pool is None
+    assert state_storage(cell).hidden_chunks == {}
+    assert state_storage(cell).hidden_pool is None
     cell.drain()
-    assert state_storage(cell).state_handle.geometry == state_geometry(16)
+    assert state_storage(cell).hidden_handle.geometry == state_geometry(16)
 
 
 def test_senseless_profiles_and_limits_count_for_nothing(make_cell):

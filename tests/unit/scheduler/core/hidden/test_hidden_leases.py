@@ -36,7 +36,7 @@ def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving
     (lease,) = leases_given(cell)
     assert (lease.depth, lease.parent) == (0, chain_root(namespace()))
     assert count_int32(lease.pages) == 4 * EACH == 64 - free_pages(cell)
-    assert list(state_storage(cell).state_saving) == names_of(prompt(3))
+    assert list(state_storage(cell).hidden_saving) == names_of(prompt(3))
     cell.drain()
     assert free_pages(cell) == 64
 
@@ -105,7 +105,7 @@ def test_two_do_not_save_the_same(make_saving_cell):
     first, second = leases_given(cell)
     assert (first.depth, second.depth) == (0, 2 * CHUNK)
     cell.drain()
-    assert len(state_storage(cell).state_chunks) == 5
+    assert len(state_storage(cell).hidden_chunks) == 5
 
 
 def test_a_lease_ends_where_anothers_begins(make_saving_cell):
@@ -120,7 +120,7 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell):
     spans = [(lease.depth, count_int32(lease.pages) // EACH) for lease in leases_given(cell)]
     assert spans == [(2 * CHUNK, 2), (0, 2)]
     cell.drain()
-    assert sorted(state_storage(cell).state_chunks) == sorted(names_of(prompt(4)))
+    assert sorted(state_storage(cell).hidden_chunks) == sorted(names_of(prompt(4)))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell):
     cell.drain()
 
     assert count_int32(leases_given(cell)[0].pages) == 2 * EACH
-    assert list(state_storage(cell).state_chunks) == names_of(prompt(5))[:2]
+    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))[:2]
     assert list(state_storage(cell).chunks) == names_of(prompt(5))[2:]
 
 
@@ -215,7 +215,7 @@ def test_decode_room_brings_pages_along(make_saving_cell):
 
     assert sum(len(pages) for pages in extensions(cell)) == 3 * EACH
     answered = cell.gateways["gateway"].tokens["request-1"]
-    assert list(state_storage(cell).state_chunks) == names_of(prompt(1, tail=0) + answered)[:5]
+    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(1, tail=0) + answered)[:5]
     assert state_storage(cell).chunks == {}
     assert free_pages(cell) == 64
 
@@ -228,7 +228,7 @@ def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell):
 
     assert count_int32(leases_given(cell)[0].pages) == 2 * EACH
     assert not any(extensions(cell))
-    assert len(state_storage(cell).state_chunks) == 2
+    assert len(state_storage(cell).hidden_chunks) == 2
 
 
 def finish(cell, lease_id, *, tokens=b"", chunks=0):
@@ -286,10 +286,10 @@ def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell):
     cell.lose_worker(lease.worker_id)
 
     assert not cell.state.leases
-    assert state_storage(cell).state_saving == {}
+    assert state_storage(cell).hidden_saving == {}
     assert free_pages(cell) == 64
     cell.drain()
-    assert len(state_storage(cell).state_chunks) == 3
+    assert len(state_storage(cell).hidden_chunks) == 3
 
 
 def left_without_an_answer(cell):
@@ -309,12 +309,12 @@ def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell):
     """Its deadline runs from when the request left; then others may save those chunks, and KV may take their place."""
     cell = make_saving_cell()
     left_without_an_answer(cell)
-    assert len(state_storage(cell).state_saving) == 3
+    assert len(state_storage(cell).hidden_saving) == 3
 
     cell.fire("lease.1")
 
     assert cell.state.counters["state_leases_expired"] == 1
-    assert state_storage(cell).state_saving == {}
+    assert state_storage(cell).hidden_saving == {}
     assert free_pages(cell) == 64
     finish(cell, 1, chunks=3, tokens=pack_int32(prompt(3, tail=0)))
     assert cell.state.counters["stale_inputs"] == 1
@@ -350,7 +350,7 @@ def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell):
 
     assert cell.state.counters["preemptions"] > 0
     names = [name for order in saves(cell) for name in names_of_order(order)]
-    assert len(names) == len(set(names)) == len(state_storage(cell).state_chunks)
+    assert len(names) == len(set(names)) == len(state_storage(cell).hidden_chunks)
     assert free_pages(cell) == 64
 
 
@@ -365,7 +365,7 @@ def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell):
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
     storage = state_storage(cell)
-    assert list(storage.state_chunks) == names_of(prompt(3))
+    assert list(storage.hidden_chunks) == names_of(prompt(3))
 
     cell.submit(prompt(3), max_tokens=1, read=False)
     cell.drain()

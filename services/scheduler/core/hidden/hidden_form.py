@@ -49,7 +49,7 @@ def parse_form(text: str) -> tuple[int, int, int] | None:
     return absent, from_hidden, loaded
 
 
-def wanted_state(state: CellState, storage: Storage) -> KvGeometry | None:
+def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
     """The geometry of state to keep at this storage, None where KV is to be kept. Does not mutate."""
     geometry, text = state.geometry, state.config.state_form
     if geometry is None or text == "off":
@@ -66,7 +66,7 @@ def wanted_state(state: CellState, storage: Storage) -> KvGeometry | None:
 def is_worth_keeping(state: CellState, storage: Storage) -> bool:
     """Whether what is computed now should be saved as state. An explicit form is not judged. Does not mutate."""
     text = state.config.state_form
-    return text not in ("off", "auto") or (text == "auto" and wanted_state(state, storage) is not None)
+    return text not in ("off", "auto") or (text == "auto" and wanted_hidden(state, storage) is not None)
 
 
 def can_restore(worker: Worker, geometry: KvGeometry) -> bool:

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 
 from services.scheduler.core.cache.page_pool import allocate, release
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.hidden.hidden_in_flight import Further, HiddenFetch, HiddenRun
 from services.scheduler.core.hidden.restoration_choice import Choice, queued_bytes
-from services.scheduler.core.hidden.state_on_its_way import Further, StateFetch, StateRun
 from services.scheduler.core.hidden.stretches import (
     Stretch,
     end_at,
     holes_between,
     identity_before,
-    next_state,
+    next_hidden,
     page_at,
     stretch_end,
 )
@@ -42,9 +42,9 @@ STATE_FETCH_CHUNKS = 256
 """Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
 
 
-def room_for_state(storage: Storage, request: Request, pages_each: int) -> int:
+def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:
     """Chunks that a request may fetch now: what is free, and no more than half of the pool for one request."""
-    pool = storage.state_pool
+    pool = storage.hidden_pool
     if pool is None:
         return 0
     held = len(request.run.pages) // PAGE_NUMBER_BYTES if request.run is not None else 0
@@ -72,14 +72,14 @@ def begin_run(
     each, page_size = names.pages_each, state.tree.page_size
     stretches = [(first, end), *later] if end > first else later
     begin, end = stretches[0]
-    room = room_for_state(storage, request, each)
+    room = room_for_hidden(storage, request, each)
     chunks = min(end - begin, STATE_FETCH_CHUNKS, room)
-    pages = allocate(storage.state_pool, chunks * each) if storage.state_pool is not None and chunks > 0 else None
+    pages = allocate(storage.hidden_pool, chunks * each) if storage.hidden_pool is not None and chunks > 0 else None
     if pages is None:
         count(state, "state_runs_without_room")
         return False
     depth = first * each * page_size
-    request.run = StateRun(
+    request.run = HiddenRun(
         storage_id=storage.storage_id,
         fetch=0,
         depth=depth,
@@ -108,7 +108,7 @@ def extend_run(step: Step, request: Request) -> None:
     Where none of it can be had, and nothing of the run is left that would make room, the rest is computed.
     """
     run = request.run
-    start = next_state(run, run.end) if run is not None else 0
+    start = next_hidden(run, run.end) if run is not None else 0
     if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
         return
     if _order_more(step, request, run):
@@ -118,12 +118,12 @@ def extend_run(step: Step, request: Request) -> None:
         run.predicted_us = 0.0
 
 
-def _order_more(step: Step, request: Request, run: StateRun) -> bool:
+def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
     """What is being saved of this request begins behind the run, so the run ends there at the latest."""
     state = step.state
     storage = state.storages.get(run.storage_id)
     is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
-    if storage is None or storage.late_fetches or request.state_refusals or not is_going_on:
+    if storage is None or storage.late_fetches or request.hidden_refusals or not is_going_on:
         return False
     tree = state.tree
     each, size = chunk_pages(tree.page_size), chunk_tokens(tree.page_size)
@@ -131,13 +131,15 @@ def _order_more(step: Step, request: Request, run: StateRun) -> bool:
     lease = state.leases.get(request.lease)
     if lease is not None:
         limit = min(limit, lease.depth)
-    start = next_state(run, run.end)
+    start = next_hidden(run, run.end)
     limit = stretch_end(run, start, limit)
-    chunks = min((limit - start) // size, STATE_FETCH_CHUNKS, room_for_state(storage, request, each))
+    chunks = min((limit - start) // size, STATE_FETCH_CHUNKS, room_for_hidden(storage, request, each))
     if chunks < 1:
         return False
     identities = _known_part(state, storage, request, run, chunks)
-    pages = allocate(storage.state_pool, len(identities) // IDENTITY_BYTES) if storage.state_pool is not None else None
+    pages = (
+        allocate(storage.hidden_pool, len(identities) // IDENTITY_BYTES) if storage.hidden_pool is not None else None
+    )
     if not pages:
         return False
     _order(step, request, run, storage, pages, identities)
@@ -146,20 +148,20 @@ def _order_more(step: Step, request: Request, run: StateRun) -> bool:
     return True
 
 
-def _known_part(state: CellState, storage: Storage, request: Request, run: StateRun, chunks: int) -> bytes:
+def _known_part(state: CellState, storage: Storage, request: Request, run: HiddenRun, chunks: int) -> bytes:
     """Identities of the pages that a run goes on with, up to the first of so many chunks that cannot be had."""
     tree, tokens, found = state.tree, request.tokens, b""
-    size, begin = chunk_tokens(tree.page_size), next_state(run, run.end)
+    size, begin = chunk_tokens(tree.page_size), next_hidden(run, run.end)
     for start in range(begin, begin + chunks * size, size):
         above = found[-IDENTITY_BYTES:] or identity_before(run)
         chunk = chain_pages(above, tokens[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES], tree.page_token_bytes)
-        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.state_chunks:
+        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.hidden_chunks:
             break
         found += chunk
     return found
 
 
-def _order(step: Step, request: Request, run: StateRun, storage: Storage, pages: bytes, identities: bytes) -> None:
+def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages: bytes, identities: bytes) -> None:
     """Append pages to a run and have them filled. A hole before them needs nothing to arrive."""
     state = step.state
     fetch_id = state.next_fetch
@@ -167,8 +169,8 @@ def _order(step: Step, request: Request, run: StateRun, storage: Storage, pages:
     page_size, deadline_ms = state.tree.page_size, state.config.fetch_deadline_ms
     fetched = len(pages) // PAGE_NUMBER_BYTES
     queued = queued_bytes(state, storage)
-    count(state, "state_holes_passed", int(next_state(run, run.end) > run.end))
-    run.end = next_state(run, run.end)
+    count(state, "state_holes_passed", int(next_hidden(run, run.end) > run.end))
+    run.end = next_hidden(run, run.end)
     run.arrived = run.end
     order = FetchChunks(
         fetch_id=fetch_id,
@@ -187,11 +189,11 @@ def _order(step: Step, request: Request, run: StateRun, storage: Storage, pages:
     run.pages += pages
     run.identities += identities
     run.chunks += fetched // chunk_pages(page_size)
-    state.state_fetches[fetch_id] = StateFetch(
+    state.hidden_fetches[fetch_id] = HiddenFetch(
         fetch_id=fetch_id,
         storage_id=storage.storage_id,
         request_id=request.request_id,
-        timer_id=step.set_timer(f"fetch.{fetch_id}", "state_fetch", str(fetch_id), deadline_ms),
+        timer_id=step.set_timer(f"fetch.{fetch_id}", "hidden_fetch", str(fetch_id), deadline_ms),
         chunks=fetched // chunk_pages(page_size),
         queued_bytes=queued,
         is_question=run.further in ("asked", "store"),
@@ -200,7 +202,7 @@ def _order(step: Step, request: Request, run: StateRun, storage: Storage, pages:
     step.to_storage(storage, order)
 
 
-def go_on_asking(request: Request, run: StateRun, page_size: int) -> None:
+def go_on_asking(request: Request, run: HiddenRun, page_size: int) -> None:
     """The object store had all that it was asked for: it is taken to have as much more as one fetch may bring."""
     size = chunk_tokens(page_size)
     last = (request.token_count - 1) // size * size
@@ -208,7 +210,7 @@ def go_on_asking(request: Request, run: StateRun, page_size: int) -> None:
     run.goal = max(run.goal, min(last, run.end + STATE_FETCH_CHUNKS * size))
 
 
-def is_unanswered(run: StateRun) -> bool:
+def is_unanswered(run: HiddenRun) -> bool:
     """Whether it is not known yet how far a run goes, because the object store was asked for it. Does not mutate."""
     return run.further == "asked" and bool(run.fetch)
 
@@ -218,7 +220,7 @@ def drop_run(state: CellState, request: Request) -> None:
     run, request.run = request.run, None
     if run is None:
         return
-    fetch = state.state_fetches.get(run.fetch)
+    fetch = state.hidden_fetches.get(run.fetch)
     if fetch is not None:
         _leave_to(state, run, fetch)
         state.unwanted[fetch.fetch_id] = None
@@ -226,9 +228,9 @@ def drop_run(state: CellState, request: Request) -> None:
     free_pages(state, run.storage_id, run.pages)
 
 
-def cut_run(state: CellState, run: StateRun) -> None:
+def cut_run(state: CellState, run: HiddenRun) -> None:
     """A run ends where it has arrived; nothing more of it is fetched, whether or not that fetch is over."""
-    fetch = state.state_fetches.get(run.fetch)
+    fetch = state.hidden_fetches.get(run.fetch)
     if fetch is not None:
         _leave_to(state, run, fetch)
     kept = page_at(run, run.arrived, state.tree.page_size)
@@ -240,7 +242,7 @@ def cut_run(state: CellState, run: StateRun) -> None:
     run.further = "goal" if run.further in ("asked", "store") else run.further
 
 
-def _leave_to(state: CellState, run: StateRun, fetch: StateFetch) -> None:
+def _leave_to(state: CellState, run: HiddenRun, fetch: HiddenFetch) -> None:
     """The pages that have not arrived stay with the fetch, which may still write to them."""
     kept = page_at(run, run.arrived, state.tree.page_size) * PAGE_NUMBER_BYTES
     fetch.pages, run.pages = run.pages[kept:], run.pages[:kept]
@@ -263,7 +265,7 @@ def free_restored(state: CellState, request: Request) -> None:
     run.holes = [hole for hole in run.holes if hole.end > reached]
 
 
-def wake_followers(state: CellState, fetch: StateFetch) -> None:
+def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
     """Let everybody go on who waited for a part of this fetch."""
     for name in fetch.followers:
         request = state.requests.get(name)
@@ -271,12 +273,12 @@ def wake_followers(state: CellState, fetch: StateFetch) -> None:
             wake(state, request)
 
 
-def run_with(state: CellState, request: Request, name: bytes, end: int) -> StateFetch | None:
+def run_with(state: CellState, request: Request, name: bytes, end: int) -> HiddenFetch | None:
     """A fetch of state for another request that waits at the same worker, which brings the chunk ``name``.
 
     ``end`` is where that chunk ends, in tokens. Does not mutate.
     """
-    for fetch in state.state_fetches.values():
+    for fetch in state.hidden_fetches.values():
         other = state.requests.get(fetch.request_id)
         if other is None or other is request or other.run is None or other.state is not RequestState.WAITING:
             continue
@@ -287,10 +289,10 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> State
     return None
 
 
-def state_end(storage: Storage, names: ChunkNames, first: int) -> int:
+def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
     """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
     end, most = first, min(names.count, first + STATE_FETCH_CHUNKS)
-    while end < most and names[end] in storage.state_chunks:
+    while end < most and names[end] in storage.hidden_chunks:
         end += 1
     return end
 
@@ -298,8 +300,8 @@ def state_end(storage: Storage, names: ChunkNames, first: int) -> int:
 def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
     """Give pages of a state pool back, if the pool is still there."""
     storage = state.storages.get(storage_id)
-    if storage is not None and storage.state_pool is not None:
-        release(storage.state_pool, pages)
+    if storage is not None and storage.hidden_pool is not None:
+        release(storage.hidden_pool, pages)
 
 
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:
@@ -309,5 +311,5 @@ def pages_of_runs(state: CellState, storage: Storage) -> bytes:
         for request in state.requests.values()
         if request.run is not None and request.run.storage_id == storage.storage_id
     ]
-    held += [fetch.pages for fetch in state.state_fetches.values() if fetch.storage_id == storage.storage_id]
+    held += [fetch.pages for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]
     return b"".join(held)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
-from services.scheduler.core.hidden.state_on_its_way import Lease, StateSave
-from services.scheduler.core.hidden.state_runs import pages_of_runs
+from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
+from services.scheduler.core.hidden.hidden_runs import pages_of_runs
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.state import CellState, Storage
 from services.scheduler.core.tiers.catalogue import most_chunks
@@ -17,7 +17,7 @@ def check_state(state: CellState) -> None:
     """Raise InvariantViolated if leases, saves, what storages expect of them and deadlines contradict one another."""
     for lease in state.leases.values():
         _check_lease(state, lease)
-    for save in state.state_saves.values():
+    for save in state.hidden_saves.values():
         _check_save(state, save)
     for storage in state.storages.values():
         _check_storage(state, storage)
@@ -31,15 +31,15 @@ def state_pages(state: CellState, storage: Storage) -> list[bytes]:
     """Pages of a state pool (packed) that are in use, each user's on its own. Does not mutate."""
     name = storage.storage_id
     leased = [lease.pages for lease in state.leases.values() if lease.storage_id == name]
-    saved = [save.pages for save in state.state_saves.values() if save.storage_id == name]
+    saved = [save.pages for save in state.hidden_saves.values() if save.storage_id == name]
     return [*leased, *saved, pages_of_runs(state, storage)]
 
 
-def _check_lease(state: CellState, lease: Lease) -> None:
+def _check_lease(state: CellState, lease: HiddenLease) -> None:
     name = f"state lease {lease.lease_id}"
     page_size = state.tree.page_size
     storage, worker = state.storages.get(lease.storage_id), state.workers.get(lease.worker_id)
-    _require(storage is not None and storage.state_pool is not None, f"{name} is of no pool")
+    _require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
     _require(worker is not None and storage is not None and worker.node == storage.node, f"{name} is of no worker")
     chunks = _whole_chunks(lease.pages, page_size)
     _require(chunks > 0, f"{name} is not of whole chunks")
@@ -58,11 +58,11 @@ def _check_lease(state: CellState, lease: Lease) -> None:
     _require(lease.depth >= (request.run.goal if request.run is not None else 0), f"{name} saves what is restored")
 
 
-def _check_save(state: CellState, save: StateSave) -> None:
+def _check_save(state: CellState, save: HiddenSave) -> None:
     name = f"save {save.save_id} of state"
     _require(save.save_id not in state.saves, f"{name} is one of KV, too")
     storage = state.storages.get(save.storage_id)
-    _require(storage is not None and storage.state_pool is not None, f"{name} is of no pool")
+    _require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
     _require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
     chunks = _whole_chunks(save.pages, state.tree.page_size)
     _require(0 < chunks == len(save.names) // DIGEST_BYTES, f"{name} has another number of pages")
@@ -71,21 +71,21 @@ def _check_save(state: CellState, save: StateSave) -> None:
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     _require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
-    _require(storage.is_pool_requested or not storage.is_state_requested, f"{name} was asked for a state pool first")
-    _require((storage.state_pool is None) == (storage.state_handle is None), f"{name} has a state pool only in part")
-    _require(storage.state_pool is None or storage.is_state_requested, f"{name} has a state pool that nobody wanted")
+    _require(storage.is_pool_requested or not storage.is_hidden_requested, f"{name} was asked for a state pool first")
+    _require((storage.hidden_pool is None) == (storage.hidden_handle is None), f"{name} has a state pool only in part")
+    _require(storage.hidden_pool is None or storage.is_hidden_requested, f"{name} has a state pool that nobody wanted")
     saving: dict[bytes, int] = {}
     for lease in state.leases.values():
         for chunk in split_digests(lease.names) if lease.storage_id == name else ():
             _require(chunk not in saving, f"a chunk of state lease {lease.lease_id} is saved twice")
             saving[chunk] = lease.lease_id
-    for save in state.state_saves.values():
+    for save in state.hidden_saves.values():
         for chunk in split_digests(save.names) if save.storage_id == name else ():
             _require(chunk not in saving, f"a chunk of save {save.save_id} is saved twice")
             saving[chunk] = save.lease_id
-    _require(storage.state_saving == saving, f"{name} saves state of other chunks than it thinks")
+    _require(storage.hidden_saving == saving, f"{name} saves state of other chunks than it thinks")
     most = most_chunks(state, storage, "state")
-    _require(len(storage.state_chunks) <= most, f"{name} has more chunks of state than room for them")
+    _require(len(storage.hidden_chunks) <= most, f"{name} has more chunks of state than room for them")
 
 
 def _whole_chunks(pages: bytes, page_size: int) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.hidden import state_saves
+from services.scheduler.core.hidden import hidden_saves
 from services.scheduler.core.tiers.catalogue import chunks_added
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
@@ -59,14 +59,14 @@ def test_pages_are_held_until_the_answer(saving):
     saving.drain()
 
     assert free_pages(saving) == 64
-    assert list(state_storage(saving).state_chunks) == names_of(prompt(3))
-    assert state_storage(saving).state_saving == {}
+    assert list(state_storage(saving).hidden_chunks) == names_of(prompt(3))
+    assert state_storage(saving).hidden_saving == {}
     assert saving.state.counters["state_saves_done"] == 1
 
 
 def test_long_runs_are_cut(make_saving_cell, monkeypatch):
     """Each order goes on where the one before ends."""
-    monkeypatch.setattr(state_saves, "ORDER_CHUNKS", 2)
+    monkeypatch.setattr(hidden_saves, "ORDER_CHUNKS", 2)
     cell = make_saving_cell()
     cell.submit(prompt(5), max_tokens=1)
     worker_runs(cell)
@@ -75,7 +75,7 @@ def test_long_runs_are_cut(make_saving_cell, monkeypatch):
     assert [order.depth // CHUNK for order in orders] == [0, 2, 4]
     assert [order.parent for order in orders[1:]] == [order.identities[-16:] for order in orders[:-1]]
     cell.drain()
-    assert list(state_storage(cell).state_chunks) == names_of(prompt(5))
+    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))
 
 
 def test_what_became_known_meanwhile_is_not_saved(make_saving_cell):
@@ -104,7 +104,7 @@ def test_numbers_are_unique_over_both_forms(make_saving_cell):
 
 def test_no_more_is_ordered_than_a_storage_may_have_before_it(make_saving_cell, monkeypatch):
     """The rest is given up, its pages are free, and its KV is saved when somebody uses it again."""
-    monkeypatch.setattr(state_saves, "SAVING_CHUNKS", 2)
+    monkeypatch.setattr(hidden_saves, "SAVING_CHUNKS", 2)
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
     worker_runs(cell)
@@ -142,7 +142,7 @@ def test_a_late_save_keeps_its_pages_and_stops_others(saving):
     answer(saving, order, chunks=b"".join(names_of(prompt(3))))
     assert state_storage(saving).late_saves == 0
     assert free_pages(saving) == 64
-    assert len(state_storage(saving).state_chunks) == 3
+    assert len(state_storage(saving).hidden_chunks) == 3
     counters = saving.state.counters
     assert (counters["state_saves_failed"], counters.get("state_saves_done", 0)) == (1, 0)
 
@@ -156,7 +156,7 @@ def test_what_made_room_is_of_the_same_form(saving):
 
     answer(saving, order, chunks=first + second + third, dropped=first)
 
-    assert list(storage.state_chunks) == [second, third]
+    assert list(storage.hidden_chunks) == [second, third]
     assert list(storage.chunks) == [first, second]
 
 
@@ -166,7 +166,7 @@ def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving):
 
     answer(saving, order, chunks=b"x" * 17)
 
-    assert state_storage(saving).state_chunks == {}
+    assert state_storage(saving).hidden_chunks == {}
     assert saving.state.counters["malformed_inputs"] == 1
     assert free_pages(saving) == 64
 
@@ -192,7 +192,7 @@ def test_kv_is_not_saved_beside_state(make_saving_cell):
     cell.drain()
 
     assert saves(cell, "kv") == []
-    assert len(state_storage(cell).state_chunks) == 3
+    assert len(state_storage(cell).hidden_chunks) == 3
 
 
 def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell):
@@ -218,6 +218,6 @@ def test_each_form_is_listed_and_dropped_for_itself(saving):
     saving.feed(ChunksDropped(**who, chunks=names[0], form="state"))
     saving.feed(ChunksDropped(**who, chunks=names[1]))
 
-    assert list(storage.state_chunks) == names[1:]
+    assert list(storage.hidden_chunks) == names[1:]
     assert list(storage.chunks) == [names[0], names[2]]
     saving.drain()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from services.scheduler.core.cache.page_pool import release
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
-from services.scheduler.core.hidden.state_on_its_way import Lease, StateSave
+from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
 from services.scheduler.core.quotas.limits import disk_quota
 from services.scheduler.core.state import CellState, Storage, count
 from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_state_kept
+from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_hidden_kept
 from services.scheduler.core.tiers.save_runs import NOWHERE, stretches
 from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
@@ -21,7 +21,7 @@ from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
 
 
-def save_state(step: Step, storage: Storage, lease: Lease, tokens: bytes) -> None:
+def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes) -> None:
     """Have the chunks saved that a lease which is over has brought, unless their state is known or on its way.
 
     ``tokens`` (packed int32) are those of its first chunks. The pages of all others are free at once.
@@ -30,7 +30,7 @@ def save_state(step: Step, storage: Storage, lease: Lease, tokens: bytes) -> Non
     each = chunk_pages(state.tree.page_size)
     identities = chain_pages(lease.parent, tokens, state.tree.page_token_bytes)
     names = chunk_names(identities, each)
-    new = [index for index, name in enumerate(names) if not is_state_kept(storage, name)]
+    new = [index for index, name in enumerate(names) if not is_hidden_kept(storage, name)]
     room = _room(state, storage)
     count(state, "state_saves_refused_chunks", max(0, len(new) - room))
     runs = stretches(new[:room], ORDER_CHUNKS) if room and new else []
@@ -41,18 +41,20 @@ def save_state(step: Step, storage: Storage, lease: Lease, tokens: bytes) -> Non
     for start, end in runs:
         taken[start:end] = b"\x01" * (end - start)
     left = [lease.pages[at * chunk_bytes : (at + 1) * chunk_bytes] for at, is_taken in enumerate(taken) if not is_taken]
-    give_back_state(state, storage, b"".join(left))
+    give_back_hidden(state, storage, b"".join(left))
 
 
 def _room(state: CellState, storage: Storage) -> int:
     """Chunks of state that may be ordered to be saved now."""
     if not may_save(storage) or state.config.disk_writes == "off":
         return 0
-    saves = [save for save in state.state_saves.values() if save.storage_id == storage.storage_id]
+    saves = [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]
     return max(0, SAVING_CHUNKS - sum(len(save.names) // DIGEST_BYTES for save in saves))
 
 
-def _order(step: Step, storage: Storage, lease: Lease, tokens: bytes, identities: bytes, start: int, end: int) -> None:
+def _order(
+    step: Step, storage: Storage, lease: HiddenLease, tokens: bytes, identities: bytes, start: int, end: int
+) -> None:
     """Save chunks [start, end) of a lease."""
     state = step.state
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
@@ -60,7 +62,7 @@ def _order(step: Step, storage: Storage, lease: Lease, tokens: bytes, identities
     save_id = state.next_save
     state.next_save += 1
     own = identities[low * DIGEST_BYTES : high * DIGEST_BYTES]
-    save = StateSave(
+    save = HiddenSave(
         save_id=save_id,
         storage_id=storage.storage_id,
         lease_id=lease.lease_id,
@@ -68,8 +70,8 @@ def _order(step: Step, storage: Storage, lease: Lease, tokens: bytes, identities
         pages=lease.pages[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
         timer_id=step.set_timer(f"save.{save_id}", "save", str(save_id), state.config.save_deadline_ms),
     )
-    state.state_saves[save_id] = save
-    storage.state_saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
+    state.hidden_saves[save_id] = save
+    storage.hidden_saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
     count(state, "state_saves_started")
     order = SaveChunks(
         save_id=save_id,
@@ -88,7 +90,7 @@ def _order(step: Step, storage: Storage, lease: Lease, tokens: bytes, identities
     step.to_storage(storage, order)
 
 
-def finish_state_save(step: Step, storage: Storage, save: StateSave, message: ChunksSaved) -> None:
+def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: ChunksSaved) -> None:
     """The storage answered: it reads these pages no more, and its disk holds what it says."""
     state = step.state
     step.cancel_timer(save.timer_id)
@@ -96,14 +98,14 @@ def finish_state_save(step: Step, storage: Storage, save: StateSave, message: Ch
     if not save.is_late:
         count(state, "state_saves_failed" if message.error else "state_saves_done")
     _close(state, storage, save)
-    give_back_state(state, storage, save.pages)
+    give_back_hidden(state, storage, save.pages)
     count(state, "saved_state_chunks", len(message.chunks) // DIGEST_BYTES)
     chunks_added(state, storage, message.chunks, "state")
     # On a small disk a save may displace its own first chunks: what is named as both is not there.
     chunks_gone(state, storage, message.dropped, "state")
 
 
-def expire_state_save(step: Step, save: StateSave) -> None:
+def expire_hidden_save(step: Step, save: HiddenSave) -> None:
     """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
     count(state, "state_saves_failed")
@@ -111,25 +113,25 @@ def expire_state_save(step: Step, save: StateSave) -> None:
     state.storages[save.storage_id].late_saves += 1
 
 
-def abandon_state_saves(step: Step, storage: Storage) -> None:
+def abandon_hidden_saves(step: Step, storage: Storage) -> None:
     """The state pool is gone with its pages."""
     state = step.state
-    for save in [save for save in state.state_saves.values() if save.storage_id == storage.storage_id]:
+    for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
         count(state, "state_saves_failed", 0 if save.is_late else 1)
         storage.late_saves = max(0, storage.late_saves - save.is_late)
         _close(state, storage, save)
 
 
-def give_back_state(state: CellState, storage: Storage, pages: bytes) -> None:
+def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
     """Pages of the state pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
-    if storage.state_pool is not None and pages:
-        release(storage.state_pool, pages)
+    if storage.hidden_pool is not None and pages:
+        release(storage.hidden_pool, pages)
         if storage.due:
             state.roomy[storage.storage_id] = None
 
 
-def _close(state: CellState, storage: Storage, save: StateSave) -> None:
-    del state.state_saves[save.save_id]
+def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
+    del state.hidden_saves[save.save_id]
     for name in split_digests(save.names):
-        storage.state_saving.pop(name, None)
+        storage.hidden_saving.pop(name, None)

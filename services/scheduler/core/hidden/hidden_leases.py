@@ -2,7 +2,7 @@
 
 A request that computes something new gets one when it is admitted, for whole chunks behind what is known already, and
 more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
-sealed until then is written down (:mod:`state_saves`). A lease that could not be given whole is not extended: what
+sealed until then is written down (:mod:`hidden_saves`). A lease that could not be given whole is not extended: what
 was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
 of a worker that is lost: whoever reads such pages later verifies them.
 """
@@ -12,6 +12,9 @@ from __future__ import annotations
 from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, match_prefix
+from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
+from services.scheduler.core.hidden.hidden_in_flight import HiddenLease
+from services.scheduler.core.hidden.hidden_saves import give_back_hidden, save_hidden
 from services.scheduler.core.hidden.lease_span import (
     chunks_to_come,
     end_of_new_chunks,
@@ -19,9 +22,6 @@ from services.scheduler.core.hidden.lease_span import (
     names_of_chunks,
     room_for_lease,
 )
-from services.scheduler.core.hidden.state_form import can_restore, is_worth_keeping
-from services.scheduler.core.hidden.state_on_its_way import Lease
-from services.scheduler.core.hidden.state_saves import give_back_state, save_state
 from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.saves import may_save
@@ -35,7 +35,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     """A lease for a request that was just admitted, if its state is worth saving and there is room for a chunk."""
     state = step.state
     storage = _storage_to_save_to(state, request, worker)
-    if storage is None or storage.state_pool is None:
+    if storage is None or storage.hidden_pool is None:
         return None
     names = names_of_chunks(state, request)
     first = first_new_chunk(state, storage, request, names)
@@ -44,11 +44,11 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
         return None
     each = chunk_pages(state.tree.page_size)
     chunks = min(end - first, room_for_lease(storage, each, held=0))
-    pages = allocate(storage.state_pool, chunks * each) if chunks > 0 else None
+    pages = allocate(storage.hidden_pool, chunks * each) if chunks > 0 else None
     if pages is None:
         count(state, "state_leases_without_room")
         return None
-    lease = Lease(
+    lease = HiddenLease(
         lease_id=state.next_lease,
         storage_id=storage.storage_id,
         worker_id=worker.worker_id,
@@ -73,7 +73,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     )
 
 
-def more_state_pages(step: Step, request: Request, granted: int) -> bytes:
+def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
     """Pages for the chunks that a request can complete since it got ``granted`` device pages more."""
     state = step.state
     lease = state.leases.get(request.lease)
@@ -82,11 +82,11 @@ def more_state_pages(step: Step, request: Request, granted: int) -> bytes:
     storage, each = state.storages[lease.storage_id], chunk_pages(state.tree.page_size)
     held = len(lease.pages) // PAGE_NUMBER_BYTES // each
     end = lease.depth // chunk_tokens(state.tree.page_size) + held
-    if storage.state_pool is None or end < chunks_to_come(state, request, granted):
+    if storage.hidden_pool is None or end < chunks_to_come(state, request, granted):
         return b""
     missing = chunks_to_come(state, request) - end
     chunks = min(missing, room_for_lease(storage, each, held))
-    pages = allocate(storage.state_pool, chunks * each) if chunks > 0 else None
+    pages = allocate(storage.hidden_pool, chunks * each) if chunks > 0 else None
     if pages is None:
         count(state, "state_leases_without_room", int(missing > 0))
         return b""
@@ -109,7 +109,7 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
     lease.request_id = ""
     lease.is_spoiled = not is_good
     timer_id = f"lease.{lease.lease_id}"
-    lease.timer_id = step.set_timer(timer_id, "lease", str(lease.lease_id), state.config.save_deadline_ms)
+    lease.timer_id = step.set_timer(timer_id, "hidden_lease", str(lease.lease_id), state.config.save_deadline_ms)
     if lease.is_spoiled:
         _disclaim(storage, lease)
         return
@@ -117,7 +117,7 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
     lease.value = _value(state, lease, tokens)
 
 
-def state_saved(step: Step, worker: Worker, message: StateSaved) -> None:
+def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
     """The worker is done with a lease: what it has sealed is written down, the other pages are free."""
     state = step.state
     lease = state.leases.get(message.lease_id)
@@ -133,10 +133,10 @@ def state_saved(step: Step, worker: Worker, message: StateSaved) -> None:
     if not is_sound:
         count(state, "malformed_inputs")
     count(state, "state_leases_answered")
-    save_state(step, storage, lease, message.tokens if is_sound and not lease.is_spoiled else b"")
+    save_hidden(step, storage, lease, message.tokens if is_sound and not lease.is_spoiled else b"")
 
 
-def expire_lease(step: Step, lease: Lease) -> None:
+def expire_lease(step: Step, lease: HiddenLease) -> None:
     """The worker did not answer in time after the sequence had left it."""
     count(step.state, "state_leases_expired")
     _take_back(step, lease)
@@ -162,14 +162,14 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
     storage = storage_of(state, worker) if is_wanted and request.sparse is None else None
-    if storage is None or storage.state_handle is None or not storage.disk_bytes or not may_save(storage):
+    if storage is None or storage.hidden_handle is None or not storage.disk_bytes or not may_save(storage):
         return None
-    if not can_restore(worker, storage.state_handle.geometry) or not is_worth_keeping(state, storage):
+    if not can_restore(worker, storage.hidden_handle.geometry) or not is_worth_keeping(state, storage):
         return None
     return storage
 
 
-def _completed(state: CellState, lease: Lease, tokens: bytes, computed: int) -> list[bytes]:
+def _completed(state: CellState, lease: HiddenLease, tokens: bytes, computed: int) -> list[bytes]:
     """Names of the chunks of a lease that were completed and are not among its own yet."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     known = len(lease.names) // DIGEST_BYTES
@@ -180,30 +180,30 @@ def _completed(state: CellState, lease: Lease, tokens: bytes, computed: int) -> 
     return chunk_names(chain_pages(above, span, state.tree.page_token_bytes), each)
 
 
-def _claim(storage: Storage, lease: Lease, names: list[bytes]) -> None:
+def _claim(storage: Storage, lease: HiddenLease, names: list[bytes]) -> None:
     """These chunks, which follow those that are the lease's already, are its own up to the first that is another's."""
     for name in names:
-        if name in storage.state_saving:
+        if name in storage.hidden_saving:
             return
-        storage.state_saving[name] = lease.lease_id
+        storage.hidden_saving[name] = lease.lease_id
         lease.names += name
 
 
-def _disclaim(storage: Storage, lease: Lease) -> None:
+def _disclaim(storage: Storage, lease: HiddenLease) -> None:
     """Others may save the lease's chunks."""
     for name in split_digests(lease.names):
-        if storage.state_saving.get(name) == lease.lease_id:
-            del storage.state_saving[name]
+        if storage.hidden_saving.get(name) == lease.lease_id:
+            del storage.hidden_saving[name]
     lease.names = b""
 
 
-def _value(state: CellState, lease: Lease, tokens: bytes) -> float:
+def _value(state: CellState, lease: HiddenLease, tokens: bytes) -> float:
     """How hot the deepest node of a sequence is; 0 where nothing of it is in the tree."""
     path = match_prefix(state.tree, lease.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
     return hotness(state, path[-1][0]) if path else 0.0
 
 
-def _is_sound(state: CellState, lease: Lease, message: StateSaved) -> bool:
+def _is_sound(state: CellState, lease: HiddenLease, message: StateSaved) -> bool:
     """Whether an answer speaks of whole chunks of the leased pages, and of the tokens that they were leased for."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     has_room = 0 <= message.chunks <= len(lease.pages) // PAGE_NUMBER_BYTES // each
@@ -214,12 +214,12 @@ def _is_sound(state: CellState, lease: Lease, message: StateSaved) -> bool:
     return all(name == expected for name, expected in zip(names, known, strict=False))
 
 
-def _take_back(step: Step, lease: Lease) -> None:
+def _take_back(step: Step, lease: HiddenLease) -> None:
     _close(step, lease)
-    give_back_state(step.state, step.state.storages[lease.storage_id], lease.pages)
+    give_back_hidden(step.state, step.state.storages[lease.storage_id], lease.pages)
 
 
-def _close(step: Step, lease: Lease) -> None:
+def _close(step: Step, lease: HiddenLease) -> None:
     """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
     state = step.state
     del state.leases[lease.lease_id]
@@ -228,5 +228,5 @@ def _close(step: Step, lease: Lease) -> None:
     if request is not None:
         request.lease = 0
     for name in split_digests(lease.names):
-        if state.storages[lease.storage_id].state_saving.get(name) == lease.lease_id:
-            del state.storages[lease.storage_id].state_saving[name]
+        if state.storages[lease.storage_id].hidden_saving.get(name) == lease.lease_id:
+            del state.storages[lease.storage_id].hidden_saving[name]
