@@ -24,7 +24,6 @@ import numpy as np
 
 from services.scheduler import core
 from services.scheduler.core.cache.hotness.tracking import node_inserted
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import Node, add_child, page_count, root_of
 from services.scheduler.core.cache.residency import give_device, give_host, host_pool, split_node
 from services.scheduler.core.state import CellState, Worker
@@ -88,7 +87,7 @@ class MillionNodes:
         """Put the whole pages of ``tokens`` under ``parent``, on this worker's device."""
         page = self.state.tree.page_token_bytes
         node = add_child(self.state.tree, parent, tokens[: len(tokens) // page * page])
-        pages = allocate(worker.pool, page_count(self.state.tree, node))
+        pages = worker.pool.allocate(page_count(self.state.tree, node))
         if pages is None:
             raise SystemExit(f"the pool of {worker.worker_id} is too small for the tree")
         turn = self.turn()
@@ -202,6 +201,6 @@ def _copy_to_host(cell: MillionNodes) -> None:
     pool = host_pool(storage)
     for index, node in enumerate(list(cell.state.tree.nodes.values())):
         if index % 2 and node.parent:
-            pages = allocate(pool, len(node.tokens) // 4 // PAGE_SIZE)
+            pages = pool.allocate(len(node.tokens) // 4 // PAGE_SIZE)
             if pages is not None:
                 give_host(cell.state, node, storage, pages)

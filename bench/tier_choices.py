@@ -24,10 +24,8 @@ from bench import results_file
 from bench.million_nodes import HOST, MillionNodes, million_nodes
 from services.scheduler.core.cache.candidates import SETTLED, coldest_of_device
 from services.scheduler.core.cache.heat import hotness
-from services.scheduler.core.cache.host_admission import admit_to_host
 from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.page_pool import allocate, release
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.cache.residency import (
     drop_device,
@@ -39,6 +37,7 @@ from services.scheduler.core.cache.residency import (
 )
 from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.state import Storage, Worker
+from services.scheduler.core.tiers.host_admission import admit_to_host
 from services.scheduler.core.tiers.promotion import pages_promoted, promote
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import PagesPromoted
@@ -72,7 +71,7 @@ def measure_admission(cell: MillionNodes, worker: Worker, storage: Storage, choi
     """Evictions from a device into a full host pool."""
     state = cell.state
     pool = host_pool(storage)
-    allocate(pool, pool.free)  # From now on every admission displaces something.
+    pool.allocate(pool.free)  # From now on every admission displaces something.
     ids = list(state.tree.nodes)
     times, ranks, admitted = [], [], 0
     for number in range(choices):
@@ -190,9 +189,9 @@ def main() -> None:
     results: dict[str, Any] = {"nodes": len(cell.state.tree.nodes)}
     results["admission"] = measure_admission(cell, first, cell.state.storages[HOST], arguments.choices)
     empty_half(cell, second)
-    spare = allocate(second.pool, second.pool.free)  # A plan fills only what it frees.
+    spare = second.pool.allocate(second.pool.free)  # A plan fills only what it frees.
     results["promotion"] = measure_promotion(cell, second, arguments.choices // 4)
-    release(second.pool, spare or b"")
+    second.pool.release(spare or b"")
     path = results_file.write("tier_choices", results, seed=arguments.seed, out=arguments.out)
     print(f"{results['nodes']:,} nodes          mean     p50      p99      max  (microseconds)")
     rows = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from services.scheduler.core.hidden.planner.partition import LayerTimes, Partition
+from services.scheduler.core.hidden.partition import LayerTimes, Partition
 from thermocline.simulate.cost import Costs, chunk_attention_s, costs_of, efficiency
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile, load_hardware, load_model
 

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.papers.hcache_platform import Platform, pipelined_us
-from services.scheduler.core.hidden.planner.partition import best_two_way, kv_only
+from services.scheduler.core.hidden.partition import best_two_way, kv_only
 from thermocline.simulate.cost import device_kv_tokens, step_s
 from thermocline.simulate.workloads.lengths import around
 

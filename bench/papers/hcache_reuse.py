@@ -12,12 +12,14 @@ from random import Random
 from typing import Any
 
 from bench.papers.hcache_platform import Platform
+from bench.planner.model_shape import FLOP_PER_MULTIPLY_ADD
+from bench.planner.planning import plan_restoration
+from bench.planner.resources import Link, Resources
+from bench.planner.spans import Copy, Span, all_layers, layer_mask
+from bench.planner.timeline import timeline_us
 from services.scheduler.core.cache.eviction import make_policy
-from services.scheduler.core.hidden.planner import Copy, LayerCosts, Link, Resources, Span, all_layers, layer_mask
-from services.scheduler.core.hidden.planner.costs import FLOP_PER_MULTIPLY_ADD
-from services.scheduler.core.hidden.planner.planning import plan_restoration
-from services.scheduler.core.hidden.planner.storing import worth_storing
-from services.scheduler.core.hidden.planner.timeline import timeline_us
+from services.scheduler.core.hidden.layer_costs import LayerCosts
+from services.scheduler.core.hidden.storing import worth_storing
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockRequests
 from thermocline.simulate.blocks_hotness import ExactHotness

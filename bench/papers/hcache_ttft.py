@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.papers.hcache_platform import Platform, pipelined_us
-from services.scheduler.core.hidden.planner.partition import Partition, best_two_way, kv_only, tokens_only
+from services.scheduler.core.hidden.partition import Partition, best_two_way, kv_only, tokens_only
 from thermocline.simulate.cost import chunk_attention_s, step_s
 from thermocline.simulate.workloads.lengths import around
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core.cache import insertion, trimming
+from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.fold import machine, timers
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members import membership
@@ -33,11 +34,11 @@ def unlocking_is_skipped(patch: Patch) -> None:
 def lock_ends_with_the_deadline(patch: Patch) -> None:
     """A save that is late is thought to read nothing any more."""
 
-    def expire(turn: Step, save: Save) -> None:
-        saves.expire_save(turn, save)
-        worker = turn.state.workers.get(save.worker_id)
+    def expire(step: Step, save: Save) -> None:
+        saves.expire_save(step, save)
+        worker = step.state.workers.get(save.worker_id)
         if worker is not None and save.node:
-            saves.unlock_path(turn.state, turn.state.tree.nodes[save.node], worker)
+            saves.unlock_path(step.state, step.state.tree.nodes[save.node], worker)
         save.worker_id, save.node = "", 0
 
     patch.setattr(timers, "expire_save", expire)
@@ -45,29 +46,29 @@ def lock_ends_with_the_deadline(patch: Patch) -> None:
 
 def leases_of_the_lost_are_kept(patch: Patch) -> None:
     """Pages that a worker was writing state to stay leased when it is gone."""
-    patch.setattr(membership, "drop_leases_of_worker", lambda turn, worker: None)
+    patch.setattr(membership, "drop_leases_of_worker", lambda step, worker: None)
 
 
 def pages_are_released_twice(patch: Patch) -> None:
     """A request that ends gives back its pages, and then once more."""
-    release = insertion.release
+    release = PagePool.release
 
-    def twice(pool: Any, pages: bytes) -> None:
+    def twice(pool: PagePool, pages: bytes) -> None:
         release(pool, pages)
         release(pool, pages)
 
-    patch.setattr(insertion, "release", twice)
+    patch.setattr(PagePool, "release", twice)
 
 
 def attempt_is_ignored(patch: Patch) -> None:
     """What a worker says of an earlier attempt is taken for news of this one."""
 
-    def running(turn: Step, message: Any) -> tuple[Worker, Request] | None:
-        worker = turn.state.workers.get(message.worker_id)
-        request = turn.state.requests.get(message.request_id)
+    def running(step: Step, message: Any) -> tuple[Worker, Request] | None:
+        worker = step.state.workers.get(message.worker_id)
+        request = step.state.requests.get(message.request_id)
         if worker is None or request is None or request.state not in ADMITTED or request.worker_id != worker.worker_id:
             return None
-        turn.touch(worker.worker_id)
+        step.touch(worker.worker_id)
         return worker, request
 
     patch.setattr(machine, "_running", running)
@@ -77,9 +78,9 @@ def repeated_request_is_accepted(patch: Patch) -> None:
     """A request that is known already is taken for another one."""
     submit = machine._HANDLERS[SubmitRequest]
 
-    def accept(turn: Step, message: SubmitRequest) -> None:
-        turn.state.requests.pop(message.request_id, None)
-        submit(turn, message)
+    def accept(step: Step, message: SubmitRequest) -> None:
+        step.state.requests.pop(message.request_id, None)
+        submit(step, message)
 
     patch.setitem(machine._HANDLERS, SubmitRequest, accept)
 
@@ -88,8 +89,8 @@ def failed_loads_are_believed(patch: Patch) -> None:
     """A batch is taken to have loaded everything."""
     settle = completion.settle_loads
 
-    def believe(turn: Step, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
-        settle(turn, worker, batch, structs.replace(message, failed=(), load_failures=()))
+    def believe(step: Step, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
+        settle(step, worker, batch, structs.replace(message, failed=(), load_failures=()))
 
     patch.setattr(completion, "settle_loads", believe)
 
@@ -98,9 +99,9 @@ def lossy_pages_are_shared(patch: Patch) -> None:
     """What stands on a sparse prefix is saved for others."""
     wanted = completion.sequence_computed
 
-    def forget(turn: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
+    def forget(step: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
         sparse, request.sparse = request.sparse, None
-        wanted(turn, worker, request, tokens, known)
+        wanted(step, worker, request, tokens, known)
         request.sparse = sparse
 
     patch.setattr(completion, "sequence_computed", forget)
@@ -124,9 +125,9 @@ def chance_decides(patch: Patch) -> None:
     """A deadline depends on something that is no input."""
     set_timer, calls = Step.set_timer, [0]
 
-    def jitter(turn: Step, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+    def jitter(step: Step, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
         calls[0] += 1
-        return set_timer(turn, timer_id, kind, subject, delay_ms + calls[0] % 3)
+        return set_timer(step, timer_id, kind, subject, delay_ms + calls[0] % 3)
 
     patch.setattr(Step, "set_timer", jitter)
 
@@ -135,9 +136,9 @@ def ends_are_forgotten(patch: Patch) -> None:
     """That a request is refused is never told to its gateway."""
     to_gateway = Step.to_gateway
 
-    def swallow(turn: Step, gateway_id: str, word: Any) -> None:
+    def swallow(step: Step, gateway_id: str, word: Any) -> None:
         if getattr(word, "code", "") not in ("queue_full", "context_length_exceeded"):
-            to_gateway(turn, gateway_id, word)
+            to_gateway(step, gateway_id, word)
 
     patch.setattr(Step, "to_gateway", swallow)
 

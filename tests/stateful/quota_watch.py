@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache import host_admission
-from services.scheduler.core.cache import making_room as tiers
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
 from services.scheduler.core.cache.residency import (
@@ -19,7 +17,8 @@ from services.scheduler.core.cache.residency import (
 )
 from services.scheduler.core.queue import queueing
 from services.scheduler.core.state import CellState, Worker
-from services.scheduler.core.tiers import promotion
+from services.scheduler.core.tiers import host_admission, promotion
+from services.scheduler.core.tiers import making_room as tiers
 from shared.messages.base import unpack_int32
 from shared.messages.requests import CacheQuota, SubmitRequest
 

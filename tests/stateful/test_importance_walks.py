@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.hidden import exploration
+from services.scheduler.core.restoring import exploration
 from shared.chunks import chunk_pages
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig

@@ -9,8 +9,7 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.hidden import exploration
-from services.scheduler.core.tiers import store_questions
+from services.scheduler.core.restoring import exploration, store_questions
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from shared.errors import IllegalTransition
+from shared.errors import DeadlineExceeded, IllegalTransition, RequestCancelled
 
 
 class RequestState(Enum):
@@ -72,3 +72,7 @@ def next_state(state: RequestState, event: RequestEvent) -> RequestState:
         return TRANSITIONS[state, event]
     except KeyError as error:
         raise IllegalTransition(f"a {state.value} request cannot take {event.value}") from error
+
+
+FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
+"""Finish reasons that a request is made to end with, and the code when no worker is left to end it."""

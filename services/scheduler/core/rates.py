@@ -5,13 +5,12 @@ Eviction, placement and batch formation all ask here, so that they weigh the sam
 
 from __future__ import annotations
 
-from services.scheduler.core import speed_fit
-from services.scheduler.core.hidden.planner.costs import LayerCosts
-from services.scheduler.core.hidden.planner.rate import note, per_us
-from services.scheduler.core.speed_fit import SpeedFit
-from services.scheduler.core.state import Batch, CellState, Chunk, Storage, Worker
-from shared.messages.pools import DTYPE_BYTES
-from shared.messages.worker_events import BatchDone
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.scheduler.core.speed_fit import SpeedFit
+    from services.scheduler.core.state import Batch, CellState, Chunk, Storage, Worker
+    from shared.messages.worker_events import BatchDone
 
 PAPERS_RATIO = 100.0
 """Loaded tokens per computed token at which stalls begin, where nothing was measured (Strata 4.3.2)."""
@@ -28,9 +27,9 @@ UNMEASURED_DISK_BYTES_PER_US = 1000.0
 def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) -> None:
     """Learn from an executed batch. Times in which the step waited for loads are not counted as computation."""
     for fit in (worker.speed, state.speed):
-        speed_fit.note_load(fit, message.loaded_tokens, message.load_us)
+        fit.note_load(message.loaded_tokens, message.load_us)
     if not message.restores_refused:
-        note(worker.restoring, message.restored_tokens, message.restore_us)
+        worker.restoring.note(message.restored_tokens, message.restore_us)
     computed = [chunk for chunk in batch.chunks if not chunk.is_restored]
     planned = sum(chunk.end - chunk.start for chunk in computed)
     if message.failed or message.load_failures or message.computed_tokens != planned:
@@ -39,7 +38,7 @@ def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) 
         return  # The step waited for its reads, or attended to less than the depth of its tokens says.
     context = sum((chunk.end - chunk.start) * (chunk.start + chunk.end) // 2 for chunk in computed)
     for fit in (worker.speed, state.speed):
-        speed_fit.note_compute(fit, planned, context, message.compute_us - max(0, message.stall_us))
+        fit.note_compute(planned, context, message.compute_us - max(0, message.stall_us))
 
 
 def _is_lossy(state: CellState, chunk: Chunk) -> bool:
@@ -50,8 +49,8 @@ def _is_lossy(state: CellState, chunk: Chunk) -> bool:
 
 def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> float:
     """Time to compute the KV of ``tokens`` after ``depth`` tokens of context. Does not mutate."""
-    fit = _compute_fit(state, worker)
-    return speed_fit.compute_us(fit, depth, tokens) if fit.reports else tokens * UNMEASURED_COMPUTE_US
+    fit = compute_fit(state, worker)
+    return fit.compute_us(depth, tokens) if fit.reports else tokens * UNMEASURED_COMPUTE_US
 
 
 def token_us(state: CellState, worker: Worker) -> float:
@@ -100,40 +99,15 @@ def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
     """
     if state.config.load_compute_ratio > 0:
         return state.config.load_compute_ratio
-    computing, loading = _compute_fit(state, worker), _load_fit(state, worker)
+    computing, loading = compute_fit(state, worker), _load_fit(state, worker)
     if not computing.reports or not loading.loads:
         return PAPERS_RATIO
-    return speed_fit.compute_us(computing, context, 1) * loading.loaded_tokens / loading.load_us
-
-
-def layer_costs(state: CellState, worker: Worker) -> LayerCosts | None:
-    """What a token costs a worker in one layer, by whatever means; None where it has no profile. Does not mutate.
-
-    The profile is of one process alone on its machine (HCache 4.1.2): computing costs what was observed since, if
-    anything was. A worker that cannot restore from hidden states has them cost the bytes of KV, so that they never win.
-    """
-    profile, geometry = worker.restoration, state.geometry
-    if profile is None or geometry is None:
-        return None
-    fit = _compute_fit(state, worker)
-    token, pair = profile.token_us, profile.pair_us
-    if fit.reports:
-        token, pair = speed_fit.token_and_pair_us(fit)
-        token, pair = token / geometry.layers, pair / geometry.layers
-    kv_bytes = 2 * geometry.half_bytes / geometry.page_size
-    return LayerCosts(
-        layers=geometry.layers,
-        kv_bytes=kv_bytes,
-        hidden_bytes=profile.hidden * DTYPE_BYTES[geometry.dtype] if profile.hidden else kv_bytes,
-        hidden_us=profile.hidden_us,
-        token_us=token,
-        pair_us=pair,
-    )
+    return computing.compute_us(context, 1) * loading.loaded_tokens / loading.load_us
 
 
 def disk_bytes_per_us(storage: Storage) -> float:
     """How fast a storage's disk is read, as observed; before that its limit, or a guess. Does not mutate."""
-    return per_us(storage.disk_rate, expected_disk_bytes_per_us(storage))
+    return storage.disk_rate.per_us(expected_disk_bytes_per_us(storage))
 
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
@@ -142,7 +116,7 @@ def expected_disk_bytes_per_us(storage: Storage) -> float:
     return limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US
 
 
-def _compute_fit(state: CellState, worker: Worker) -> SpeedFit:
+def compute_fit(state: CellState, worker: Worker) -> SpeedFit:
     """The worker's own measurement, or that of all workers together: they run the same model."""
     return worker.speed if worker.speed.reports else state.speed
 

@@ -1,4 +1,6 @@
-"""How fast a worker computes and loads, fitted to what it reports: plain numbers, forgetting exponentially.
+"""How fast things are, learned from reports: a worker's computing and loading as a fit, everything else as a rate.
+
+All of it is plain numbers and forgets exponentially.
 
 The time of a prefill step is taken as ``a * tokens + b * tokens * context``: a part that every token costs, and
 attention, which grows with the context before it. Both are the least squares solution over the reports so far, an
@@ -7,6 +9,8 @@ faster, all time is put down to tokens.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 import msgspec
 
@@ -19,11 +23,42 @@ _CONTEXT_UNIT = 1024.0
 _LEAST_VARIETY = 1e-3
 """1 - r² of the two features, below which they cannot be told apart."""
 
+_RATE_MEMORY = 0.9
+"""Weight of all observations of a rate so far when another comes."""
+
 _MOST_SURPRISE = 8.0
 """A report so many times off what was expected (a pause of the machine) is counted as this far off."""
 
 _EXPECTING = 3
 """Reports before anything is expected."""
+
+
+class Rate(msgspec.Struct):
+    """A rate learned from what was observed, forgetting exponentially: bytes of a link, or tokens of a projection.
+
+    HCache profiles a platform once, offline (4.1.2). A disk that wears or a link that others use changes, and a plan
+    made for what it was is late; so every transfer that ends is an observation. The sums of amounts and of times decay
+    with each observation that is added, so a long transfer counts for more than a short one and the last ten for most.
+    """
+
+    observations: int = 0
+    amount: float = 0.0
+    elapsed_us: float = 0.0
+
+    def note(self, amount: float, elapsed_us: float) -> None:
+        """So much took so long. What cannot be is ignored. Mutates."""
+        if not 0 < amount < inf or not 0 < elapsed_us < inf:
+            return
+        if self.observations >= _EXPECTING:
+            expected = amount * self.elapsed_us / self.amount
+            elapsed_us = min(max(elapsed_us, expected / _MOST_SURPRISE), expected * _MOST_SURPRISE)
+        self.observations += 1
+        self.amount = self.amount * _RATE_MEMORY + amount
+        self.elapsed_us = self.elapsed_us * _RATE_MEMORY + elapsed_us
+
+    def per_us(self, unmeasured: float) -> float:
+        """Amount a microsecond, or ``unmeasured`` before the first observation. Does not mutate."""
+        return self.amount / self.elapsed_us if self.observations else unmeasured
 
 
 class SpeedFit(msgspec.Struct):
@@ -41,71 +76,65 @@ class SpeedFit(msgspec.Struct):
     loaded_tokens: float = 0.0
     load_us: float = 0.0
 
+    def note_compute(self, tokens: int, token_context: int, elapsed_us: int) -> None:
+        """A step computed ``tokens``, with ``token_context`` the sum over them of the context before each."""
+        if tokens <= 0 or elapsed_us <= 0 or token_context < 0:
+            return
+        x, y = float(tokens), token_context / _CONTEXT_UNIT
+        time = float(elapsed_us)
+        if self.reports >= _EXPECTING:
+            time = _clip(time, self.flat * x + self.slope * y)
+        self.reports += 1
+        self.tokens_tokens = self.tokens_tokens * _MEMORY + x * x
+        self.tokens_context = self.tokens_context * _MEMORY + x * y
+        self.context_context = self.context_context * _MEMORY + y * y
+        self.tokens_us = self.tokens_us * _MEMORY + x * time
+        self.context_us = self.context_us * _MEMORY + y * time
+        self.flat, self.slope = self._solve()
 
-def note_compute(fit: SpeedFit, tokens: int, token_context: int, elapsed_us: int) -> None:
-    """A step computed ``tokens``, with ``token_context`` the sum over them of the context before each."""
-    if tokens <= 0 or elapsed_us <= 0 or token_context < 0:
-        return
-    x, y = float(tokens), token_context / _CONTEXT_UNIT
-    time = float(elapsed_us)
-    if fit.reports >= _EXPECTING:
-        time = _clip(time, fit.flat * x + fit.slope * y)
-    fit.reports += 1
-    fit.tokens_tokens = fit.tokens_tokens * _MEMORY + x * x
-    fit.tokens_context = fit.tokens_context * _MEMORY + x * y
-    fit.context_context = fit.context_context * _MEMORY + y * y
-    fit.tokens_us = fit.tokens_us * _MEMORY + x * time
-    fit.context_us = fit.context_us * _MEMORY + y * time
-    fit.flat, fit.slope = _solve(fit)
+    def note_load(self, tokens: int, elapsed_us: int) -> None:
+        """A batch loaded ``tokens`` in this time."""
+        if tokens <= 0 or elapsed_us <= 0:
+            return
+        time = float(elapsed_us)
+        if self.loads >= _EXPECTING:
+            time = _clip(time, tokens * self.load_us / self.loaded_tokens)
+        self.loads += 1
+        self.loaded_tokens = self.loaded_tokens * _MEMORY + tokens
+        self.load_us = self.load_us * _MEMORY + time
 
+    def compute_us(self, depth: int, tokens: int) -> float:
+        """Time to compute ``tokens`` after ``depth`` others; 0 before the first report."""
+        return tokens * (self.flat + self.slope * (depth + tokens / 2) / _CONTEXT_UNIT)
 
-def note_load(fit: SpeedFit, tokens: int, elapsed_us: int) -> None:
-    """A batch loaded ``tokens`` in this time."""
-    if tokens <= 0 or elapsed_us <= 0:
-        return
-    time = float(elapsed_us)
-    if fit.loads >= _EXPECTING:
-        time = _clip(time, tokens * fit.load_us / fit.loaded_tokens)
-    fit.loads += 1
-    fit.loaded_tokens = fit.loaded_tokens * _MEMORY + tokens
-    fit.load_us = fit.load_us * _MEMORY + time
+    def token_and_pair_us(self) -> tuple[float, float]:
+        """Time of a token without context and what a token of context adds to it: (0, 0) before the first report."""
+        return self.flat, self.slope / _CONTEXT_UNIT
 
+    def _solve(self) -> tuple[float, float]:
+        """The least squares solution of the sums, both parts at least 0."""
+        flat_only = self.tokens_us / self.tokens_tokens
+        product = self.tokens_tokens * self.context_context
+        determinant = product - self.tokens_context * self.tokens_context
+        if determinant <= _LEAST_VARIETY * product:
+            return flat_only, 0.0
+        flat = (self.tokens_us * self.context_context - self.context_us * self.tokens_context) / determinant
+        slope = (self.context_us * self.tokens_tokens - self.tokens_us * self.tokens_context) / determinant
+        if flat <= 0.0 or slope <= 0.0:
+            return flat_only, 0.0
+        return flat, slope
 
-def compute_us(fit: SpeedFit, depth: int, tokens: int) -> float:
-    """Time to compute ``tokens`` after ``depth`` others; 0 before the first report."""
-    return tokens * (fit.flat + fit.slope * (depth + tokens / 2) / _CONTEXT_UNIT)
+    def restoration_costs(self) -> tuple[float, float]:
+        """(context in tokens at which computing a token takes twice its flat time, a loaded token over a computed one).
 
-
-def token_and_pair_us(fit: SpeedFit) -> tuple[float, float]:
-    """Time of a token without context, and what each token of context adds to it: (0, 0) before the first report."""
-    return fit.flat, fit.slope / _CONTEXT_UNIT
-
-
-def _solve(fit: SpeedFit) -> tuple[float, float]:
-    """The least squares solution of the sums, both parts at least 0."""
-    flat_only = fit.tokens_us / fit.tokens_tokens
-    product = fit.tokens_tokens * fit.context_context
-    determinant = product - fit.tokens_context * fit.tokens_context
-    if determinant <= _LEAST_VARIETY * product:
-        return flat_only, 0.0
-    flat = (fit.tokens_us * fit.context_context - fit.context_us * fit.tokens_context) / determinant
-    slope = (fit.context_us * fit.tokens_tokens - fit.tokens_us * fit.tokens_context) / determinant
-    if flat <= 0.0 or slope <= 0.0:
-        return flat_only, 0.0
-    return flat, slope
+        (0, 1), the neutral values, where nothing was measured; no load counts as dearer than computing. Pure.
+        """
+        if not self.reports or self.flat <= 0:
+            return 0.0, 1.0
+        depth = self.flat / self.slope * _CONTEXT_UNIT if self.slope > 0 else 0.0
+        host = self.load_us / self.loaded_tokens / self.flat if self.loads and self.loaded_tokens > 0 else 1.0
+        return depth, min(1.0, host)
 
 
 def _clip(time: float, expected: float) -> float:
     return min(max(time, expected / _MOST_SURPRISE), expected * _MOST_SURPRISE)
-
-
-def restoration_costs(fit: SpeedFit) -> tuple[float, float]:
-    """(context in tokens at which computing a token takes twice its flat time, a loaded token over a computed one).
-
-    (0, 1), the neutral values, where nothing was measured; no load counts as dearer than computing. Pure.
-    """
-    if not fit.reports or fit.flat <= 0:
-        return 0.0, 1.0
-    depth = fit.flat / fit.slope * _CONTEXT_UNIT if fit.slope > 0 else 0.0
-    host = fit.load_us / fit.loaded_tokens / fit.flat if fit.loads and fit.loaded_tokens > 0 else 1.0
-    return depth, min(1.0, host)

@@ -14,17 +14,18 @@ from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, PrefixTree
 from services.scheduler.core.cache.recollection import Recollection
+from services.scheduler.core.cache.shares import ChunkShares
 from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenFetch, HiddenLease, HiddenRun, HiddenSave
-from services.scheduler.core.hidden.planner.prediction_error import PredictionErrors
-from services.scheduler.core.hidden.planner.rate import Rate
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.drain import Drain
-from services.scheduler.core.queue.fair_share import Queue
-from services.scheduler.core.queue.transient import TransientTree
+from services.scheduler.core.prediction_error import PredictionErrors
 from services.scheduler.core.quotas.quota_accounts import Quotas
-from services.scheduler.core.sparse.sparse_records import ChunkShares, SparseChoice, SparseSpan
-from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
+from services.scheduler.core.speed_fit import Rate, SpeedFit
+from services.scheduler.core.store_answers import StoreBlanks, StoreLacks
 from services.scheduler.core.tiers.under_way import Fetch, Save, Transfer
+from services.scheduler.core.waiting.fair_share import Queue
+from services.scheduler.core.waiting.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
@@ -85,8 +86,7 @@ class Request(msgspec.Struct):
     lease: int = 0  # Under which its own state is being saved; 0 is none.
     hidden_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
     fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
-    no_kv_from: int = -1  # Asked for its KV, the object store had none from this token on; -1 is not known.
-    no_hidden_from: int = -1  # The same of its state.
+    lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
     sparse_choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
     sparse: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
     is_sparse_refused: bool = False  # Such a prefix could not be read: it does without from then on.
@@ -99,6 +99,16 @@ class Request(msgspec.Struct):
     def tokens(self) -> bytes:
         """Prompt and output so far, packed. Copies."""
         return self.submit.prompt + self.output if self.output else self.submit.prompt
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether it reads the cache at all; prompt logprobs need every token computed."""
+        return self.submit.cache.read and self.submit.sampling.prompt_logprobs is None
+
+    @property
+    def arrival_order(self) -> tuple[int, int]:
+        """Sort key: higher priority first, then earlier arrival. A request keeps its place over all attempts."""
+        return (-self.submit.priority, self.accepted_seq)
 
     @property
     def token_count(self) -> int:
@@ -240,8 +250,7 @@ class Storage(msgspec.Struct):
     hidden_pool: PagePool | None = None
     hidden_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
     hidden_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
-    blank_kv: int = 0  # Requests in a row for which the object store was asked for KV, or not any more, for nothing.
-    blank_hidden: int = 0  # The same of state.
+    blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
     overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
     keeps_sparse: bool = False  # Its disk keeps chunks of KV a second time, so that they can be read in part.
     sparse_chunks: dict[bytes, None] = {}  # Those that it holds in that form, as far as it said.
@@ -336,28 +345,25 @@ class CellState(msgspec.Struct):
     recollection: Recollection = msgspec.field(default_factory=Recollection)  # Decides nothing; in no snapshot.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
 
+    def count(self, name: str, amount: int = 1) -> None:
+        """Raise a counter."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def storage_of(self, worker: Worker) -> Storage | None:
+        """The storage that serves this worker's node: the first that joined there and has a host pool."""
+        if not self.config.host_tier:
+            return None
+        for storage in self.storages.values():
+            if storage.node == worker.node and storage.pool is not None:
+                return storage
+        return None
+
+    def storage_id_of(self, worker: Worker) -> str:
+        """The id of :meth:`storage_of`, or ""."""
+        storage = self.storage_of(worker)
+        return "" if storage is None else storage.storage_id
+
 
 def new_state() -> CellState:
     """The state before the first input."""
     return CellState()
-
-
-def count(state: CellState, name: str, amount: int = 1) -> None:
-    """Raise a counter."""
-    state.counters[name] = state.counters.get(name, 0) + amount
-
-
-def storage_of(state: CellState, worker: Worker) -> Storage | None:
-    """The storage that serves this worker's node: the first that joined there and has a host pool."""
-    if not state.config.host_tier:
-        return None
-    for storage in state.storages.values():
-        if storage.node == worker.node and storage.pool is not None:
-            return storage
-    return None
-
-
-def worker_storage_id(state: CellState, worker: Worker) -> str:
-    """The id of :func:`storage_of`, or ""."""
-    storage = storage_of(state, worker)
-    return "" if storage is None else storage.storage_id

@@ -8,7 +8,7 @@ from bench.papers.hcache_platform import Platform, pipelined_us, speed
 from bench.papers.hcache_queue import METHODS, serve
 from bench.papers.hcache_reuse import REQUESTS, reuse
 from bench.papers.hcache_ttft import balanced, resources, ttft
-from services.scheduler.core.hidden.planner.partition import LayerTimes, closed_form, made
+from services.scheduler.core.hidden.partition import LayerTimes, closed_form, made
 
 
 def test_times_follow_from_the_profile() -> None:

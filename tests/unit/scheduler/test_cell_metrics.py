@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.scheduler import core
 from services.scheduler.cell_metrics import CellCollector
-from services.scheduler.core.hidden.planner import note_restoration
 from shared.messages.worker_events import WorkerDraining
 from tests.scripted_cell import scripted_cell, worker_joined
 
@@ -103,7 +102,7 @@ def test_errors_are_told_by_code_and_pools_by_share() -> None:
 def test_restorations_are_told_by_kind() -> None:
     """Predicted and observed time, and how far they are apart."""
     cell = scripted_cell(3)
-    note_restoration(cell.fold.state.predictions, "kv from disk", 1e6, 1.5e6)
+    cell.fold.state.predictions.note("kv from disk", 1e6, 1.5e6)
     collector = CellCollector()
     registry = CollectorRegistry()
     registry.register(collector)

@@ -5,11 +5,14 @@ What happens to nodes they are told where it happens, see :mod:`residency`.
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.eviction import AnyPolicy
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import Node, descendants_first
 from services.scheduler.core.cache.residency import DEVICE, HOST, moment, offer, order_of
-from services.scheduler.core.speed_fit import restoration_costs
-from services.scheduler.core.state import CellState, Worker, worker_storage_id
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction import AnyPolicy
+    from services.scheduler.core.state import CellState, Worker
 
 
 def renew_orders(state: CellState) -> None:
@@ -28,7 +31,7 @@ def renew_orders(state: CellState) -> None:
 def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], prompt_tokens: int) -> None:
     """A request was admitted that reuses ``path``: tell the policies of its device and of its host pool."""
     now = moment(state, state.admissions)
-    now.cost_depth_tokens, now.host_cost = restoration_costs(state.speed)
+    now.cost_depth_tokens, now.host_cost = state.speed.restoration_costs()
     order_of(state, DEVICE, worker_id).visit([node for node in path if worker_id in node.device], prompt_tokens, now)
     if storage_id:
         held = [node for node in path if storage_id in node.host]
@@ -37,7 +40,7 @@ def visit(state: CellState, worker_id: str, storage_id: str, path: list[Node], p
 
 def ended(state: CellState, worker: Worker, admission: int, answer_tokens: int) -> None:
     """A request leaves its worker: tell the same policies, before its pages may go."""
-    for order in _orders_of(state, worker.worker_id, worker_storage_id(state, worker)):
+    for order in _orders_of(state, worker.worker_id, state.storage_id_of(worker)):
         order.ended(admission, answer_tokens)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import Candidates, Rank, RankOf, put_back, take_least
 from services.scheduler.core.cache.hotness.expression import parse
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, page_count
-from services.scheduler.core.state import CellState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from services.scheduler.core.state import CellState
 
 # Of one choice: what is larger than so many of the coldest together is not brought in for them.
 _MOST_VICTIMS = 128

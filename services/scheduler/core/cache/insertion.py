@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
-from services.scheduler.core.cache.page_pool import release
+from services.scheduler.core.cache.node_importance import value_node
 from services.scheduler.core.cache.prefix_tree import (
     PAGE_NUMBER_BYTES,
     Node,
@@ -15,9 +17,10 @@ from services.scheduler.core.cache.prefix_tree import (
     root_of,
 )
 from services.scheduler.core.cache.residency import give_device, lock_path, split_node, touch, unlock_path
-from services.scheduler.core.cache.shares import value_node
-from services.scheduler.core.state import CellState, Request, Worker, storage_of
-from services.scheduler.core.step import Step
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.step import Step
 
 
 def publish_computed(step: Step, request: Request, worker: Worker) -> None:
@@ -73,7 +76,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
             node = child
             position += size
     request.pages = request.pages[: request.shared * PAGE_NUMBER_BYTES] + request.pages[position * PAGE_NUMBER_BYTES :]
-    release(worker.pool, b"".join(duplicates) + request.own_pages)
+    worker.pool.release(b"".join(duplicates) + request.own_pages)
     if request.node:
         deepest = state.tree.nodes[request.node]
         for used in ancestors(state.tree, deepest):
@@ -110,7 +113,7 @@ def _adopt(
         child = add_child(state.tree, parent, tokens[position * page : end * page])
         size = end - position
         node_inserted(step, child)
-        value_node(state, storage_of(state, worker), child)
+        value_node(state, state.storage_of(worker), child)
     else:
         if worker.worker_id in child.device or worker.worker_id in child.loading:
             return None

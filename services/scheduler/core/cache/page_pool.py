@@ -9,11 +9,15 @@ cost of a call does not depend on how fragmented the pool is.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Bounds the time of one search. What lies higher is found once the pages below it are taken.
 _PAGES_SEARCHED = 1 << 15
@@ -43,70 +47,65 @@ class PagePool(msgspec.Struct):
         """Pages that are neither free nor cached."""
         return self.total - self.free - self.cached
 
+    def allocate(self, count: int) -> bytes | None:
+        """Take ``count`` pages (packed), or return None and take nothing when fewer are free. Mutates the self."""
+        if count > self.free:
+            return None
+        if count == 0:
+            return b""
+        self.lowest = self.free_map.find(_FREE, self.lowest)
+        self.free -= count
+        start = self.free_map.find(_FREE * count, self.lowest, self.lowest + max(_PAGES_SEARCHED, count))
+        if start < 0:
+            return self._take_scattered(count)
+        self.free_map[start : start + count] = bytes(count)
+        return np.arange(start, start + count, dtype="<i4").tobytes()
+
+    def _take_scattered(self, count: int) -> bytes:
+        """The lowest ``count`` free pages, of which there are as many."""
+        view = np.frombuffer(self.free_map, dtype=np.bool_)
+        pieces = []
+        start = self.lowest
+        while count:
+            start = self.free_map.find(_FREE, start)  # A long stretch without one is passed over at once.
+            found = view[start : start + _WINDOW].nonzero()[0][:count] + start
+            view[found] = False
+            pieces.append(found.astype("<i4"))
+            count -= len(found)
+            start += _WINDOW
+        return np.concatenate(pieces).tobytes()
+
+    def release(self, pages: bytes) -> None:
+        """Give packed pages back. Mutates the pool; raises InvariantViolated when one of them is free already."""
+        if not pages:
+            return
+        count = len(pages) // 4
+        first = int.from_bytes(pages[:4], "little", signed=True)
+        if pages == np.arange(first, first + count, dtype="<i4").tobytes():
+            self._check_bounds(first, first + count - 1)
+            if self.free_map.find(_FREE, first, first + count) >= 0:
+                raise InvariantViolated(f"one of the pages {first}..{first + count - 1} was released twice")
+            self.free_map[first : first + count] = _FREE * count
+        else:
+            first = self._release_scattered(np.sort(np.frombuffer(pages, dtype="<i4")))
+        self.free += count
+        self.lowest = min(self.lowest, first)
+
+    def _release_scattered(self, ordered: NDArray[np.int32]) -> int:
+        """Mark these pages as free, and return the first."""
+        first, last = int(ordered[0]), int(ordered[-1])
+        self._check_bounds(first, last)
+        view = np.frombuffer(self.free_map, dtype=np.bool_)
+        if np.count_nonzero(view[ordered]) or np.count_nonzero(ordered[1:] == ordered[:-1]):
+            raise InvariantViolated(f"one of the pages {first}..{last} was released twice")
+        view[ordered] = True
+        return first
+
+    def _check_bounds(self, first: int, last: int) -> None:
+        if first < 0 or last >= self.total:
+            raise InvariantViolated(f"pages {first}..{last} are not all of a pool of {self.total}")
+
 
 def new_pool(total: int) -> PagePool:
     """A pool of ``total`` free pages, numbered from 0."""
     return PagePool(total=total, free_map=bytearray(_FREE * total), free=total)
-
-
-def allocate(pool: PagePool, count: int) -> bytes | None:
-    """Take ``count`` pages (packed), or return None and take nothing when fewer are free. Mutates the pool."""
-    if count > pool.free:
-        return None
-    if count == 0:
-        return b""
-    pool.lowest = pool.free_map.find(_FREE, pool.lowest)
-    pool.free -= count
-    start = pool.free_map.find(_FREE * count, pool.lowest, pool.lowest + max(_PAGES_SEARCHED, count))
-    if start < 0:
-        return _take_scattered(pool, count)
-    pool.free_map[start : start + count] = bytes(count)
-    return np.arange(start, start + count, dtype="<i4").tobytes()
-
-
-def _take_scattered(pool: PagePool, count: int) -> bytes:
-    """The lowest ``count`` free pages, of which there are as many."""
-    view = np.frombuffer(pool.free_map, dtype=np.bool_)
-    pieces = []
-    start = pool.lowest
-    while count:
-        start = pool.free_map.find(_FREE, start)  # A long stretch without one is passed over at once.
-        found = view[start : start + _WINDOW].nonzero()[0][:count] + start
-        view[found] = False
-        pieces.append(found.astype("<i4"))
-        count -= len(found)
-        start += _WINDOW
-    return np.concatenate(pieces).tobytes()
-
-
-def release(pool: PagePool, pages: bytes) -> None:
-    """Give packed pages back. Mutates the pool; raises InvariantViolated when one of them is free already."""
-    if not pages:
-        return
-    count = len(pages) // 4
-    first = int.from_bytes(pages[:4], "little", signed=True)
-    if pages == np.arange(first, first + count, dtype="<i4").tobytes():
-        _check_bounds(pool, first, first + count - 1)
-        if pool.free_map.find(_FREE, first, first + count) >= 0:
-            raise InvariantViolated(f"one of the pages {first}..{first + count - 1} was released twice")
-        pool.free_map[first : first + count] = _FREE * count
-    else:
-        first = _release_scattered(pool, np.sort(np.frombuffer(pages, dtype="<i4")))
-    pool.free += count
-    pool.lowest = min(pool.lowest, first)
-
-
-def _release_scattered(pool: PagePool, ordered: NDArray[np.int32]) -> int:
-    """Mark these pages as free, and return the first."""
-    first, last = int(ordered[0]), int(ordered[-1])
-    _check_bounds(pool, first, last)
-    view = np.frombuffer(pool.free_map, dtype=np.bool_)
-    if np.count_nonzero(view[ordered]) or np.count_nonzero(ordered[1:] == ordered[:-1]):
-        raise InvariantViolated(f"one of the pages {first}..{last} was released twice")
-    view[ordered] = True
-    return first
-
-
-def _check_bounds(pool: PagePool, first: int, last: int) -> None:
-    if first < 0 or last >= pool.total:
-        raise InvariantViolated(f"pages {first}..{last} are not all of a pool of {pool.total}")

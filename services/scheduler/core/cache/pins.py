@@ -8,16 +8,20 @@ by an order, and lets go of exactly what it held. It outlives its storage, and t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, namespace_of, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
-from services.scheduler.core.state import CellState, Pin, Storage, count
-from services.scheduler.core.step import Step
+from services.scheduler.core.state import CellState, Pin, Storage
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import split_digests
 from shared.messages.base import count_int32
-from shared.messages.cell_events import PinPrefix, UnpinPrefix
 from shared.messages.storage_plans import PinChunks
+
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
+    from shared.messages.cell_events import PinPrefix, UnpinPrefix
 
 MAX_PINS = 256
 _REFUSAL_MS = 60_000
@@ -31,7 +35,7 @@ def pin_prefix(step: Step, message: PinPrefix) -> None:
     if known is not None:
         _end(step, known)
     if len(state.pins) >= MAX_PINS:
-        count(state, "pins_refused")
+        state.count("pins_refused")
         return
     refusal, storage_id = _fault(state, message), ""
     if not refusal:
@@ -51,7 +55,7 @@ def pin_prefix(step: Step, message: PinPrefix) -> None:
         refusal=refusal,
     )
     state.pins[pin.pin_id] = pin
-    count(state, "pins_refused" if refusal else "pins_set")
+    state.count("pins_refused" if refusal else "pins_set")
     if not refusal:
         _take_hold(step, pin)
 
@@ -60,14 +64,14 @@ def unpin_prefix(step: Step, message: UnpinPrefix) -> None:
     """Let go of a pin before its time."""
     pin = step.state.pins.get(message.pin_id)
     if pin is None:
-        count(step.state, "stale_inputs")
+        step.state.count("stale_inputs")
     else:
         _end(step, pin)
 
 
 def expire_pin(step: Step, pin: Pin) -> None:
     """Its time is over."""
-    count(step.state, "pins_expired", 0 if pin.refusal else 1)
+    step.state.count("pins_expired", 0 if pin.refusal else 1)
     _end(step, pin)
 
 
@@ -167,7 +171,7 @@ def _take_hold(step: Step, pin: Pin) -> None:
         if storage.storage_id not in node.host or storage.storage_id in node.quarantined:
             break
         if pages > room:
-            count(state, "pins_over_budget")
+            state.count("pins_over_budget")
             break
         held = split_node(state, node, pages) if pages < page_count(state.tree, node) else node
         lock_host(held, storage.storage_id)

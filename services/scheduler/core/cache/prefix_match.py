@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import Node, Path, ancestors, match_again, page_count
-from services.scheduler.core.cache.residency import split_node
-from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
-from services.scheduler.core.tiers.neighbours import nearest_holder
+from services.scheduler.core.cache.prefix_tree import Node, Path, match_again
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from services.scheduler.core.state import CellState, Request, Worker
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 
@@ -61,18 +63,13 @@ class PrefixMatch:
         return self.device[-1] if self.device else None
 
 
-def may_reuse(request: Request) -> bool:
-    """Whether a request reads the cache at all; prompt logprobs need every token computed."""
-    return request.submit.cache.read and request.submit.sampling.prompt_logprobs is None
-
-
 def matched_path(state: CellState, request: Request) -> Path:
     """What the tree knows of this request's tokens, on whatever tier. Notes in the request where the match ended.
 
     At least the last token must be computed, for its logits; so the match ends a token before the end.
     """
     submit = request.submit
-    if not state.tree.page_size or not may_reuse(request):
+    if not state.tree.page_size or not request.may_reuse:
         return []
     page_size = state.tree.page_size
     max_pages = (request.token_count - 1) // page_size
@@ -96,7 +93,7 @@ def reach(
     ``joinable`` nodes are loaded by the batch that is being formed, from the neighbour that it names or from the host
     pool: its chunks may stand on them.
     """
-    storage_id = worker_storage_id(state, worker)
+    storage_id = state.storage_id_of(worker)
     may_ask = state.config.neighbour_loads and bool(worker.neighbours)
     found = PrefixMatch()
     for node, pages in path:
@@ -138,27 +135,9 @@ def _load_nothing(found: PrefixMatch, path: Path) -> None:
     del found.sources[len(found.joined) :]
 
 
-def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
-    """Split the last node of the match where only a part of it is used, so that whole nodes are used. Mutates.
-
-    Returns the new upper part, if there is one.
-    """
-    used = len(found.device) + len(found.joined) + len(found.loaded)
-    if not used:
-        return None
-    node, pages = path[used - 1]
-    if pages == page_count(state.tree, node):
-        return None
-    upper = split_node(state, node, pages)
-    (found.loaded or found.joined or found.device)[-1] = upper
-    return upper
-
-
-def follow_cuts(state: CellState, found: PrefixMatch) -> None:
-    """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
-
-    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
-    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
-    """
-    if found.device:
-        found.device = ancestors(state.tree, found.device[-1])[::-1]
+def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
+    """The neighbour to copy a node from, the first that joined of those that have it; "" is none. Does not mutate."""
+    usable = [name for name in node.device if worker.neighbours.get(name)]
+    if len(usable) < 2:
+        return usable[0] if usable else ""
+    return next(name for name in state.workers if name in usable)

@@ -7,7 +7,7 @@ matching is a comparison of bytes in place and no loop runs over tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,6 +15,9 @@ import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOKEN_BYTES = 4
 PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
@@ -107,6 +110,10 @@ class PrefixTree(msgspec.Struct):
     def page_token_bytes(self) -> int:
         """Bytes of the packed tokens of one page."""
         return self.page_size * TOKEN_BYTES
+
+    def owner_of(self, namespace: str) -> int:
+        """The number of who owns a namespace's KV; 0 where no quota is for it. Does not mutate."""
+        return self.owners.get(namespace, 0)
 
 
 Path = list[tuple[Node, int]]

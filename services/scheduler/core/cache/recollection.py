@@ -9,10 +9,14 @@ of a prompt it was (:mod:`misses`). The bytes of the tokens are the node's own, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.explanations import Admission, Departure, Wait
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
 
 MOST_DEPARTED = 8192
 MOST_DEPARTED_BYTES = 16 * 2**20

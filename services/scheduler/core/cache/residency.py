@@ -15,7 +15,7 @@ Rules that hold between steps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import (
     coldest_of_device,
@@ -27,7 +27,6 @@ from services.scheduler.core.cache.candidates import (
 from services.scheduler.core.cache.empty_map import with_entry, without_entry
 from services.scheduler.core.cache.eviction import AnyPolicy, Moment, make_policy
 from services.scheduler.core.cache.hotness.tracking import node_split
-from services.scheduler.core.cache.page_pool import PagePool, release
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     ancestors,
@@ -37,16 +36,14 @@ from services.scheduler.core.cache.prefix_tree import (
 )
 from services.scheduler.core.cache.recollection import note_gone
 from services.scheduler.core.cache.unsaved import move_up
-from services.scheduler.core.quotas.limits import (
-    charge,
-    forget_pool,
-    note_leaving,
-    offer_owned,
-    withdraw_owned,
-)
-from services.scheduler.core.state import CellState, Storage, Worker
 from shared.errors import InvariantViolated
-from shared.messages.explanations import Departure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from services.scheduler.core.cache.page_pool import PagePool
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from shared.messages.explanations import Departure
 
 DEVICE = "device"
 HOST = "host"
@@ -99,7 +96,7 @@ def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
 def forget_order(state: CellState, tier: str, owner: str) -> None:
     """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
     state.orders.pop(f"{tier}/{owner}", None)
-    forget_pool(state, f"{tier}/{owner}")
+    state.quotas.forget_pool(f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
         state.candidates.pop(key, None)
 
@@ -124,7 +121,7 @@ def offer_left_bare(state: CellState, node: Node, worker_id: str) -> None:
 def _offer_to(state: CellState, node: Node, tier: str, pool_owner: str) -> None:
     order_of(state, tier, pool_owner).offer(node)
     if node.owner:
-        offer_owned(state, node, f"{tier}/{pool_owner}")
+        state.quotas.offer(node, f"{tier}/{pool_owner}")
 
 
 def touch(state: CellState, node: Node, seq: int) -> None:
@@ -171,7 +168,7 @@ def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> N
     """A running backup will free so many pages of a node on this worker more, or fewer."""
     worker.leaving += pages
     if node.owner:
-        note_leaving(state, node.owner, f"{DEVICE}/{worker.worker_id}", pages)
+        state.quotas.note_leaving(node.owner, f"{DEVICE}/{worker.worker_id}", pages)
 
 
 def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
@@ -214,7 +211,7 @@ def give_device(state: CellState, node: Node, worker: Worker, pages: bytes, admi
     node.device = with_entry(node.device, worker.worker_id, pages)
     worker.pool.cached += len(pages) // 4
     if node.owner:
-        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
+        state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
     if node.locks.get(worker.worker_id):
         worker.pool.locked += len(pages) // 4
     _count_below(state, node, worker.worker_id, 1)
@@ -232,11 +229,11 @@ def drop_device(state: CellState, node: Node, worker: Worker, departure: Departu
     pages = node.device[worker.worker_id]
     node.device = without_entry(node.device, worker.worker_id)
     worker.pool.cached -= len(pages) // 4
-    release(worker.pool, pages)
+    worker.pool.release(pages)
     order_of(state, DEVICE, worker.worker_id).remove(node, moment(state))
     if node.owner:
-        withdraw_owned(state, node, f"{DEVICE}/{worker.worker_id}", moment(state))
-        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
+        state.quotas.withdraw(node, f"{DEVICE}/{worker.worker_id}", moment(state))
+        state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
     parent = state.tree.nodes[node.parent]
     _count_below(state, node, worker.worker_id, -1)
     if not prune(state, node, departure, DEVICE):
@@ -251,7 +248,7 @@ def begin_loading(state: CellState, node: Node, worker: Worker, pages: bytes) ->
     node.loading = with_entry(node.loading, worker.worker_id, pages)
     _count_below(state, node, worker.worker_id, 1)
     if node.owner:
-        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
+        state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", len(pages) // 4)
 
 
 def finish_loading(state: CellState, node: Node, worker: Worker) -> None:
@@ -273,7 +270,7 @@ def _end_loading(state: CellState, node: Node, worker: Worker) -> bytes:
     node.loading = without_entry(node.loading, worker.worker_id)
     _count_below(state, node, worker.worker_id, -1)
     if node.owner:
-        charge(state, node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
+        state.quotas.charge(node.owner, f"{DEVICE}/{worker.worker_id}", -(len(pages) // 4))
     return pages
 
 
@@ -301,7 +298,7 @@ def drop_host(state: CellState, node: Node, storage: Storage, departure: Departu
         node.quarantined = tuple(name for name in node.quarantined if name != storage.storage_id)
     pool = host_pool(storage)
     pool.cached -= len(pages) // 4
-    release(pool, pages)
+    pool.release(pages)
     order_of(state, HOST, storage.storage_id).remove(node, moment(state))
     if node.owner:
         _leave_host(state, node, storage.storage_id, pages)
@@ -348,7 +345,7 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
         pool = host_pool(state.storages[storage_id])
         pages = b"".join(lists)
         pool.cached -= len(pages) // 4
-        release(pool, pages)
+        pool.release(pages)
     for parent in parents.values():
         if parent.id in tree.nodes:
             offer(state, parent)
@@ -356,8 +353,8 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
 
 def _leave_host(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
     """A node that somebody owns has these pages of a host pool no more."""
-    withdraw_owned(state, node, f"{HOST}/{storage_id}", moment(state))
-    charge(state, node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
+    state.quotas.withdraw(node, f"{HOST}/{storage_id}", moment(state))
+    state.quotas.charge(node.owner, f"{HOST}/{storage_id}", -(len(pages) // 4))
 
 
 def split_node(state: CellState, node: Node, pages: int) -> Node:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import Node, page_count
 from services.scheduler.core.cache.residency import split_node
-from services.scheduler.core.state import CellState, count
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState
 
 # Cutting a long node for every few pages would leave a chain of tiny nodes and a backup for each.
 LEAST_EVICTED_TOKENS = 256
@@ -18,4 +22,4 @@ def trim(state: CellState, node: Node, pages: int) -> None:
     excess = page_count(state.tree, node) - min(max(pages, least), TRANSFER_PAGES)
     if excess > 0 and not node.transfer:
         split_node(state, node, excess)  # The lower part keeps the id.
-        count(state, "victims_cut")
+        state.count("victims_cut")

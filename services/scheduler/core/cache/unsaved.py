@@ -6,8 +6,11 @@ is cut keeps its place, for its lower part keeps its id; when a node is removed,
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_tree import Node
-from services.scheduler.core.state import CellState, Storage, count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.state import CellState, Storage
 
 MOST_UNSAVED = 256
 """Paths that wait for one storage at the most."""
@@ -19,10 +22,10 @@ def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: i
     if known is not None:
         storage.unsaved[end.id] = min(known, first)
     elif len(storage.unsaved) < MOST_UNSAVED:
-        count(state, "saves_put_off_chunks", chunks)
+        state.count("saves_put_off_chunks", chunks)
         storage.unsaved[end.id] = first
     else:
-        count(state, "saves_refused_chunks", chunks)
+        state.count("saves_refused_chunks", chunks)
 
 
 def move_up(state: CellState, gone: list[Node], parent: Node | None) -> None:

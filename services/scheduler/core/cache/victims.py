@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction import Evictable
-from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import (
     DEVICE,
     HOST,
@@ -15,8 +13,13 @@ from services.scheduler.core.cache.residency import (
     moment,
     order_of,
 )
-from services.scheduler.core.quotas.limits import coldest_owned, take_excess
-from services.scheduler.core.state import CellState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from services.scheduler.core.cache.eviction import Evictable
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.state import CellState
 
 NOBODY: Mapping[int, int] = {}
 
@@ -35,7 +38,7 @@ def take_device_excess(
 ) -> tuple[Node, int] | None:
     """A node to leave this device because its owner is above its quota there (see :func:`quotas.take_excess`)."""
     evictable = _device_evictable(state, worker_id, leaving)
-    return take_excess(state, f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
+    return state.quotas.take_excess(f"{DEVICE}/{worker_id}", evictable, moment(state), owner=owner, coming=coming)
 
 
 def take_host_victim(state: CellState, storage_id: str) -> Node | None:
@@ -45,13 +48,13 @@ def take_host_victim(state: CellState, storage_id: str) -> Node | None:
 
 def take_host_excess(state: CellState, storage_id: str) -> tuple[Node, int] | None:
     """A node to leave this host pool because its owner is above its quota there (see :func:`quotas.take_excess`)."""
-    return take_excess(state, f"{HOST}/{storage_id}", _host_evictable(state, storage_id), moment(state))
+    return state.quotas.take_excess(f"{HOST}/{storage_id}", _host_evictable(state, storage_id), moment(state))
 
 
 def take_host_victim_of(state: CellState, storage_id: str, owner: int) -> Node | None:
     """The node of an owner to leave this host pool for others of its own."""
     evictable = _host_evictable(state, storage_id)
-    return coldest_owned(state, owner, f"{HOST}/{storage_id}", evictable, moment(state))
+    return state.quotas.coldest(owner, f"{HOST}/{storage_id}", evictable, moment(state))
 
 
 def _device_evictable(state: CellState, worker_id: str, leaving: Mapping[int, int]) -> Evictable:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.prefix_match import PrefixMatch
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
 from services.scheduler.core.cache.recollection import note_admitted, note_departed
 from services.scheduler.core.explain.misses import missed_spans
-from services.scheduler.core.sparse.sparse_records import SparseSpan
-from services.scheduler.core.state import CellState, Chunk, Request, Worker
-from services.scheduler.core.step import Step
 from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.sparse.sparse_records import SparseSpan
+    from services.scheduler.core.state import CellState, Chunk, Request, Worker
+    from services.scheduler.core.step import Step
 
 MOST_ASKED = 256
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.prefix_match import PrefixMatch, may_reuse
 from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, TOKEN_BYTES, Path, match_prefix
-from services.scheduler.core.cache.recollection import Departed
-from services.scheduler.core.queue import transient
-from services.scheduler.core.state import CellState, Request, Worker, worker_storage_id
+from services.scheduler.core.waiting import transient
 from shared.messages.explanations import PromptSpan, Reason
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.cache.recollection import Departed
+    from services.scheduler.core.state import CellState, Request, Worker
 
 MOST_SPANS = 64
 MOST_NAMESPACES = 16
@@ -80,7 +83,7 @@ def missed_spans(
     page_size = state.tree.page_size
     whole = min((request.token_count - 1) // page_size * page_size, prompt_tokens)
     missed = Missed(cached, prompt_tokens)
-    if not may_reuse(request):
+    if not request.may_reuse:
         missed.reach(prompt_tokens, "opted_out")
         return missed.spans
     if cached < whole:
@@ -100,7 +103,7 @@ def _not_reached(
     state: CellState, request: Request, worker: Worker, path: Path, found: PrefixMatch, missed: Missed
 ) -> None:
     """Nodes that the tree has and the worker cannot use, or does not."""
-    storage_id = worker_storage_id(state, worker)
+    storage_id = state.storage_id_of(worker)
     used = len(found.device) + len(found.joined) + len(found.loaded)
     for node, pages in path[used:]:
         reason: Reason = "elsewhere"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.hotness.expression import parse
 from services.scheduler.core.cache.hotness.room import fit_widths
-from services.scheduler.core.cache.shares import forget_importance
+from services.scheduler.core.cache.node_importance import forget_importance
 from services.scheduler.core.hidden.hidden_form import parse_form
-from services.scheduler.core.state import CellState, count
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.hosts import request_missing_pools
+from services.scheduler.core.members.storages import request_missing_pools
 from services.scheduler.core.tiers.neighbours import attach_neighbours
 from shared.errors import ConfigError
-from shared.messages.cell_events import CellConfig
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState
+    from services.scheduler.core.step import Step
+    from shared.messages.cell_events import CellConfig
 
 _LEAST_ONE = (
     "aging_requests",
@@ -55,7 +59,7 @@ def configure(step: Step, config: CellConfig) -> None:
     if config.policy in POLICIES:
         state.policy = config.policy
     else:
-        count(state, "unknown_policies")
+        state.count("unknown_policies")
     has_new_widths = fit_widths(state, state.config)
     if has_new_widths or make_policy(state.policy, 0, state.config) != old_policy:
         renew_orders(state)
@@ -79,11 +83,11 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
         try:
             parse(getattr(config, name))
         except ConfigError:
-            count(state, "bad_expressions")
+            state.count("bad_expressions")
             changes[name] = getattr(state.config, name)
     try:
         parse_form(config.state_form)
     except ConfigError:
-        count(state, "bad_state_forms")
+        state.count("bad_state_forms")
         changes["state_form"] = state.config.state_form
     return msgspec.structs.replace(config, **changes)

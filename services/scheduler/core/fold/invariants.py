@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
-from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.prefix_tree import (
     IDENTITY_BYTES,
     TOKEN_BYTES,
@@ -20,16 +21,19 @@ from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain_invariants import check_drain
 from services.scheduler.core.queue.placement import takes_requests
 from services.scheduler.core.queue.queue_invariants import check_queues
-from services.scheduler.core.queue.ready_order import waiting_at
 from services.scheduler.core.quotas.quota_invariants import check_quotas
+from services.scheduler.core.restoring.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.sparse.sparse_invariants import check_sparse
-from services.scheduler.core.state import CellState, Request, Storage, Worker
-from services.scheduler.core.tiers.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.tiers.loads import copies_up
 from services.scheduler.core.tiers.save_invariants import check_neighbours, check_saves, locks_beside_requests
-from services.scheduler.core.tiers.under_way import Transfer
+from services.scheduler.core.waiting.ready_order import waiting_at
 from shared.errors import InvariantViolated
 from shared.messages.base import unpack_int32
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.page_pool import PagePool
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.tiers.under_way import Transfer
 
 
 def check_invariants(state: CellState) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.identities import chunks_ending_in
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, PrefixTree, ancestors, namespace_of
-from services.scheduler.core.state import CellState, Pin
 from shared.messages.base import count_int32
 from shared.messages.status import CachedNode, CacheListing, ListCache, PinStatus
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Pin
 
 MOST_NODES = 1024
 _HEAD_TOKENS = 16

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.fold.configure import configure
+from services.scheduler.core.fold.flush import flush
+from services.scheduler.core.fold.main_loop import serve_workers
 from services.scheduler.core.fold.timers import timer_fired
 from services.scheduler.core.hidden.hidden_leases import hidden_saved
 from services.scheduler.core.hidden.hidden_pools import request_hidden_pool
 from services.scheduler.core.hidden.hidden_saves import finish_hidden_save
-from services.scheduler.core.inputs import Stamped
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
 from services.scheduler.core.members.membership import remove_worker, worker_joined
+from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
 from services.scheduler.core.outputs import Output, SetTimer
-from services.scheduler.core.queue.batching import schedule
 from services.scheduler.core.queue.cancellation import cancel_gateway, end_early
 from services.scheduler.core.queue.completion import batch_done, request_finished, request_preempted
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit
 from services.scheduler.core.queue.resumption import reclaim, resume
-from services.scheduler.core.state import CellState, Request, Storage, Worker, count
+from services.scheduler.core.restoring.fetches import cancel_unwanted, chunks_fetched
+from services.scheduler.core.restoring.prefetch import begin_due
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.backups import finish_backup
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
-from services.scheduler.core.tiers.fetches import cancel_unwanted, chunks_fetched
-from services.scheduler.core.tiers.flush import flush
-from services.scheduler.core.tiers.hosts import host_pool_created, remove_storage, storage_joined
-from services.scheduler.core.tiers.prefetch import begin_due
 from services.scheduler.core.tiers.promotion import pages_promoted
 from services.scheduler.core.tiers.saves import finish_save, save_put_off
 from shared.messages import cell_events, requests, storage_events, worker_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.scheduler.core.inputs import Stamped
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
 
 
 def step(state: CellState, stamped: Stamped) -> list[Output]:
@@ -42,13 +45,13 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     IllegalTransition mean a fault of the core itself.
     """
     if stamped.seq <= state.last_seq:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return []
     state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
     step = Step(state, stamped.seq, stamped.time_ns)
     kind = type(stamped.input)
     _HANDLERS[kind](step, stamped.input)
-    schedule(step, everywhere=kind not in _LOCAL)
+    serve_workers(step, everywhere=kind not in _LOCAL)
     if state.unwanted:
         cancel_unwanted(step)
     if state.roomy:
@@ -62,7 +65,7 @@ def pending_timers(state: CellState) -> list[SetTimer]:
 
 
 def _stale(step: Step) -> None:
-    count(step.state, "stale_inputs")
+    step.state.count("stale_inputs")
 
 
 def _worker(step: Step, worker_id: str, incarnation: str) -> Worker | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from services.scheduler.core.cache.eviction.ranked import RankedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.recollection import forgotten
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 from shared.undecodable import UNDECODABLE
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
 
 _VERSION = 11
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.page_pool import PagePool
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.fold.usage import owner_bytes, tenant_loads
-from services.scheduler.core.hidden.planner.prediction_error import MethodError
-from services.scheduler.core.queue.deferral import transient_nodes
-from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.waiting.waits import transient_nodes
 from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, StorageBudget, WorkerStatus
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.page_pool import PagePool
+    from services.scheduler.core.prediction_error import MethodError
+    from services.scheduler.core.state import CellState, Storage, Worker
 
 
 def status(state: CellState, scheduler_id: str) -> CellStatus:

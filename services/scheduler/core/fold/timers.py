@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.pins import expire_pin
-from services.scheduler.core.hidden.hidden_fetches import expire_hidden_fetch
 from services.scheduler.core.hidden.hidden_leases import expire_lease
 from services.scheduler.core.hidden.hidden_saves import expire_hidden_save
 from services.scheduler.core.members.draining import expire_drain
 from services.scheduler.core.queue.cancellation import end_early
-from services.scheduler.core.queue.deferral import expire_deferral
 from services.scheduler.core.queue.queueing import fail
-from services.scheduler.core.state import Timer, count
-from services.scheduler.core.step import Step
+from services.scheduler.core.restoring.fetch_waits import expire_fetch_wait
+from services.scheduler.core.restoring.fetches import expire_fetch, hidden_fetch_expired
 from services.scheduler.core.tiers.backups import expire_backup
-from services.scheduler.core.tiers.fetch_waits import expire_fetch_wait
-from services.scheduler.core.tiers.fetches import expire_fetch
 from services.scheduler.core.tiers.neighbours import end_late_reads
 from services.scheduler.core.tiers.saves import expire_save
+from services.scheduler.core.waiting.waits import expire_deferral
 from shared.errors import Unavailable
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Timer
+    from services.scheduler.core.step import Step
 
 
 def timer_fired(step: Step, timer_id: str) -> None:
     """Do what the timer was set for, unless that is over already."""
     timer = step.state.timers.pop(timer_id, None)
     if timer is None:
-        count(step.state, "stale_inputs")
+        step.state.count("stale_inputs")
         return
     _HANDLERS[timer.kind](step, timer)
 
@@ -52,7 +55,7 @@ def _fetch(step: Step, timer: Timer) -> None:
 
 
 def _hidden_fetch(step: Step, timer: Timer) -> None:
-    expire_hidden_fetch(step, step.state.hidden_fetches[int(timer.subject)])
+    hidden_fetch_expired(step, step.state.hidden_fetches[int(timer.subject)])
 
 
 def _resume(step: Step, timer: Timer) -> None:

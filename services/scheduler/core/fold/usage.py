@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.residency import DEVICE, HOST
-from services.scheduler.core.quotas.quota_accounts import Account
-from services.scheduler.core.state import CellState
 from shared.messages.status import OWNERS_TOLD, OwnerBytes, TenantLoad
+
+if TYPE_CHECKING:
+    from services.scheduler.core.quotas.quota_accounts import Account
+    from services.scheduler.core.state import CellState
 
 
 def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:

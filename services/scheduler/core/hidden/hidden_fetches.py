@@ -9,7 +9,8 @@ the other form, or computes.
 
 from __future__ import annotations
 
-from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.hidden.hidden_runs import (
     cut_run,
     drop_run,
@@ -18,42 +19,39 @@ from services.scheduler.core.hidden.hidden_runs import (
     go_on_asking,
     wake_followers,
 )
-from services.scheduler.core.hidden.planner import note
 from services.scheduler.core.hidden.restorations import end_run
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.queue.deferral import wake
-from services.scheduler.core.state import Request, Storage, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.catalogue import chunks_gone
-from services.scheduler.core.tiers.fetch_waits import end_fetch_wait
-from services.scheduler.core.tiers.prefetch import prefetch
-from services.scheduler.core.tiers.store_questions import brought_nothing, brought_something, lacks_from
+from services.scheduler.core.waiting.waits import end_fetch_wait, wake
 from shared.chunks import chunk_tokens
-from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch
 
+if TYPE_CHECKING:
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
+    from services.scheduler.core.state import Request, Storage
+    from services.scheduler.core.step import Step
+    from shared.messages.storage_events import ChunksFetched
 
-def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> None:
-    """State has arrived, or no more is going to."""
+
+def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
+    """State has arrived, or no more is going to; returns the request for which other means are to be found now."""
     state = step.state
     chunks_gone(state, storage, message.missing, "state")
     request = state.requests.get(fetch.request_id)
     if request is not None and request.run is not None:
         _arrive(step, request, request.run, fetch, message.chunks)
-    if message.is_over:
-        _finish(step, storage, fetch, message)
+    return _finish(step, storage, fetch, message) if message.is_over else None
 
 
-def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> None:
-    """The deadline passed: its request goes on with what has arrived."""
+def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
+    """The deadline passed: its request goes on with what has arrived; returns it if other means are to be found."""
     state = step.state
-    count(state, "fetch_deadlines")
+    state.count("fetch_deadlines")
     fetch.is_late = True
     state.storages[fetch.storage_id].late_fetches += 1
     request = state.requests.get(fetch.request_id)
     cut_off_hidden(step, fetch)
-    if request is not None:
-        _end_early(step, request)
+    return None if request is None else _end_early(step, request)
 
 
 def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
@@ -90,7 +88,7 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
         step.cancel_timer(fetch.timer_id)
         wake_followers(state, fetch)
         del state.hidden_fetches[fetch.fetch_id]
-        count(state, "state_fetches_failed")
+        state.count("state_fetches_failed")
     for request in state.requests.values():
         if request.run is not None and request.run.storage_id == storage.storage_id:
             _stop_waiting(step, request)
@@ -103,14 +101,14 @@ def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, ch
     begin = run.end - fetch.chunks * size
     arrived = begin + min(chunks, fetch.chunks) * size
     if arrived > run.arrived:
-        count(step.state, "state_fetched_tokens", arrived - run.arrived)
+        step.state.count("state_fetched_tokens", arrived - run.arrived)
         run.arrived = arrived
         _stop_waiting(step, request)
         wake_followers(step.state, fetch)
         step.touch(request.worker_id)
 
 
-def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> None:
+def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
     """The storage is done with a fetch: nothing writes to its pages any more."""
     state = step.state
     step.cancel_timer(fetch.timer_id)
@@ -118,70 +116,72 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
     del state.hidden_fetches[fetch.fetch_id]
     storage.late_fetches -= fetch.is_late
     if not message.remote_chunks and message.nbytes > 0:
-        note(storage.disk_rate, fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
+        storage.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
     request = state.requests.get(fetch.request_id)
     run = request.run if request is not None else None
     if request is None or run is None:
-        count(state, "state_fetches_cancelled")
-        return
+        state.count("state_fetches_cancelled")
+        return None
     run.disk_us += max(0.0, message.seconds) * 1e6
     run.fetch = 0
     step.touch(request.worker_id)
     if run.arrived == run.end:
-        count(state, "state_fetches_done")
+        state.count("state_fetches_done")
         if fetch.is_question:
             _was_there(step, storage, request, run)
         extend_run(step, request)
         end_run(state, request)
-    elif fetch.is_question:
-        _was_not_there(step, storage, request, run, fetch)
-    else:
-        count(state, "state_fetches_failed")
-        cut_run(state, run)
-        wake_followers(state, fetch)
-        _end_early(step, request)
+        return None
+    if fetch.is_question:
+        return _was_not_there(step, storage, request, run, fetch)
+    state.count("state_fetches_failed")
+    cut_run(state, run)
+    wake_followers(state, fetch)
+    return _end_early(step, request)
 
 
 def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
     """The object store had all that it was asked for: the run goes on behind it."""
-    count(step.state, "store_questions_answered")
-    brought_something(storage, "state")
+    step.state.count("store_questions_answered")
+    storage.blanks.note_something("state")
     go_on_asking(request, run, step.state.tree.page_size)
     _stop_waiting(step, request)
 
 
-def _was_not_there(step: Step, storage: Storage, request: Request, run: HiddenRun, fetch: HiddenFetch) -> None:
+def _was_not_there(
+    step: Step, storage: Storage, request: Request, run: HiddenRun, fetch: HiddenFetch
+) -> Request | None:
     """The object store had less than it was asked for, or nothing. Who follows need not ask for it again either."""
     state = step.state
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
     if has_come or run.chunks > fetch.chunks:
-        count(state, "store_questions_answered")
-        brought_something(storage, "state")
-        lacks_from(request, "state", run.arrived)
+        state.count("store_questions_answered")
+        storage.blanks.note_something("state")
+        request.lacks.note("state", run.arrived)
     else:
-        count(state, "store_questions_in_vain")
-        brought_nothing(storage, request, "state", run.arrived)
+        state.count("store_questions_in_vain")
+        storage.blanks.note_nothing("state")
+        request.lacks.note("state", run.arrived)
     for name in fetch.followers:
         if name in state.requests:
-            lacks_from(state.requests[name], "state", run.arrived)
+            state.requests[name].lacks.note("state", run.arrived)
     cut_run(state, run)
     wake_followers(state, fetch)
-    _go_on_without(step, request)
+    return _go_on_without(step, request)
 
 
-def _end_early(step: Step, request: Request) -> None:
+def _end_early(step: Step, request: Request) -> Request | None:
     """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
     request.hidden_refusals += 1
-    _go_on_without(step, request)
+    return _go_on_without(step, request)
 
 
-def _go_on_without(step: Step, request: Request) -> None:
-    """Nothing more of a request's state comes."""
+def _go_on_without(step: Step, request: Request) -> Request | None:
+    """Nothing more of a request's state comes; returns it if it waits and has nothing left of it."""
     state = step.state
     _stop_waiting(step, request)
     end_run(state, request)
-    if request.run is None and request.state is RequestState.WAITING:
-        prefetch(step, request)
+    return request if request.run is None and request.state is RequestState.WAITING else None
 
 
 def _stop_waiting(step: Step, request: Request) -> None:

@@ -7,16 +7,30 @@ by what is known then; whether saving more of it is worth the while is asked ane
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.hidden.planner import LayerCosts, LayerTimes, Partition, layer_times, worth_storing
-from services.scheduler.core.hidden.planner.partition import hidden_only, kv_only, made, tokens_only
-from services.scheduler.core.rates import disk_bytes_per_us, layer_costs
-from services.scheduler.core.state import CellState, Storage, Worker
+from services.scheduler.core.hidden.layer_costs import layer_costs
+from services.scheduler.core.hidden.partition import (
+    LayerTimes,
+    Partition,
+    hidden_only,
+    kv_only,
+    layer_times,
+    made,
+    tokens_only,
+)
+from services.scheduler.core.hidden.storing import worth_storing
+from services.scheduler.core.rates import disk_bytes_per_us
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.state import CellState, Storage, Worker
 
 TYPICAL_TOKENS = 4096
 """Of the prefix that decides whether state is worth keeping."""
@@ -176,3 +190,11 @@ def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvG
         from_hidden=from_hidden,
     )
     return found if found.is_state and not found.fault() else None
+
+
+def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
+    """The geometry of a storage's state pages, if there is a pool and this worker can restore from them."""
+    if storage.hidden_pool is None or storage.hidden_handle is None:
+        return None
+    layout = storage.hidden_handle.geometry
+    return layout if can_restore(worker, layout) else None

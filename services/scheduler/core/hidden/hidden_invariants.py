@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
-from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
 from services.scheduler.core.hidden.hidden_runs import pages_of_runs
 from services.scheduler.core.lifecycle import ADMITTED
-from services.scheduler.core.state import CellState, Storage
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
 from shared.ids import DIGEST_BYTES, split_digests
+
+if TYPE_CHECKING:
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
+    from services.scheduler.core.state import CellState, Storage
 
 
 def check_state(state: CellState) -> None:

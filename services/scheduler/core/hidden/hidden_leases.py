@@ -9,8 +9,9 @@ of a worker that is lost: whoever reads such pages later verifies them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.heat import hotness
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, match_prefix
 from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease
@@ -22,13 +23,15 @@ from services.scheduler.core.hidden.lease_span import (
     names_of_chunks,
     room_for_lease,
 )
-from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.saves import may_save
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
-from shared.messages.worker_events import StateSaved
 from shared.messages.worker_plans import StateLease
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import StateSaved
 
 
 def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | None:
@@ -44,9 +47,9 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
         return None
     each = chunk_pages(state.tree.page_size)
     chunks = min(end - first, room_for_lease(storage, each, held=0))
-    pages = allocate(storage.hidden_pool, chunks * each) if chunks > 0 else None
+    pages = storage.hidden_pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
-        count(state, "state_leases_without_room")
+        state.count("state_leases_without_room")
         return None
     lease = HiddenLease(
         lease_id=state.next_lease,
@@ -63,7 +66,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     state.leases[lease.lease_id] = lease
     request.lease = lease.lease_id
     _claim(storage, lease, [names[index] for index in range(first, min(first + chunks, names.count))])
-    count(state, "state_leases")
+    state.count("state_leases")
     return StateLease(
         lease_id=lease.lease_id,
         storage_id=storage.storage_id,
@@ -86,9 +89,9 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
         return b""
     missing = chunks_to_come(state, request) - end
     chunks = min(missing, room_for_lease(storage, each, held))
-    pages = allocate(storage.hidden_pool, chunks * each) if chunks > 0 else None
+    pages = storage.hidden_pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
-        count(state, "state_leases_without_room", int(missing > 0))
+        state.count("state_leases_without_room", int(missing > 0))
         return b""
     lease.pages += pages
     return pages
@@ -122,7 +125,7 @@ def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
     state = step.state
     lease = state.leases.get(message.lease_id)
     if lease is None or lease.worker_id != worker.worker_id:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     storage, request = state.storages[lease.storage_id], state.requests.get(lease.request_id)
     if request is not None:
@@ -131,14 +134,14 @@ def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
     _close(step, lease)
     is_sound = _is_sound(state, lease, message)
     if not is_sound:
-        count(state, "malformed_inputs")
-    count(state, "state_leases_answered")
+        state.count("malformed_inputs")
+    state.count("state_leases_answered")
     save_hidden(step, storage, lease, message.tokens if is_sound and not lease.is_spoiled else b"")
 
 
 def expire_lease(step: Step, lease: HiddenLease) -> None:
     """The worker did not answer in time after the sequence had left it."""
-    count(step.state, "state_leases_expired")
+    step.state.count("state_leases_expired")
     _take_back(step, lease)
 
 
@@ -161,7 +164,7 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
-    storage = storage_of(state, worker) if is_wanted and request.sparse is None else None
+    storage = state.storage_of(worker) if is_wanted and request.sparse is None else None
     if storage is None or storage.hidden_handle is None or not storage.disk_bytes or not may_save(storage):
         return None
     if not can_restore(worker, storage.hidden_handle.geometry) or not is_worth_keeping(state, storage):

@@ -7,15 +7,19 @@ or being fetched or restored from.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.hidden.hidden_form import wanted_hidden
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_storage
 from services.scheduler.core.hidden.hidden_saves import abandon_hidden_saves
-from services.scheduler.core.state import Storage, Worker, count
-from services.scheduler.core.step import Step
-from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.storage_events import HostPoolCreated
 
 
 def request_hidden_pool(step: Step, storage: Storage) -> None:
@@ -44,10 +48,10 @@ def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) 
     """A state pool is ready, or could not be made: its node's workers may write to it and read from it."""
     state, handle = step.state, message.handle
     if not storage.is_hidden_requested or storage.hidden_pool is not None:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     if handle is None or handle.pages < 1 or not _is_of_this_cell(step, message):
-        count(state, "state_pools_refused")
+        state.count("state_pools_refused")
         return
     storage.hidden_handle, storage.hidden_pool = handle, new_pool(handle.pages)
     for worker in state.workers.values():

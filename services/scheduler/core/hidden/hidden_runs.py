@@ -13,13 +13,12 @@ asked for came whole, what follows is taken to be there as well, and the run end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.page_pool import allocate, release
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import Further, HiddenFetch, HiddenRun
-from services.scheduler.core.hidden.restoration_choice import Choice, queued_bytes
 from services.scheduler.core.hidden.stretches import (
+    HIDDEN_FETCH_CHUNKS,
     Stretch,
     end_at,
     holes_between,
@@ -29,17 +28,19 @@ from services.scheduler.core.hidden.stretches import (
     stretch_end,
 )
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.queue.deferral import wake
-from services.scheduler.core.quotas.limits import disk_quota
-from services.scheduler.core.state import CellState, Request, Storage, count
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.chunk_run import ChunkNames
+from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from services.scheduler.core.waiting.waits import wake
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_pages
 from shared.messages.storage_plans import FetchChunks
 
-STATE_FETCH_CHUNKS = 256
-"""Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.restoring.restoration_choice import Choice
+    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 
 def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:
@@ -73,10 +74,10 @@ def begin_run(
     stretches = [(first, end), *later] if end > first else later
     begin, end = stretches[0]
     room = room_for_hidden(storage, request, each)
-    chunks = min(end - begin, STATE_FETCH_CHUNKS, room)
-    pages = allocate(storage.hidden_pool, chunks * each) if storage.hidden_pool is not None and chunks > 0 else None
+    chunks = min(end - begin, HIDDEN_FETCH_CHUNKS, room)
+    pages = storage.hidden_pool.allocate(chunks * each) if storage.hidden_pool is not None and chunks > 0 else None
     if pages is None:
-        count(state, "state_runs_without_room")
+        state.count("state_runs_without_room")
         return False
     depth = first * each * page_size
     request.run = HiddenRun(
@@ -97,8 +98,8 @@ def begin_run(
     )
     identities = names.identities(begin * each, (begin + chunks) * each)
     _order(step, request, request.run, storage, pages, identities)
-    count(state, "state_runs")
-    count(state, "state_holes_planned", len(request.run.holes))
+    state.count("state_runs")
+    state.count("state_holes_planned", len(request.run.holes))
     return True
 
 
@@ -112,7 +113,7 @@ def extend_run(step: Step, request: Request) -> None:
     if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
         return
     if _order_more(step, request, run):
-        count(step.state, "state_runs_extended")
+        step.state.count("state_runs_extended")
     elif request.state is RequestState.PREFILLING and request.computed == start and run.end < run.goal:
         end_at(run, run.end)
         run.predicted_us = 0.0
@@ -133,13 +134,11 @@ def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
         limit = min(limit, lease.depth)
     start = next_hidden(run, run.end)
     limit = stretch_end(run, start, limit)
-    chunks = min((limit - start) // size, STATE_FETCH_CHUNKS, room_for_hidden(storage, request, each))
+    chunks = min((limit - start) // size, HIDDEN_FETCH_CHUNKS, room_for_hidden(storage, request, each))
     if chunks < 1:
         return False
     identities = _known_part(state, storage, request, run, chunks)
-    pages = (
-        allocate(storage.hidden_pool, len(identities) // IDENTITY_BYTES) if storage.hidden_pool is not None else None
-    )
+    pages = storage.hidden_pool.allocate(len(identities) // IDENTITY_BYTES) if storage.hidden_pool is not None else None
     if not pages:
         return False
     _order(step, request, run, storage, pages, identities)
@@ -169,7 +168,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
     page_size, deadline_ms = state.tree.page_size, state.config.fetch_deadline_ms
     fetched = len(pages) // PAGE_NUMBER_BYTES
     queued = queued_bytes(state, storage)
-    count(state, "state_holes_passed", int(next_hidden(run, run.end) > run.end))
+    state.count("state_holes_passed", int(next_hidden(run, run.end) > run.end))
     run.end = next_hidden(run, run.end)
     run.arrived = run.end
     order = FetchChunks(
@@ -182,7 +181,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
         key_id=request.submit.key_id,
         form="state",
         trace=request.submit.trace,
-        quota=disk_quota(state, request.submit.namespace),
+        quota=state.quotas.disk_quota(state.tree.owner_of(request.submit.namespace)),
     )
     run.fetch = fetch_id
     run.end += fetched * page_size
@@ -198,7 +197,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
         queued_bytes=queued,
         is_question=run.further in ("asked", "store"),
     )
-    count(state, "state_fetches_started")
+    state.count("state_fetches_started")
     step.to_storage(storage, order)
 
 
@@ -207,7 +206,7 @@ def go_on_asking(request: Request, run: HiddenRun, page_size: int) -> None:
     size = chunk_tokens(page_size)
     last = (request.token_count - 1) // size * size
     run.further = "store"
-    run.goal = max(run.goal, min(last, run.end + STATE_FETCH_CHUNKS * size))
+    run.goal = max(run.goal, min(last, run.end + HIDDEN_FETCH_CHUNKS * size))
 
 
 def is_unanswered(run: HiddenRun) -> bool:
@@ -289,19 +288,11 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> Hidde
     return None
 
 
-def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
-    """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
-    end, most = first, min(names.count, first + STATE_FETCH_CHUNKS)
-    while end < most and names[end] in storage.hidden_chunks:
-        end += 1
-    return end
-
-
 def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
     """Give pages of a state pool back, if the pool is still there."""
     storage = state.storages.get(storage_id)
     if storage is not None and storage.hidden_pool is not None:
-        release(storage.hidden_pool, pages)
+        storage.hidden_pool.release(pages)
 
 
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:

@@ -6,19 +6,22 @@ is known in neither form then; its KV is saved at the next occasion, when a requ
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.page_pool import release
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
-from services.scheduler.core.quotas.limits import disk_quota
-from services.scheduler.core.state import CellState, Storage, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_hidden_kept
-from services.scheduler.core.tiers.save_runs import NOWHERE, stretches
+from services.scheduler.core.tiers.save_runs import stretches
 from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
+from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, chain_pages, split_digests
-from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage
+    from services.scheduler.core.step import Step
+    from shared.messages.storage_events import ChunksSaved
 
 
 def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes) -> None:
@@ -32,7 +35,7 @@ def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes)
     names = chunk_names(identities, each)
     new = [index for index, name in enumerate(names) if not is_hidden_kept(storage, name)]
     room = _room(state, storage)
-    count(state, "state_saves_refused_chunks", max(0, len(new) - room))
+    state.count("state_saves_refused_chunks", max(0, len(new) - room))
     runs = stretches(new[:room], ORDER_CHUNKS) if room and new else []
     for start, end in runs:
         _order(step, storage, lease, tokens, identities, start, end)
@@ -72,7 +75,7 @@ def _order(
     )
     state.hidden_saves[save_id] = save
     storage.hidden_saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
-    count(state, "state_saves_started")
+    state.count("state_saves_started")
     order = SaveChunks(
         save_id=save_id,
         namespace=lease.namespace,
@@ -81,11 +84,11 @@ def _order(
         parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else lease.parent,
         identities=own,
         host_pages=save.pages,
-        device_pages=NOWHERE * (high - low),
+        device_pages=PACKED_NOWHERE * (high - low),
         key_id=lease.key_id,
         value=lease.value,
         form="state",
-        quota=disk_quota(state, lease.namespace),
+        quota=state.quotas.disk_quota(state.tree.owner_of(lease.namespace)),
     )
     step.to_storage(storage, order)
 
@@ -96,10 +99,10 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
     step.cancel_timer(save.timer_id)
     storage.late_saves -= save.is_late
     if not save.is_late:
-        count(state, "state_saves_failed" if message.error else "state_saves_done")
+        state.count("state_saves_failed" if message.error else "state_saves_done")
     _close(state, storage, save)
     give_back_hidden(state, storage, save.pages)
-    count(state, "saved_state_chunks", len(message.chunks) // DIGEST_BYTES)
+    state.count("saved_state_chunks", len(message.chunks) // DIGEST_BYTES)
     chunks_added(state, storage, message.chunks, "state")
     # On a small disk a save may displace its own first chunks: what is named as both is not there.
     chunks_gone(state, storage, message.dropped, "state")
@@ -108,7 +111,7 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
 def expire_hidden_save(step: Step, save: HiddenSave) -> None:
     """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
-    count(state, "state_saves_failed")
+    state.count("state_saves_failed")
     save.is_late = True
     state.storages[save.storage_id].late_saves += 1
 
@@ -118,7 +121,7 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
     state = step.state
     for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
-        count(state, "state_saves_failed", 0 if save.is_late else 1)
+        state.count("state_saves_failed", 0 if save.is_late else 1)
         storage.late_saves = max(0, storage.late_saves - save.is_late)
         _close(state, storage, save)
 
@@ -126,7 +129,7 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
     """Pages of the state pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
     if storage.hidden_pool is not None and pages:
-        release(storage.hidden_pool, pages)
+        storage.hidden_pool.release(pages)
         if storage.due:
             state.roomy[storage.storage_id] = None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, page_count
-from services.scheduler.core.state import CellState, Request, Storage
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.chunks import chunk_tokens
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Storage
 
 _LARGEST_SHARE = 4
 """One request gets at most one in so many pages of a state pool, or a single chunk."""

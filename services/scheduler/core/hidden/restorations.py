@@ -8,20 +8,25 @@ not what was saved, costs its request the attempt, and that request's state is n
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.explain.explanations import note_restored
 from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenRun
 from services.scheduler.core.hidden.hidden_runs import drop_run, extend_run, free_restored
-from services.scheduler.core.hidden.planner import note_restoration, per_us
-from services.scheduler.core.hidden.restoration_choice import KV_FROM_DISK, pipelined_us
+from services.scheduler.core.hidden.layer_costs import layer_costs
+from services.scheduler.core.hidden.partition import pipelined_us
 from services.scheduler.core.hidden.stretches import hole_at, page_at, stretch_end, tokens_of_run
-from services.scheduler.core.queue.batch_builder import BatchBuilder
-from services.scheduler.core.rates import layer_costs, token_us
-from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker, count, storage_of
-from services.scheduler.core.step import Step
-from shared.messages.pools import KvGeometry
-from shared.messages.worker_events import BatchDone
+from services.scheduler.core.prediction_error import KV_FROM_DISK
+from services.scheduler.core.rates import token_us
+from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker
 from shared.messages.worker_plans import RestoreChunk
+
+if TYPE_CHECKING:
+    from services.scheduler.core.queue.batch_builder import BatchBuilder
+    from services.scheduler.core.step import Step
+    from shared.messages.pools import KvGeometry
+    from shared.messages.worker_events import BatchDone
 
 LEAST_SHARE = 1 / 8
 """Part of a computed token that a restored one counts as in a batch's budget, at the least."""
@@ -43,7 +48,7 @@ def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
     """A request is admitted with ``cached`` tokens: its run is of use if it goes on there with what has arrived."""
     run = request.run
     if run is not None and not run.depth <= cached < run.arrived:
-        count(state, "state_runs_unusable")
+        state.count("state_runs_unusable")
         drop_run(state, request)
 
 
@@ -76,7 +81,7 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
     builder.add_restored(chunk, order, share, loaded_share(state, worker))
     request.planned = end
     worker.unplanned -= end - start
-    count(state, "restored_tokens_planned", end - start)
+    state.count("restored_tokens_planned", end - start)
 
 
 def restored_share(state: CellState, worker: Worker) -> float:
@@ -86,7 +91,7 @@ def restored_share(state: CellState, worker: Worker) -> float:
     """
     costs, layout = layer_costs(state, worker), _layout(state, worker)
     computed_us = costs.layers * costs.token_us if costs is not None else token_us(state, worker)
-    observed = per_us(worker.restoring, 0.0)
+    observed = worker.restoring.per_us(0.0)
     share = 0.0
     if observed > 0:
         share = 1 / observed / computed_us
@@ -103,7 +108,7 @@ def loaded_share(state: CellState, worker: Worker) -> float:
 
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
     """The geometry of state pages on a worker's node. Does not mutate."""
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     return storage.hidden_handle.geometry if storage is not None and storage.hidden_handle is not None else None
 
 
@@ -131,7 +136,7 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 
 def refused(state: CellState, request: Request) -> None:
     """State pages of a request were not what was saved: it starts again without its state."""
-    count(state, "restores_refused")
+    state.count("restores_refused")
     request.hidden_refusals += 1
     drop_run(state, request)
 
@@ -152,7 +157,7 @@ def end_run(state: CellState, request: Request) -> None:
 def _note(state: CellState, run: HiddenRun) -> None:
     observed_us = pipelined_us(run.disk_us, run.restored_us, run.chunks)
     if run.predicted_us > 0 and run.restored_us > 0:
-        note_restoration(state.predictions, run.kind, run.predicted_us, observed_us)
+        state.predictions.note(run.kind, run.predicted_us, observed_us)
 
 
 def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
@@ -173,4 +178,4 @@ def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
         fetched, request.fetched_kv = request.fetched_kv, None
         if fetched is not None and message.loaded_tokens > 0 and not message.load_failures:
             loading_us = message.load_us * min(1.0, fetched.tokens / message.loaded_tokens)
-            note_restoration(state.predictions, KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)
+            state.predictions.note(KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)

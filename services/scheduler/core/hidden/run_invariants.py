@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
-from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
 from services.scheduler.core.hidden.stretches import hole_at, next_hidden, page_at
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
-from services.scheduler.core.state import CellState, Request
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
 from shared.ids import chain_pages, chain_root, split_digests
+
+if TYPE_CHECKING:
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
+    from services.scheduler.core.state import CellState, Request
 
 
 def check_runs(state: CellState) -> None:

@@ -8,13 +8,17 @@ of a run are packed without its holes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun, Hole
-from services.scheduler.core.state import Storage
-from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.ids import chain_root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.state import Storage
+    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 Stretch = tuple[int, int]
 """[start, end)."""
@@ -93,3 +97,15 @@ def end_at(run: HiddenRun, position: int) -> None:
     before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
     run.end = run.goal = max(before, run.depth)
     run.holes = [hole for hole in run.holes if hole.start < run.end]
+
+
+HIDDEN_FETCH_CHUNKS = 256
+"""Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
+
+
+def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
+    """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
+    end, most = first, min(names.count, first + HIDDEN_FETCH_CHUNKS)
+    while end < most and names[end] in storage.hidden_chunks:
+        end += 1
+    return end

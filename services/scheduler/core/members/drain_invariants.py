@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.queue.ready_order import waiting_at
-from services.scheduler.core.state import CellState, Worker
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.waiting.ready_order import waiting_at
 from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
 
 
 def check_drain(state: CellState, worker: Worker) -> None:

@@ -8,15 +8,19 @@ device, and what it still runs goes on as after a loss.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.drain import Drain, DrainEvent, DrainState
 from services.scheduler.core.members.handover import hand_over, is_handing_over, rank_by_worth
 from services.scheduler.core.queue.leases import preempt
 from services.scheduler.core.queue.queueing import enqueue, take_waiting
-from services.scheduler.core.state import CellState, Worker, count
-from services.scheduler.core.step import Step
-from shared.messages.worker_events import WorkerDraining
 from shared.messages.worker_plans import LeaveCell
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import WorkerDraining
 
 _RUNNING_SHARE = 4 / 5
 """Of the grace, for what runs. The rest is for what that leaves behind to be handed over."""
@@ -28,13 +32,13 @@ def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
     """The worker was asked to end. A repeated message changes nothing."""
     state = step.state
     if worker.drain is not None:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     grace_ms = min(max(0, message.grace_ms), _MOST_GRACE_MS)
     timer_id = f"drain.{worker.worker_id}.{worker.incarnation}"
     step.set_timer(timer_id, "drain", worker.worker_id, int(grace_ms * _RUNNING_SHARE))
     worker.drain = Drain(ends_ns=step.time_ns + grace_ms * 1_000_000, timer_id=timer_id)
-    count(state, "drains_started")
+    state.count("drains_started")
     worker.is_promotion_due = False
     for request in take_waiting(state, worker):
         enqueue(step, request)
@@ -51,7 +55,7 @@ def go_on_draining(step: Step, worker: Worker) -> bool:
         drain.nodes, drain.is_ranked_last = rank_by_worth(step.state, worker), True
     is_busy = hand_over(step, worker, drain)
     if not drain.nodes and not worker.running and not _is_in_use(step.state, worker):
-        count(step.state, "drains_done")
+        step.state.count("drains_done")
         _let_go(step, worker, drain, DrainEvent.EMPTIED)
     return is_busy
 
@@ -62,7 +66,7 @@ def expire_drain(step: Step, worker: Worker) -> None:
     if drain is None or drain.is_over:
         return
     if drain.state is DrainState.CLEARING:
-        count(step.state, "drains_cut_short")
+        step.state.count("drains_cut_short")
         _let_go(step, worker, drain, DrainEvent.TIME_UP)
         return
     drain.advance(DrainEvent.TIME_SHORT)
@@ -72,7 +76,7 @@ def expire_drain(step: Step, worker: Worker) -> None:
     for name in list(worker.running):
         request = step.state.requests[name]
         if request.state in (RequestState.PREFILLING, RequestState.DECODING):
-            count(step.state, "requests_moved_by_drains")
+            step.state.count("requests_moved_by_drains")
             preempt(step, worker, request)
 
 

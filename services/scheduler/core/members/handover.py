@@ -8,20 +8,24 @@ from a neighbour belongs to a request's batch. Neighbours do read what they need
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import nsmallest
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import worth
-from services.scheduler.core.cache.host_admission import displace_cheaper
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, ancestors, page_count
 from services.scheduler.core.cache.residency import host_pool, split_node
 from services.scheduler.core.cache.trimming import TRANSFER_PAGES
-from services.scheduler.core.members.drain import Drain
-from services.scheduler.core.state import CellState, Storage, Worker, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
+from services.scheduler.core.tiers.host_admission import displace_cheaper
 from services.scheduler.core.tiers.save_runs import path_to
 from services.scheduler.core.tiers.saves import SAVING_CHUNKS, may_save, save_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.members.drain import Drain
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Step
 
 _PAGES_AT_ONCE = 1024
 """Pages after which a backup is sent. A single node may be larger."""
@@ -126,7 +130,7 @@ def _order_backup(step: Step, worker: Worker, storage: Storage, drain: Drain) ->
         transfer = open_transfer(step, worker, storage, stays=True)
         for node, pages in reversed(chosen):
             join_transfer(state, transfer, node, pages)
-        count(state, "handed_over_pages", size)
+        state.count("handed_over_pages", size)
         send_transfer(step, transfer)
     return refused
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.draining import end_drain
 from services.scheduler.core.members.pool_loss import strike_device
+from services.scheduler.core.members.storages import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, replace_waiting, take_waiting
 from services.scheduler.core.queue.resumption import worker_gone
-from services.scheduler.core.state import CellState, Storage, Worker, count
-from services.scheduler.core.step import Step
+from services.scheduler.core.state import CellState, Storage, Worker
 from services.scheduler.core.tiers.backups import abandon_backups_of_worker
-from services.scheduler.core.tiers.hosts import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.tiers.loads import copies_up
 from services.scheduler.core.tiers.neighbours import attach_neighbours, detach_neighbour
 from services.scheduler.core.tiers.saves import abandon_saves_of_worker
 from shared.errors import Unavailable
-from shared.messages.worker_events import RestorationCosts, WorkerJoined
 from shared.messages.worker_plans import Dismiss
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import RestorationCosts, WorkerJoined
 
 
 def worker_joined(step: Step, message: WorkerJoined) -> None:
@@ -30,13 +33,13 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
     state = step.state
     known = state.workers.get(message.worker_id)
     if known is not None and known.incarnation == message.incarnation:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     if known is not None:
         remove_worker(step, known)
     fault = _fault(state, message)
     if fault:
-        count(state, "workers_dismissed")
+        state.count("workers_dismissed")
         step.to_stranger(message.worker_id, message.incarnation, Dismiss(reason=fault))
         return
     _adopt_model(step, message)
@@ -51,7 +54,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
         device=message.device,
     )
     state.workers[worker.worker_id] = worker
-    count(state, "workers_joined")
+    state.count("workers_joined")
     attach_worker(step, worker)
     attach_neighbours(step)
     replace_waiting(step)
@@ -78,7 +81,7 @@ def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None
         return None
     times = (profile.hidden_us, profile.token_us, profile.pair_us, profile.link_bytes_per_us)
     if profile.hidden < 0 or not all(0.0 <= time < inf for time in times) or not profile.token_us:
-        count(state, "malformed_inputs")
+        state.count("malformed_inputs")
         return None
     return profile
 
@@ -98,12 +101,13 @@ def _adopt_model(step: Step, message: WorkerJoined) -> None:
         forget_host_pools(step)
     state.model, state.geometry = message.model, message.pool.geometry
     state.tree.page_size = message.pool.geometry.page_size
+    state.quotas.page_bytes = message.pool.geometry.page_bytes
 
 
 def remove_worker(step: Step, worker: Worker) -> None:
     """A worker is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
     state = step.state
-    count(state, "workers_lost")
+    state.count("workers_lost")
     waiting = take_waiting(state, worker)
     end_drain(step, worker)
     abandon_backups_of_worker(step, worker)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.empty_map import without_entry
 from services.scheduler.core.cache.pins import forget_hold
 from services.scheduler.core.cache.residency import DEVICE, HOST, forget_order, remove_all
-from services.scheduler.core.state import CellState
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState
 
 
 def strike_device(state: CellState, worker_id: str) -> None:

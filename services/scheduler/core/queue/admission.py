@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction_orders import visit
 from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.making_room import can_make_room, make_room
-from services.scheduler.core.cache.page_pool import allocate
-from services.scheduler.core.cache.prefix_match import PrefixMatch, cut_to_fit, follow_cuts, matched_path, reach
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, page_count
+from services.scheduler.core.cache.prefix_match import PrefixMatch, matched_path, reach
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, ancestors, page_count
 from services.scheduler.core.cache.residency import (
     begin_loading,
     lock_host,
     lock_path,
+    split_node,
     touch,
     unlock_host,
     unlock_path,
@@ -21,11 +22,8 @@ from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
 from services.scheduler.core.lifecycle import RequestEvent, next_state
-from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
-from services.scheduler.core.queue.deferral import announce, withdraw
 from services.scheduler.core.queue.hit_sources import fetched_tokens, neighbour_tokens_of
 from services.scheduler.core.queue.queueing import admitted_from_queue
-from services.scheduler.core.quotas.limits import owner_of
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -33,18 +31,22 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     span_for,
     sparse_order,
 )
-from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.state import (
     CellState,
     Load,
     Request,
     Worker,
-    count,
-    storage_of,
-    worker_storage_id,
 )
-from services.scheduler.core.step import Step
+from services.scheduler.core.store_answers import StoreLacks
+from services.scheduler.core.tiers.making_room import can_make_room, make_room
+from services.scheduler.core.waiting.waits import announce, withdraw
 from shared.messages.worker_plans import AdmitRequest, PageLoad
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+    from services.scheduler.core.sparse.sparse_records import SparseSpan
+    from services.scheduler.core.step import Step
 
 
 def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
@@ -63,8 +65,8 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     if upper is not None and found.joined and not found.loaded:
         builder.loading[upper.id] = found.sources[-1]
     _hold(state, found, worker)
-    owner = owner_of(state, request.submit.namespace)
-    pages = allocate(worker.pool, fresh) if make_room(step, worker, fresh, owner) else None
+    owner = state.tree.owner_of(request.submit.namespace)
+    pages = worker.pool.allocate(fresh) if make_room(step, worker, fresh, owner) else None
     if pages is None:
         _let_go(state, found, worker)
         return False
@@ -105,7 +107,7 @@ def _hold(state: CellState, found: PrefixMatch, worker: Worker) -> None:
     held = found.deepest_held
     if held is not None:
         lock_path(state, held, worker)
-    storage_id = worker_storage_id(state, worker)
+    storage_id = state.storage_id_of(worker)
     for source, nodes in found.loads:
         if source:
             lock_path(state, nodes[-1], state.workers[source])
@@ -118,7 +120,7 @@ def _let_go(state: CellState, found: PrefixMatch, worker: Worker) -> None:
     held = found.deepest_held
     if held is not None:
         unlock_path(state, held, worker)
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     for source, nodes in reversed(found.loads):
         if source:
             unlock_path(state, nodes[-1], state.workers[source])
@@ -162,7 +164,7 @@ def _take_over(
     state.admissions += 1
     request.admission = state.admissions
     request_admitted(step, reused)
-    visit(state, worker.worker_id, worker_storage_id(state, worker), reused, request.token_count)
+    visit(state, worker.worker_id, state.storage_id_of(worker), reused, request.token_count)
 
 
 def _begin_loads(
@@ -173,7 +175,7 @@ def _begin_loads(
     The locks of :func:`_hold` stay on what is read until the load is settled.
     """
     state = step.state
-    storage_id = worker_storage_id(state, worker)
+    storage_id = state.storage_id_of(worker)
     offset = 0
     for source, nodes in found.loads:
         start = offset
@@ -203,7 +205,7 @@ def _begin_loads(
                 neighbour_id=source,
             )
         )
-        count(state, "neighbour_loads_started" if source else "loads_started")
+        state.count("neighbour_loads_started" if source else "loads_started")
     deepest = found.loaded[-1]
     held = found.deepest_held
     if held is not None:
@@ -211,7 +213,7 @@ def _begin_loads(
     lock_path(state, deepest, worker)
     request.node = deepest.id
     loaded = found.loaded_pages * state.tree.page_size
-    count(state, "load_tokens_planned", loaded)
+    state.count("load_tokens_planned", loaded)
     builder.loaded += loaded
 
 
@@ -221,16 +223,16 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
     neighbour_hit = found.neighbour_pages * page_size
     disk_hit, remote_hit = fetched_tokens(request, device_hit, device_hit + loaded_hit, neighbour_hit)
-    count(state, "hit_tokens_device", device_hit)
-    count(state, "hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
+    state.count("hit_tokens_device", device_hit)
+    state.count("hit_tokens_host", loaded_hit - neighbour_hit - disk_hit - remote_hit)
     if neighbour_hit:
-        count(state, "hit_tokens_neighbour", neighbour_hit)
+        state.count("hit_tokens_neighbour", neighbour_hit)
     if disk_hit or remote_hit:
-        count(state, "hit_tokens_disk", disk_hit)
-        count(state, "hit_tokens_remote", remote_hit)
+        state.count("hit_tokens_disk", disk_hit)
+        state.count("hit_tokens_remote", remote_hit)
     if found.joined:
-        count(state, "bundle_hits")
-        count(state, "bundle_hit_tokens", found.joined_pages * page_size)
+        state.count("bundle_hits")
+        state.count("bundle_hit_tokens", found.joined_pages * page_size)
     # Usage speaks of the caller's prompt; a resumed request may also find its own earlier output.
     prompt_tokens = submit.prompt_tokens
     device_tokens = min(device_hit, prompt_tokens)
@@ -238,7 +240,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.no_kv_from = request.no_hidden_from = -1
+    request.lacks = StoreLacks()
     step.to_worker(
         worker,
         AdmitRequest(
@@ -262,3 +264,29 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             trace=submit.trace,
         ),
     )
+
+
+def cut_to_fit(state: CellState, path: Path, found: PrefixMatch) -> Node | None:
+    """Split the last node of the match where only a part of it is used, so that whole nodes are used. Mutates.
+
+    Returns the new upper part, if there is one.
+    """
+    used = len(found.device) + len(found.joined) + len(found.loaded)
+    if not used:
+        return None
+    node, pages = path[used - 1]
+    if pages == page_count(state.tree, node):
+        return None
+    upper = split_node(state, node, pages)
+    (found.loaded or found.joined or found.device)[-1] = upper
+    return upper
+
+
+def follow_cuts(state: CellState, found: PrefixMatch) -> None:
+    """Take in the upper parts of nodes that were cut since, while ``found`` was locked. Mutates ``found`` alone.
+
+    Only what was on the device before can have been: making room for a backup may cut a node of which the host pool
+    has a copy too. What is being loaded is read where its copy lies, so that nothing cuts it.
+    """
+    if found.device:
+        found.device = ancestors(state.tree, found.device[-1])[::-1]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_match import PrefixMatch, may_reuse
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.rates import load_compute_ratio
-from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
-from shared.messages.worker_plans import PageLoad, RestoreChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
+    from shared.messages.worker_plans import PageLoad, RestoreChunk
 
 Start = tuple[str, bytes]
 """A namespace, and the tokens from the root to the end of a node's first page, packed."""
@@ -107,7 +111,7 @@ def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Reque
 
     def stands_on_it(request: Request) -> bool:
         tokens = request.tokens
-        if not may_reuse(request):
+        if not request.may_reuse:
             return False
         usable = (len(tokens) - TOKEN_BYTES) // page_bytes * page_bytes  # The last token must be computed.
         namespace = request.submit.namespace

@@ -2,73 +2,27 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.eviction_orders import prepare
-from services.scheduler.core.cache.host_admission import drop_above_quotas
-from services.scheduler.core.cache.making_room import evict_above_quotas, keep_reserve
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.hidden.restorations import end_of_computing, is_restoring, plan_restore
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.members.draining import go_on_draining
 from services.scheduler.core.queue.admission import try_admit
 from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
-from services.scheduler.core.queue.deferral import wake_load_waiters
-from services.scheduler.core.queue.leases import serve_leases
 from services.scheduler.core.queue.queue_scan import QueueScan
 from services.scheduler.core.queue.schedules import SCHEDULES
-from services.scheduler.core.queue.stealing import steal
-from services.scheduler.core.state import Batch, Chunk, Request, Worker, count, storage_of, worker_storage_id
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.promotion import promote
+from services.scheduler.core.state import Batch, Chunk, Request, Worker
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
-
-def schedule(step: Step, *, everywhere: bool) -> None:
-    """Give workers what they can take now; then let idle workers take over what others have no time for.
-
-    Unless it is ``everywhere``, only workers that the turn touched can have something new to do.
-    """
-    workers = step.state.workers
-    is_busy = everywhere
-    served = None
-    for name in list(workers if everywhere else step.touched):
-        if name in workers:
-            served = workers[name]
-            is_busy |= _serve(step, served)
-    for worker in steal(step):
-        is_busy |= _serve(step, worker)
-    if served is not None and not is_busy:
-        prepare(step.state, served.worker_id, worker_storage_id(step.state, served))
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
 
 
-def _serve(step: Step, worker: Worker) -> bool:
-    """Leases first, then batches, then room ahead of need; returns whether that was much for one step."""
-    if worker.drain is not None and worker.drain.is_over:
-        return False
-    if worker.lease_waits:
-        serve_leases(step, worker)
-    if worker.load_waiters:
-        wake_load_waiters(step.state, worker)
-    is_batch_sent = False
-    admissions = step.state.admissions
+def send_batches(step: Step, worker: Worker) -> bool:
+    """Send a worker as many batches as it may have ahead; returns whether there was any."""
+    is_any = False
     while len(worker.batches) < step.state.config.batches_ahead and _send_batch(step, worker):
-        is_batch_sent = True
-    if worker.drain is not None:  # Nothing comes that room or promotions would be for.
-        return go_on_draining(step, worker) or is_batch_sent
-    admissions = step.state.admissions - admissions
-    is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=admissions)
-    is_trimming = bool(step.state.quotas.above) and _keep_quotas(step, worker, is_busy=is_batch_sent)
-    # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
-    # what is within quotas, so whoever is above one gives way before.
-    if not is_batch_sent and not is_trimming:
-        promote(step, worker)
-    return is_batch_sent or is_evicting or is_trimming
-
-
-def _keep_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
-    """Evict some of what is above quotas on a worker and in its node's host pool; whether the worker had any."""
-    storage = storage_of(step.state, worker)
-    if storage is not None:
-        drop_above_quotas(step, storage)
-    return evict_above_quotas(step, worker, is_busy=is_busy)
+        is_any = True
+    return is_any
 
 
 def _send_batch(step: Step, worker: Worker) -> bool:
@@ -100,8 +54,8 @@ def _send_batch(step: Step, worker: Worker) -> bool:
     plan = step.to_worker(worker, order)
     worker.batches.append(Batch(plan, builder.chunks, builder.loads, builder.tokens))
     worker.outstanding += builder.tokens
-    count(state, "batches_planned")
-    count(state, "batches_loading_bound", int(is_bound))
+    state.count("batches_planned")
+    state.count("batches_loading_bound", int(is_bound))
     return True
 
 
@@ -127,4 +81,4 @@ def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuil
     builder.add_chunk(Chunk(request.request_id, request.attempt, start, end))
     request.planned = end
     worker.unplanned -= end - start
-    count(step.state, "prefill_tokens_planned", end - start)
+    step.state.count("prefill_tokens_planned", end - start)

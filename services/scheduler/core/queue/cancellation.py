@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.completion import FAILURE_CODES
-from services.scheduler.core.queue.deferral import withdraw
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.lifecycle import FAILURE_CODES, RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.leases import drop_lease_wait
 from services.scheduler.core.queue.queueing import dequeue, fail
-from services.scheduler.core.state import Request
-from services.scheduler.core.step import Step
+from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import AbortRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Request
+    from services.scheduler.core.step import Step
 
 
 def end_early(step: Step, request: Request, reason: str) -> None:

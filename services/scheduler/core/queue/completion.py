@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction_orders import ended
 from services.scheduler.core.cache.insertion import publish_computed, publish_final
 from services.scheduler.core.cache.pins import let_go_of_spoiled
 from services.scheduler.core.hidden.hidden_leases import leave_lease
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.restorations import note_loads, refused, run_went_on
-from services.scheduler.core.lifecycle import ADMITTED, RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.deferral import progressed, withdraw
+from services.scheduler.core.lifecycle import ADMITTED, FAILURE_CODES, RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.leases import drop_lease_wait, preempt
 from services.scheduler.core.queue.queueing import enqueue, fail, forget
-from services.scheduler.core.queue.ready_order import charge_output
 from services.scheduler.core.rates import observe
 from services.scheduler.core.sparse.sparse_reports import sparse_loaded, sparse_refused
-from services.scheduler.core.state import Batch, Chunk, Request, Worker, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.loads import settle_loads, settle_loads_of
 from services.scheduler.core.tiers.promotion import prefill_ended
 from services.scheduler.core.tiers.writes import sequence_computed
-from shared.errors import AttemptsExhausted, DeadlineExceeded, RequestCancelled
-from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
+from services.scheduler.core.waiting.ready_order import charge_output
+from services.scheduler.core.waiting.waits import progressed, withdraw
+from shared.errors import AttemptsExhausted
 
-FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
-"""Finish reasons that a request is made to end with, and the code when no worker is left to end it."""
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Batch, Chunk, Request, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
+
 
 _TIMES = (
     "compute_us",
@@ -67,7 +69,7 @@ def _measure(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> No
     """Learn how fast the worker is, and add up where its time went."""
     observe(step.state, worker, batch, message)
     for name in _TIMES:
-        count(step.state, name, max(0, getattr(message, name)))
+        step.state.count(name, max(0, getattr(message, name)))
 
 
 def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) -> None:
@@ -98,14 +100,14 @@ def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDo
     else:
         request.failures += 1
     withdraw(step.state, request)
-    count(step.state, "chunks_failed")
+    step.state.count("chunks_failed")
     if request.state in (RequestState.PREFILLING, RequestState.DECODING):
         preempt(step, worker, request)
 
 
 def request_finished(step: Step, worker: Worker, request: Request, message: RequestFinished) -> None:
     """The worker ended a request for its caller."""
-    count(step.state, f"finished_{message.reason}")
+    step.state.count(f"finished_{message.reason}")
     valid = -1 if message.reason != "error" else 0
     _leave_worker(step, worker, request, _whole_tokens(message.output), valid)
     forget(step, request, RequestEvent.FINISHED)

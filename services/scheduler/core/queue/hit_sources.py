@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_match import PrefixMatch
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES
-from services.scheduler.core.state import Request
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.state import Request
 
 
 def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.making_room import can_make_room, make_room
-from services.scheduler.core.cache.page_pool import allocate
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.admission import pages_for
-from services.scheduler.core.queue.deferral import withdraw
-from services.scheduler.core.queue.queueing import arrival_order
-from services.scheduler.core.quotas.limits import owner_of
-from services.scheduler.core.state import LeaseWait, Request, Worker, count
-from services.scheduler.core.step import Step
-from shared.messages.worker_events import LeaseRequested
+from services.scheduler.core.state import LeaseWait, Request, Worker
+from services.scheduler.core.tiers.making_room import can_make_room, make_room
+from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import LeaseRequested
 
 
 def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRequested) -> None:
@@ -24,7 +25,7 @@ def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRe
         return  # It is about to stop.
     waiting = any(wait.request_id == request.request_id for wait in worker.lease_waits)
     if waiting or message.generated < request.lease_generated:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     held = len(request.pages) // PAGE_NUMBER_BYTES
     known = request.submit.prompt_tokens + message.generated
@@ -39,21 +40,21 @@ def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRe
 def serve_leases(step: Step, worker: Worker) -> None:
     """Grant waiting leases, earliest arrival first; where pages are short, preempt the latest arrival."""
     state = step.state
-    waits = sorted(worker.lease_waits, key=lambda wait: arrival_order(state.requests[wait.request_id]))
+    waits = sorted(worker.lease_waits, key=lambda wait: state.requests[wait.request_id].arrival_order)
     for wait in waits:
         request = state.requests[wait.request_id]
         if not can_make_room(worker, wait.pages):
             _preempt_latest(step, worker)
             return
-        if not make_room(step, worker, wait.pages, owner_of(state, request.submit.namespace)):
+        if not make_room(step, worker, wait.pages, state.tree.owner_of(request.submit.namespace)):
             return  # Backups are on their way to free these pages.
-        pages = allocate(worker.pool, wait.pages)
+        pages = worker.pool.allocate(wait.pages)
         if pages is None:
             return
         request.pages += pages
         request.lease_generated = wait.generated
         worker.lease_waits.remove(wait)
-        count(state, "leases_extended")
+        state.count("leases_extended")
         order = ExtendLease(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -73,8 +74,8 @@ def _preempt_latest(step: Step, worker: Worker) -> None:
         return  # Its pages can be evicted as soon as it is answered.
     if len(running) < 2:
         return  # Alone it fits; what it waits for is a load or a backup of somebody else, which will end.
-    count(state, "preemptions")
-    preempt(step, worker, max(running, key=arrival_order))
+    state.count("preemptions")
+    preempt(step, worker, max(running, key=lambda request: request.arrival_order))
 
 
 def preempt(step: Step, worker: Worker, request: Request) -> None:

@@ -8,19 +8,23 @@ that a node's disk holds cost what fetching them takes, if that is less than com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_match import matched_path, may_reuse, reach
-from services.scheduler.core.cache.prefix_tree import Path
-from services.scheduler.core.hidden.restoration_ways import choose_way, usable_hidden_end, usable_stretches
-from services.scheduler.core.queue import transient
+from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
+from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
-from services.scheduler.core.state import CellState, Request, Worker, storage_of
 from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
 from services.scheduler.core.tiers.fetch_speed import disk_us
+from services.scheduler.core.waiting.transient import tokens_coming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from services.scheduler.core.cache.prefix_tree import Path
+    from services.scheduler.core.state import CellState, Request, Worker
 
 _ALL_COMPARED = 8
 """A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""
@@ -87,7 +91,7 @@ def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkName
     """Names of the prompt's chunks, if it can matter which node's disk has them."""
     storages = state.storages.values()
     is_on_disks = any(storage.chunks or storage.hidden_chunks for storage in storages)
-    if len(storages) < 2 or not is_on_disks or not may_reuse(request) or state.config.restoring == "recompute":
+    if len(storages) < 2 or not is_on_disks or not request.may_reuse or state.config.restoring == "recompute":
         return None
     tokens = request.tokens
     return ChunkNames(state.tree, request.submit.namespace, tokens, path, usable_pages(state.tree, tokens))
@@ -98,7 +102,7 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
 
     Where the worker has a profile, in the form and by the means that are fastest (:mod:`restoration_ways`).
     """
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     page_size = state.tree.page_size
     end = first = cached // page_size // names.pages_each
     if storage is None:
@@ -119,22 +123,6 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
     reached = end * names.pages_each * page_size
     computing = recompute_us(state, worker, reached, request.token_count - reached)
     return computing + disk_us(state, worker, storage, reached - cached)
-
-
-def tokens_coming(state: CellState, request: Request) -> dict[str, int]:
-    """By worker, how many leading tokens of a request others there have computed or are about to. Does not mutate."""
-    if not state.transient.marks or not may_reuse(request):
-        return {}
-    page_size = state.tree.page_size
-    max_pages = (request.token_count - 1) // page_size
-    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
-    coming: dict[str, int] = {}
-    end = sum(pages for _, pages in path) * page_size
-    for node, pages in reversed(path):
-        for worker_id in state.transient.marks[node.id]:
-            coming.setdefault(worker_id, end)
-        end -= pages * page_size
-    return coming
 
 
 def _compared(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_match import may_reuse
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.queue.deferral import is_deferred
-from services.scheduler.core.queue.fair_share import Queue
-from services.scheduler.core.queue.ready_order import waiting_at
-from services.scheduler.core.state import CellState, Request, Worker
+from services.scheduler.core.waiting.ready_order import waiting_at
+from services.scheduler.core.waiting.waits import is_deferred
 from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.waiting.fair_share import Queue
 
 
 def check_queues(state: CellState) -> None:
@@ -70,7 +73,7 @@ def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
     for name in sorted(waiting_at(worker)):
         request = state.requests[name]
         first = request.tokens[:size]
-        if name not in worker.deferred and may_reuse(request) and len(first) == size:
+        if name not in worker.deferred and request.may_reuse and len(first) == size:
             found.setdefault(first, {})[name] = None
     return found
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.hidden.restorations import loaded_share, restored_share, tokens_to_restore
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, stand_on, starts_of_loads
-from services.scheduler.core.queue.deferral import announce, defer_for_load, defer_for_producer, find_producer
-from services.scheduler.core.queue.ready_order import first_in_line, opened_by
+from services.scheduler.core.restoring.fetch_waits import waits_for_fetch
+from services.scheduler.core.restoring.prefetch import prefetch_for_first
 from services.scheduler.core.sparse.sparse_prefixes import current_span
-from services.scheduler.core.state import Request, Worker
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.fetch_waits import waits_for_fetch
-from services.scheduler.core.tiers.prefetch import prefetch_for_first
+from services.scheduler.core.waiting.ready_order import first_in_line, opened_by
+from services.scheduler.core.waiting.waits import announce, defer_for_load, defer_for_producer, find_producer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.state import Request, Worker
+    from services.scheduler.core.step import Step
 
 _FIRST_LOOK = 16
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from services.scheduler.core.cache.recollection import forget_waits
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.deferral import end_deferral, forget_deferral, is_deferred, withdraw
 from services.scheduler.core.queue.placement import Placement, place, takes_requests
-from services.scheduler.core.queue.ready_order import serve, stand_in_line, step_out, waiting_at
 from services.scheduler.core.quotas.quota_owners import remember_quota
-from services.scheduler.core.state import CellState, Request, Worker, count
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.fetch_waits import forget_fetch_waits
-from services.scheduler.core.tiers.prefetch import let_go_of_fetch, prefetch_when_near
+from services.scheduler.core.restoring.prefetch import let_go_of_fetch, prefetch_when_near
+from services.scheduler.core.state import CellState, Request, Worker
+from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.saves import remember_key
+from services.scheduler.core.waiting.ready_order import serve, stand_in_line, step_out, waiting_at
+from services.scheduler.core.waiting.waits import (
+    end_deferral,
+    forget_deferral,
+    forget_fetch_waits,
+    is_deferred,
+    withdraw,
+)
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
 from shared.messages.gateway_notices import RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
 
 _RETRY_AFTER_MS = 1000
 _NAMESPACE_DIGITS = 32
@@ -31,17 +41,12 @@ _MESSAGES = {
 }
 
 
-def arrival_order(request: Request) -> tuple[int, int]:
-    """Sort key: higher priority first, then earlier arrival. A request keeps its place over all attempts."""
-    return (-request.submit.priority, request.accepted_seq)
-
-
 def submit(step: Step, message: SubmitRequest) -> None:
     """Accept a request, or refuse it with a notice."""
     state = step.state
     known = state.requests.get(message.request_id)
     if known is not None:
-        count(state, "duplicate_requests")
+        state.count("duplicate_requests")
         # The same gateway repeats itself: a notice would end the original, which is well.
         if known.submit.gateway_id != message.gateway_id:
             _refuse(step, message, DuplicateRequest.code, "a request of this id is running already")
@@ -54,7 +59,7 @@ def submit(step: Step, message: SubmitRequest) -> None:
     if exceeded:
         _refuse(step, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
         return
-    count(state, "requests_accepted")
+    state.count("requests_accepted")
     enqueue(step, accept(step, message))
 
 
@@ -103,7 +108,7 @@ def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
 
 
 def _refuse(step: Step, message: SubmitRequest, code: str, text: str, retry_after_ms: int = 0) -> None:
-    count(step.state, f"refused_{code}")
+    step.state.count(f"refused_{code}")
     word = RequestFailed(request_id=message.request_id, code=code, message=text, retry_after_ms=retry_after_ms)
     step.to_gateway(message.gateway_id, word)
 
@@ -147,7 +152,7 @@ def step_away(state: CellState, request: Request) -> None:
     worker.queued_cost -= request.cost
     request.worker_id, request.cost, request.uncached = "", 0, 0
     request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.no_kv_from = request.no_hidden_from = -1
+    request.lacks = StoreLacks()
 
 
 def dequeue(state: CellState, request: Request) -> None:
@@ -187,7 +192,7 @@ def _count_waiting(state: CellState, request: Request, change: int) -> None:
 
 def take_waiting(state: CellState, worker: Worker) -> list[Request]:
     """Take everybody out of a worker's queue; returns them in order of arrival, to be placed anew."""
-    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=arrival_order)
+    waiting = sorted((state.requests[name] for name in waiting_at(worker)), key=lambda request: request.arrival_order)
     for request in waiting:
         dequeue(state, request)
     return waiting
@@ -197,7 +202,7 @@ def replace_waiting(step: Step) -> None:
     """Place every waiting request anew, after a worker joined."""
     state = step.state
     waiting = [request for request in state.requests.values() if request.state is RequestState.WAITING]
-    waiting.sort(key=arrival_order)
+    waiting.sort(key=lambda request: request.arrival_order)
     for request in waiting:
         dequeue(state, request)
     for request in waiting:
@@ -206,7 +211,7 @@ def replace_waiting(step: Step) -> None:
 
 def fail(step: Step, request: Request, code: str, text: str = "") -> None:
     """End a request that is in no queue and owns no pages, and say so to its gateway."""
-    count(step.state, f"failed_{code}")
+    step.state.count(f"failed_{code}")
     word = RequestFailed(request_id=request.request_id, code=code, message=text or _MESSAGES.get(code, code))
     step.to_gateway(request.submit.gateway_id, word)
     forget(step, request, RequestEvent.DROP)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.hidden.hidden_runs import drop_run
-from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.completion import FAILURE_CODES
-from services.scheduler.core.queue.deferral import withdraw
+from services.scheduler.core.lifecycle import FAILURE_CODES, RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.queueing import accept, enqueue, fail, fault_of
-from services.scheduler.core.state import Request, count
-from services.scheduler.core.step import Step
+from services.scheduler.core.waiting.waits import withdraw
 from shared.errors import AttemptsExhausted
 from shared.messages.gateway_notices import ResumeNeeded
-from shared.messages.requests import ReclaimRequest, ResumeRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Request
+    from services.scheduler.core.step import Step
+    from shared.messages.requests import ReclaimRequest, ResumeRequest
 
 RESUME_TIMEOUT_MS = 30_000
 """A gateway that lives answers within milliseconds; one that does not is found dead by then."""
@@ -39,7 +42,7 @@ def worker_gone(step: Step, request: Request) -> None:
 def _ask_gateway(step: Step, request: Request) -> None:
     timer_id = f"resume.{request.accepted_seq}.{request.attempt}"
     request.resume_timer = step.set_timer(timer_id, "resume", request.request_id, RESUME_TIMEOUT_MS)
-    count(step.state, "resumes_needed")
+    step.state.count("resumes_needed")
     step.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
 
 
@@ -51,9 +54,9 @@ def reclaim(step: Step, message: ReclaimRequest) -> None:
     """
     state, submit = step.state, message.submit
     if submit.request_id in state.requests or fault_of(submit):
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
-    count(state, "requests_reclaimed")
+    state.count("requests_reclaimed")
     request = accept(step, submit)
     request.state = RequestState.RESUMING
     _ask_gateway(step, request)
@@ -65,12 +68,12 @@ def resume(step: Step, request: Request, message: ResumeRequest) -> None:
     One token at least is left to sample: should it repeat one, the gateway drops it, but it brings the end.
     """
     if request.state is not RequestState.RESUMING or message.attempt != request.attempt:
-        count(step.state, "stale_inputs")
+        step.state.count("stale_inputs")
         return
     step.cancel_timer(request.resume_timer)
     request.resume_timer = ""
     request.state = next_state(request.state, RequestEvent.RESUME)
     most = min(len(message.output) // 4, request.submit.sampling.max_tokens - 1)
     request.output = message.output[: most * 4]
-    count(step.state, "requests_resumed")
+    step.state.count("requests_resumed")
     enqueue(step, request)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_match import matched_path
-from services.scheduler.core.queue.placement import Placement, estimate, fits, tokens_coming
+from services.scheduler.core.queue.placement import Placement, estimate, fits
 from services.scheduler.core.queue.queueing import stand_at, step_away
-from services.scheduler.core.queue.ready_order import first_in_line
 from services.scheduler.core.rates import backlog_us
-from services.scheduler.core.state import CellState, Request, Worker, count
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.prefetch import prefetch
+from services.scheduler.core.restoring.prefetch import prefetch
+from services.scheduler.core.waiting.ready_order import first_in_line
+from services.scheduler.core.waiting.transient import tokens_coming
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.step import Step
 
 _LOOKED_AT = 16
 """Waiting requests that one theft chooses among; it takes as many at the most."""
@@ -57,7 +62,7 @@ def _steal_for(step: Step, thief: Worker) -> bool:
         stand_at(state, request, placement)
         prefetch(step, request)
         taken += 1
-    count(state, "requests_stolen", taken)
+    state.count("requests_stolen", taken)
     return taken > 0
 
 

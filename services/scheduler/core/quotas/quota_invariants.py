@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
 from services.scheduler.core.cache.residency import (
     DEVICE,
@@ -10,11 +12,13 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     leaves_with_backup,
 )
-from services.scheduler.core.quotas.limits import excess, most_bytes, owner_of
-from services.scheduler.core.quotas.quota_accounts import Account
-from services.scheduler.core.state import CellState
-from services.scheduler.core.tiers.fetch_orders import leased_pages
+from services.scheduler.core.quotas.quota_accounts import most_bytes
+from services.scheduler.core.tiers.under_way import leased_pages
 from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from services.scheduler.core.quotas.quota_accounts import Account
+    from services.scheduler.core.state import CellState
 
 Counts = dict[tuple[int, str], int]
 
@@ -32,7 +36,7 @@ def check_quotas(state: CellState) -> None:
         counted = {pool: leaving.pop((number, pool)) for owner, pool in list(leaving) if owner == number}
         _require(account.leaving == counted, f"owner {number} gives up {counted} and counts {account.leaving}")
         for pool in account.pages:
-            is_above = excess(state, number, pool) > 0
+            is_above = state.quotas.excess(number, pool) > 0
             _require(
                 is_above == (number in quotas.above.get(pool, {})), f"owner {number} is above in {pool}: {is_above}"
             )
@@ -56,12 +60,12 @@ def _recount(state: CellState) -> tuple[Counts, Counts]:
     pages: Counts = {}
     leaving: Counts = {}
     for node in state.tree.nodes.values():
-        owner = owner_of(state, namespace_of(state.tree, node))
+        owner = state.tree.owner_of(namespace_of(state.tree, node))
         _require(node.owner == owner, f"node {node.id} is of owner {node.owner}, its namespace of {owner}")
         if owner and node.parent:
             _recount_node(state, node, pages, leaving)
     for fetch in state.fetches.values():
-        _add(pages, owner_of(state, fetch.namespace), f"{HOST}/{fetch.storage_id}", leased_pages(fetch.pages))
+        _add(pages, state.tree.owner_of(fetch.namespace), f"{HOST}/{fetch.storage_id}", leased_pages(fetch.pages))
     return pages, leaving
 
 

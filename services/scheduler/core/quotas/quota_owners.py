@@ -7,6 +7,8 @@ through again when that owner first gets a quota. Owners of which nothing is lef
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, descendants_first
 from services.scheduler.core.cache.residency import (
     DEVICE,
@@ -15,11 +17,15 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     leaves_with_backup,
 )
-from services.scheduler.core.quotas.limits import charge, forget_unbounded_orders, note_leaving, offer_owned, place
-from services.scheduler.core.quotas.quota_accounts import Account
-from services.scheduler.core.state import CellState, count
-from services.scheduler.core.tiers.fetch_orders import leased_pages
+from services.scheduler.core.quotas.quota_accounts import (
+    Account,
+    forget_unbounded_orders,
+)
+from services.scheduler.core.tiers.under_way import leased_pages
 from shared.messages.requests import CacheQuota, SubmitRequest
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState
 
 _FORGOTTEN_BEYOND = 64
 _NO_BOUND = CacheQuota(owner="")
@@ -36,7 +42,7 @@ def remember_quota(state: CellState, message: SubmitRequest) -> None:
         _own(state, message.namespace, number)
     account = state.quotas.accounts[number]
     if quota is not None and quota.owner != account.name:
-        count(state, "quotas_refused")  # A namespace comes of one salt; whoever says another has no say in it.
+        state.count("quotas_refused")  # A namespace comes of one salt; whoever says another has no say in it.
         return
     _bound(state, number, account, quota or _NO_BOUND)
     if len(state.tree.owners) > 2 * (len(state.tree.roots) + len(state.requests)) + _FORGOTTEN_BEYOND:
@@ -68,7 +74,7 @@ def _bound(state: CellState, number: int, account: Account, quota: CacheQuota) -
             if owner == number:
                 _offer_namespace(state, namespace)
     for pool in account.pages:
-        place(state, number, pool)
+        state.quotas.place(number, pool)
 
 
 def _own(state: CellState, namespace: str, number: int) -> None:
@@ -77,7 +83,7 @@ def _own(state: CellState, namespace: str, number: int) -> None:
     tree.owners[namespace] = number
     for fetch in state.fetches.values():
         if fetch.namespace == namespace:
-            charge(state, number, f"{HOST}/{fetch.storage_id}", leased_pages(fetch.pages))
+            state.quotas.charge(number, f"{HOST}/{fetch.storage_id}", leased_pages(fetch.pages))
     root_id = tree.roots.get(namespace)
     if root_id is None:
         return
@@ -98,26 +104,26 @@ def _count_all(state: CellState, node: Node) -> None:
     """Count what a node, whose owner is new, has everywhere."""
     owner = node.owner
     for worker_id, pages in (*node.device.items(), *node.loading.items()):
-        charge(state, owner, f"{DEVICE}/{worker_id}", len(pages) // PAGE_NUMBER_BYTES)
+        state.quotas.charge(owner, f"{DEVICE}/{worker_id}", len(pages) // PAGE_NUMBER_BYTES)
     for storage_id, pages in node.host.items():
-        charge(state, owner, f"{HOST}/{storage_id}", len(pages) // PAGE_NUMBER_BYTES)
+        state.quotas.charge(owner, f"{HOST}/{storage_id}", len(pages) // PAGE_NUMBER_BYTES)
     if not node.transfer:
         return
     transfer = state.transfers[node.transfer]
-    charge(state, owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_NUMBER_BYTES)
+    state.quotas.charge(owner, f"{HOST}/{transfer.storage_id}", len(node.backup_pages) // PAGE_NUMBER_BYTES)
     worker_id = transfer.worker_id
     if worker_id not in node.locks and leaves_with_backup(state, node, worker_id):
-        note_leaving(state, owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_NUMBER_BYTES)
+        state.quotas.note_leaving(owner, f"{DEVICE}/{worker_id}", len(node.device[worker_id]) // PAGE_NUMBER_BYTES)
 
 
 def _offer_all(state: CellState, node: Node) -> None:
     """Tell its owner's orders from where a node may go. The pools' policies know."""
     for worker_id in node.device:
         if is_device_evictable(state, node, worker_id):
-            offer_owned(state, node, f"{DEVICE}/{worker_id}")
+            state.quotas.offer(node, f"{DEVICE}/{worker_id}")
     for storage_id in node.host:
         if is_host_evictable(node, storage_id):
-            offer_owned(state, node, f"{HOST}/{storage_id}")
+            state.quotas.offer(node, f"{HOST}/{storage_id}")
 
 
 def _forget_unused(state: CellState) -> None:

@@ -10,13 +10,15 @@ chunks is so for these reads as well.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.hidden.planner.rate import per_us
 from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us
-from services.scheduler.core.state import CellState, Storage, Worker
 from shared.importance import PROBE_HEADS
-from shared.messages.pools import KvGeometry
-from shared.messages.requests import Importance
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from shared.messages.pools import KvGeometry
+    from shared.messages.requests import Importance
 
 FALLBACK_SHARE = 0.25
 """Layers in which the probe heads are expected to disagree, of all."""
@@ -59,7 +61,7 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
         ratio=importance.ratio,
         calls_us=geometry.layers * _CALLS * CALL_US,
         token_us=read_bytes / disk_bytes_per_us(storage) + importance.ratio * loaded_token_us(state, worker),
-        pace=per_us(storage.sparse_pace, 1.0),
+        pace=storage.sparse_pace.per_us(1.0),
     )
 
 

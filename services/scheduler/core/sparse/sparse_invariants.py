@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.cache.shares import MOST_CHUNKS
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.sparse.sparse_prefixes import NOT_LOADED, pages_for_chosen
-from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
-from services.scheduler.core.state import CellState, Request
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_tokens
 from shared.errors import InvariantViolated
 from shared.ids import DIGEST_BYTES
 from shared.messages.base import unpack_int32
+
+if TYPE_CHECKING:
+    from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
+    from services.scheduler.core.state import CellState, Request
 
 
 def check_sparse(state: CellState) -> None:

@@ -13,21 +13,23 @@ and nobody waits for it.
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_match import may_reuse
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
-from services.scheduler.core.queue.deferral import withdraw
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
-from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
-from services.scheduler.core.tiers.chunk_run import ChunkNames
+from services.scheduler.core.waiting.waits import withdraw
 from shared.chunks import chunk_tokens
 from shared.errors import InvariantViolated
 from shared.ids import DIGEST_BYTES
 from shared.importance import LEAST_RATIO
 from shared.messages.base import pack_int32
-from shared.messages.requests import Importance
 from shared.messages.worker_plans import SparsePrefix
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.tiers.chunk_run import ChunkNames
+    from shared.messages.requests import Importance
 
 SPARSE_CHUNKS = 4096
 """Chunks of one sparse prefix at the most. Bounds the size of its order."""
@@ -42,7 +44,7 @@ def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
     Only ``planned`` does so: the other settings of ``restoring`` are for comparing ways that lose nothing.
     """
     importance = request.submit.cache.importance
-    is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and may_reuse(request)
+    is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
     is_possible = bool(storage.sparse_chunks) and not request.is_sparse_refused
     return is_allowed and is_possible and state.config.restoring == "planned"
 
@@ -80,7 +82,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
     choice = request.sparse_choice
     if choice is None or covered < choice.depth:
         return None
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     if storage is None or storage.storage_id != choice.storage_id or not may_be_sparse(state, request, storage):
         return None
     size = chunk_tokens(state.tree.page_size)
@@ -106,7 +108,7 @@ def current_span(state: CellState, request: Request, worker: Worker, covered: in
     if span is None and request.sparse_choice is not None:
         request.sparse_choice = None
         request.is_fetch_due = True
-        count(state, "sparse_choices_dropped")
+        state.count("sparse_choices_dropped")
     return span
 
 
@@ -136,8 +138,8 @@ def begin_sparse(
         tokens = span.end - span.start
         span.expected_us, span.predicted_us = prices.expecting(tokens), prices.reading(tokens)
     request.sparse = span
-    count(state, "sparse_prefixes")
-    count(state, "sparse_tokens_planned", span.end - span.start)
+    state.count("sparse_prefixes")
+    state.count("sparse_tokens_planned", span.end - span.start)
     gap = pack_int32([NOT_LOADED] * pages_spared(span, page_size))
     return pages[: before * PAGE_NUMBER_BYTES] + gap + pages[before * PAGE_NUMBER_BYTES : behind]
 

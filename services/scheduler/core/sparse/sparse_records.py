@@ -28,17 +28,3 @@ class SparseSpan(msgspec.Struct):
     pages: bytes = b""
     expected_us: float = 0.0  # What reading should take at the disk's rate,
     predicted_us: float = 0.0  # and by what was seen of such reads.
-
-
-class ChunkShare(msgspec.Struct, array_like=True, gc=False):
-    """Of one chunk: the share of its tokens that was chosen, as a moving average, and how often it was read."""
-
-    average: float
-    reads: int = 1
-
-
-class ChunkShares(msgspec.Struct):
-    """By name of the chunk, the one read longest ago first. ``total`` is the sum of all averages."""
-
-    by_name: dict[bytes, ChunkShare] = {}
-    total: float = 0.0

@@ -10,17 +10,20 @@ while the storage has nothing else to fetch. Where that is not so it is left unt
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.heat import value_of
 from services.scheduler.core.cache.hotness.tracking import prefix_read
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
-from services.scheduler.core.cache.shares import importance_of
-from services.scheduler.core.sparse.sparse_records import SparseSpan
-from services.scheduler.core.state import CellState, Request, Storage
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming
 from shared.chunks import chunk_tokens
+
+if TYPE_CHECKING:
+    from services.scheduler.core.sparse.sparse_records import SparseSpan
+    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.step import Step
 
 WARMED_CHUNKS = 16
 """Of one fetch at the most: so long may a fetch that somebody waits for stand behind it."""
@@ -47,7 +50,7 @@ def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path:
     if end == first:
         return
     length = (end - first) * chunk_tokens(tree.page_size)
-    share = importance_of(storage.shares, [names[index] for index in range(first, end)])
+    share = storage.shares.importance_of([names[index] for index in range(first, end)])
     value = share * value_of(state, frequency=frequency, clock=clock, length=length)
     begin_warming(step, request, storage, path, KvRun(names, first, end, covered), value)
 

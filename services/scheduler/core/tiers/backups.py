@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.page_pool import release
 from services.scheduler.core.cache.pins import take_hold
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node
 from services.scheduler.core.cache.residency import (
@@ -15,16 +16,17 @@ from services.scheduler.core.cache.residency import (
     is_device_evictable,
     offer,
 )
-from services.scheduler.core.quotas.limits import charge
-from services.scheduler.core.state import CellState, Storage, Worker, count, storage_of
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.under_way import Transfer
 from shared.messages.storage_plans import BackupPages
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Step
 
 
 def backup_target(state: CellState, worker: Worker) -> Storage | None:
     """The storage that takes this worker's backups now; one that let a deadline pass takes none until it answers."""
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     return None if storage is None or storage.late_backups else storage
 
 
@@ -36,7 +38,7 @@ def open_transfer(step: Step, worker: Worker, storage: Storage, *, stays: bool =
     timer_id = step.set_timer(f"backup.{transfer_id}", "backup", str(transfer_id), state.config.backup_deadline_ms)
     transfer = Transfer(transfer_id, storage.storage_id, worker.worker_id, [], timer_id, stays=stays)
     state.transfers[transfer_id] = transfer
-    count(state, "backups_started")
+    state.count("backups_started")
     return transfer
 
 
@@ -73,10 +75,10 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
     state = step.state
     step.cancel_timer(transfer.timer_id)
     storage = state.storages[transfer.storage_id]
-    release(host_pool(storage), transfer.held)
+    host_pool(storage).release(transfer.held)
     is_ok = is_ok and not transfer.is_timed_out
     storage.late_backups -= transfer.is_timed_out
-    count(state, "backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
+    state.count("backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
     nodes = close_transfer(state, transfer)
     uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_timed_out}
     for node in reversed(nodes):
@@ -85,7 +87,7 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
             give_host(state, node, storage, pages, transfer.worker_id)
         else:
             _charge_less(state, node, storage.storage_id, pages)
-            release(host_pool(storage), pages)
+            host_pool(storage).release(pages)
     if is_ok and state.pins:
         take_hold(step, storage)
     worker = state.workers.get(transfer.worker_id)
@@ -100,13 +102,13 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
 def _leave_device(state: CellState, node: Node, worker: Worker) -> None:
     """Finish the eviction for which a node was backed up, unless it was used since."""
     if is_device_evictable(state, node, worker.worker_id):
-        count(state, "evicted_pages_device", drop_device(state, node, worker))
+        state.count("evicted_pages_device", drop_device(state, node, worker))
 
 
 def expire_backup(step: Step, transfer: Transfer) -> None:
     """The deadline passed: nobody waits for this backup any more, but its pages stay untouched until the answer."""
     state = step.state
-    count(state, "backups_failed")
+    state.count("backups_failed")
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
     _count_leaving(state, transfer, nodes, -1)
     transfer.is_timed_out = True
@@ -125,7 +127,7 @@ def _hold(state: CellState, transfer: Transfer, node: Node) -> None:
 def _charge_less(state: CellState, node: Node, storage_id: str, pages: bytes) -> None:
     """Host pages that were leased for a copy of this node are not for it any more."""
     if node.owner and pages:
-        charge(state, node.owner, f"{HOST}/{storage_id}", -(len(pages) // PAGE_NUMBER_BYTES))
+        state.quotas.charge(node.owner, f"{HOST}/{storage_id}", -(len(pages) // PAGE_NUMBER_BYTES))
 
 
 def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
@@ -168,7 +170,7 @@ def abandon_backups_of_storage(step: Step, storage: Storage) -> None:
         if transfer.storage_id != storage.storage_id:
             continue
         step.cancel_timer(transfer.timer_id)
-        count(state, "backups_failed", 0 if transfer.is_timed_out else 1)
+        state.count("backups_failed", 0 if transfer.is_timed_out else 1)
         for node in close_transfer(state, transfer):
             _charge_less(state, node, storage.storage_id, node.backup_pages)
             node.backup_pages = b""

@@ -7,10 +7,14 @@ but the requests that ask for it.
 
 from __future__ import annotations
 
-from services.scheduler.core.state import CellState, Storage, count
+from typing import TYPE_CHECKING
+
 from shared.chunks import chunk_bytes
 from shared.ids import DIGEST_BYTES, split_digests
-from shared.messages.pools import ChunkForm
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage
+    from shared.messages.pools import ChunkForm
 
 
 def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
@@ -19,7 +23,7 @@ def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkFo
     A disk holds no more than its budget: beyond it, what was named first is forgotten.
     """
     if len(names) % DIGEST_BYTES:
-        count(state, "malformed_inputs")
+        state.count("malformed_inputs")
         return
     most = most_chunks(state, storage, form)
     held = _held(storage, form)
@@ -27,13 +31,13 @@ def chunks_added(state: CellState, storage: Storage, names: bytes, form: ChunkFo
         held[name] = None
     while len(held) > most:
         del held[next(iter(held))]
-        count(state, "catalogue_overflow_chunks")
+        state.count("catalogue_overflow_chunks")
 
 
 def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkForm = "kv") -> None:
     """The disk does not hold these chunks (16 bytes each) of one form any more, if it ever did."""
     if len(names) % DIGEST_BYTES:
-        count(state, "malformed_inputs")
+        state.count("malformed_inputs")
         return
     held = _held(storage, form)
     for name in split_digests(names):

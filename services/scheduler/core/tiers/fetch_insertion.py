@@ -7,8 +7,10 @@ back, and so is everything behind a gap: a node cannot hang under tokens that ar
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.hotness.tracking import node_inserted
-from services.scheduler.core.cache.page_pool import release
+from services.scheduler.core.cache.node_importance import value_node
 from services.scheduler.core.cache.pins import take_hold
 from services.scheduler.core.cache.prefix_tree import (
     PAGE_NUMBER_BYTES,
@@ -20,14 +22,14 @@ from services.scheduler.core.cache.prefix_tree import (
     root_of,
 )
 from services.scheduler.core.cache.residency import HOST, give_host, host_pool, split_node
-from services.scheduler.core.cache.shares import value_node
-from services.scheduler.core.quotas.limits import charge, owner_of
-from services.scheduler.core.state import CellState, Storage
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.fetch_orders import NOWHERE
-from services.scheduler.core.tiers.under_way import Fetch
+from services.scheduler.core.tiers.under_way import NOWHERE
 from shared.chunks import chunk_pages
 from shared.messages.base import pack_int32, unpack_int32
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage
+    from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Fetch
 
 
 def insert_fetched(step: Step, storage: Storage, fetch: Fetch, chunks: int) -> None:
@@ -44,11 +46,11 @@ def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end:
     """Free what is left of the pages [start, end) of a fetch, which nobody writes to any more."""
     left = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
     pages = [page for page in left if page != NOWHERE]
-    release(host_pool(storage), pack_int32(pages))
+    host_pool(storage).release(pack_int32(pages))
     storage.fetch_pages -= len(pages)
-    owner = owner_of(state, fetch.namespace)
+    owner = state.tree.owner_of(fetch.namespace)
     if owner and pages:
-        charge(state, owner, f"{HOST}/{storage.storage_id}", -len(pages))
+        state.quotas.charge(owner, f"{HOST}/{storage.storage_id}", -len(pages))
     _strike(fetch, start, end)
 
 

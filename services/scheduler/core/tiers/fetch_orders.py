@@ -7,21 +7,20 @@ at the most, or one request's KV: more would be evicted before its turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.host_admission import displace_colder, take_host_pages
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, Path
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path
 from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
-from services.scheduler.core.hidden.restoration_choice import queued_bytes
-from services.scheduler.core.quotas.limits import disk_quota, excess, most_pages, owner_of
-from services.scheduler.core.state import Request, Storage, count
-from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.chunk_run import ChunkNames
-from services.scheduler.core.tiers.under_way import Fetch
+from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from services.scheduler.core.tiers.host_admission import displace_colder, take_host_pages
+from services.scheduler.core.tiers.under_way import NOWHERE, Fetch, leased_pages
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
 
-NOWHERE = -1
-"""Stands in a fetch's pages where the tree has the KV already."""
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Request, Storage
+    from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +41,22 @@ def begin_fetch(step: Step, request: Request, storage: Storage, path: Path, run:
     room behind whoever does.
     """
     state = step.state
-    owner, pool = owner_of(state, request.submit.namespace), f"{HOST}/{storage.storage_id}"
+    owner, pool = state.tree.owner_of(request.submit.namespace), f"{HOST}/{storage.storage_id}"
     each, page_size = run.names.pages_each, state.tree.page_size
     first_page = run.first * each
     wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
     others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
     room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
-    most = most_pages(state, owner, pool)
+    most = state.quotas.most_pages(owner, pool)
     allowed = room if most is None else min(room, most)
     end = run.first + _cut_to_room(wanted, each, allowed)
     if (end * each - run.covered_pages) * page_size < max(1, state.config.min_prefetch_tokens):
-        count(state, "fetches_without_room")
+        state.count("fetches_without_room")
         return allowed < room
     leased = _take_pages(step, storage, path, sum(wanted), owner)
     if leased is None:
-        count(state, "fetches_without_room")
-        return excess(state, owner, pool, sum(wanted)) > 0
+        state.count("fetches_without_room")
+        return state.quotas.excess(owner, pool, sum(wanted)) > 0
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
     _order(step, request, storage, pages, run, end)
@@ -77,12 +76,12 @@ def begin_warming(step: Step, request: Request, storage: Storage, path: Path, ru
     if not sum(wanted):
         return
     way = dict.fromkeys(node.id for node, _ in path)
-    owner = owner_of(state, request.submit.namespace)
+    owner = state.tree.owner_of(request.submit.namespace)
     leased = displace_colder(step, storage, sum(wanted), value, way, owner)
     if leased is None:
-        count(state, "warmings_refused")
+        state.count("warmings_refused")
         return
-    count(state, "warmings_started")
+    state.count("warmings_started")
     taken = iter(unpack_int32(leased))
     pages = pack_int32([next(taken) if is_wanted else NOWHERE for is_wanted in wanted])
     _order(step, request, storage, pages, run, end, is_warming=True)
@@ -160,8 +159,8 @@ def _order(
     if not is_warming:
         request.fetch, request.fetch_end = fetch_id, end * each * page_size
         request.fetched_from = request.fetched_from if request.fetched_to else run.covered_pages * page_size
-        count(state, "restorations_planned_kv")
-    count(state, "fetches_started")
+        state.count("restorations_planned_kv")
+    state.count("fetches_started")
     order = FetchChunks(
         fetch_id=fetch_id,
         namespace=fetch.namespace,
@@ -171,11 +170,6 @@ def _order(
         deadline_ms=deadline_ms,
         key_id=request.submit.key_id,
         trace=request.submit.trace,
-        quota=disk_quota(state, fetch.namespace),
+        quota=state.quotas.disk_quota(state.tree.owner_of(fetch.namespace)),
     )
     step.to_storage(storage, order)
-
-
-def leased_pages(pages: bytes) -> int:
-    """Entries of a fetch's pages that are pages."""
-    return len(pages) // PAGE_NUMBER_BYTES - unpack_int32(pages).count(NOWHERE)

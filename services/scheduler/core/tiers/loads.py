@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.page_pool import release
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, page_count
 from services.scheduler.core.cache.residency import (
     cancel_loading,
@@ -14,11 +15,13 @@ from services.scheduler.core.cache.residency import (
     unlock_path,
 )
 from services.scheduler.core.lifecycle import ADMITTED
-from services.scheduler.core.state import Batch, CellState, Load, Request, Storage, Worker, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.neighbours import distrust, release_neighbour
 from shared.messages.base import unpack_int32
-from shared.messages.worker_events import BatchDone
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Batch, CellState, Load, Request, Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import BatchDone
 
 
 def settle_loads(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
@@ -100,7 +103,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
     to them before the worker has forgotten the others too.
     """
     state = step.state
-    count(state, "loads_failed")
+    state.count("loads_failed")
     owner: Request | None = None
     for request in standing:
         is_owner = request.request_id == load.request_id and request.attempt == load.attempt and not load.is_orphaned
@@ -109,7 +112,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
     for node in nodes:
         pages = cancel_loading(state, node, worker)
         if owner is None:
-            release(worker.pool, pages)
+            worker.pool.release(pages)
     release_neighbour(step, load)
     storage = state.storages.get(load.storage_id)
     if storage is not None:
@@ -147,7 +150,7 @@ def release_host(state: CellState, nodes: list[Node], storage: Storage, bad_page
     for node in nodes:
         held = node.host.get(storage.storage_id, b"")
         if any(page in bad for page in unpack_int32(held)) if bad else False:
-            count(state, "quarantined_pages", len(held) // 4)
+            state.count("quarantined_pages", len(held) // 4)
             quarantine(state, node, storage)
         unlock_host(state, node, storage)
 

@@ -11,11 +11,14 @@ until that has heard of the request's next attempt. So what it was reading stays
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_tree import Node
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.residency import unlock_path
-from services.scheduler.core.state import CellState, LateRead, Load, Worker, count
-from services.scheduler.core.step import Step
+from services.scheduler.core.state import CellState, LateRead, Load, Worker
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
+
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
 
 LATE_READS_MS = 30_000
 """A gateway that can hear of tokens looks for notices that it missed every ten seconds."""
@@ -64,14 +67,6 @@ def detach_neighbour(step: Step, worker: Worker) -> None:
             step.to_worker(other, DetachNeighbour(worker_id=worker.worker_id, worker_incarnation=worker.incarnation))
 
 
-def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
-    """The neighbour to copy a node from, the first that joined of those that have it; "" is none. Does not mutate."""
-    usable = [name for name in node.device if worker.neighbours.get(name)]
-    if len(usable) < 2:
-        return usable[0] if usable else ""
-    return next(name for name in state.workers if name in usable)
-
-
 def _read_on(step: Step, worker: Worker) -> None:
     """The locks of a worker's loads outlive it for a while."""
     reads = []
@@ -105,4 +100,4 @@ def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
     """A load from this neighbour failed: no other is planned as long as both stay."""
     if worker.neighbours.get(neighbour_id):
         worker.neighbours[neighbour_id] = False
-        count(state, "neighbours_distrusted")
+        state.count("neighbours_distrusted")

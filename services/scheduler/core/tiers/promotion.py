@@ -10,6 +10,8 @@ it may still write to these pages.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.candidates import (
     Candidates,
     Rank,
@@ -22,8 +24,6 @@ from services.scheduler.core.cache.candidates import (
 )
 from services.scheduler.core.cache.heat import coldest_together, promotion_value
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.making_room import filled_reserve
-from services.scheduler.core.cache.page_pool import allocate, release
 from services.scheduler.core.cache.prefix_tree import Node, page_count
 from services.scheduler.core.cache.residency import (
     DEVICE,
@@ -39,13 +39,15 @@ from services.scheduler.core.cache.residency import (
 )
 from services.scheduler.core.cache.trimming import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, trim
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.quotas.limits import excess
-from services.scheduler.core.state import CellState, Promotion, Storage, Worker, count, storage_of
-from services.scheduler.core.step import Step
+from services.scheduler.core.state import CellState, Promotion, Storage, Worker
 from services.scheduler.core.tiers.loads import loading_upwards, release_host
+from services.scheduler.core.tiers.making_room import filled_reserve
 from shared.errors import InvariantViolated
-from shared.messages.worker_events import PagesPromoted
 from shared.messages.worker_plans import PromotePages
+
+if TYPE_CHECKING:
+    from services.scheduler.core.step import Step
+    from shared.messages.worker_events import PagesPromoted
 
 # Host roots that one plan moves, and that it passes over for want of enough colder leaves: each costs a look at many.
 _MOST_ROOTS = 16
@@ -63,7 +65,7 @@ def promote(step: Step, worker: Worker) -> None:
     if not worker.is_promotion_due or not _is_time(state, worker):
         return
     worker.is_promotion_due = False
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     if storage is None or state.config.promotion == "off":
         return
     nodes = _choose(state, worker, storage)
@@ -72,7 +74,7 @@ def promote(step: Step, worker: Worker) -> None:
     promotion_id = state.next_promotion
     state.next_promotion += 1
     worker.promotion = Promotion(promotion_id, storage.storage_id, [node.id for node in nodes])
-    count(state, "promotions_started")
+    state.count("promotions_started")
     step.to_worker(
         worker,
         PromotePages(
@@ -119,7 +121,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
         if not size or (is_sliver and chosen):
             passed_over.append(found)
             break
-        if node.owner and excess(state, node.owner, f"{DEVICE}/{name}", size) > 0:
+        if node.owner and state.quotas.excess(node.owner, f"{DEVICE}/{name}", size) > 0:
             passed_over.append(found)  # Its owner's quota has no room for it.
             continue
         freed = _drop_colder(state, worker, leaves, node, size - spare)
@@ -199,12 +201,12 @@ def _drop_colder(state: CellState, worker: Worker, leaves: Candidates, root: Nod
     for victim in victims:
         trim(state, victim, pages - freed)
         freed += drop_device(state, victim, worker, "displaced")
-    count(state, "promotion_evicted_pages", freed)
+    state.count("promotion_evicted_pages", freed)
     return freed
 
 
 def _begin(state: CellState, worker: Worker, storage: Storage, node: Node, size: int) -> None:
-    pages = allocate(worker.pool, size)
+    pages = worker.pool.allocate(size)
     if pages is None:
         raise InvariantViolated(f"a promotion of {size} pages was planned into {worker.pool.free}")
     begin_loading(state, node, worker, pages)
@@ -216,7 +218,7 @@ def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
     state = step.state
     promotion = worker.promotion
     if promotion is None or promotion.promotion_id != message.promotion_id:
-        count(state, "stale_inputs")
+        state.count("stale_inputs")
         return
     nodes = [node for node_id in promotion.nodes for node in loading_upwards(state, worker, node_id)]
     worker.promotion = None
@@ -224,14 +226,14 @@ def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
     if message.ok:
         for node in reversed(nodes):
             node.last_use = step.seq  # To a policy that goes by last use, it would be the first to leave again.
-            count(state, "promoted_pages", page_count(state.tree, node))
+            state.count("promoted_pages", page_count(state.tree, node))
             finish_loading(state, node, worker)
             if storage is not None:
                 unlock_host(state, node, storage)
         return
-    count(state, "promotions_failed")
+    state.count("promotions_failed")
     for node in nodes:
-        release(worker.pool, cancel_loading(state, node, worker))
+        worker.pool.release(cancel_loading(state, node, worker))
     if storage is not None:
         bad = message.bad_host_pages
         release_host(state, nodes, storage, bad[: len(bad) // 4 * 4])

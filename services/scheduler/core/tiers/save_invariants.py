@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.cache.unsaved import MOST_UNSAVED
-from services.scheduler.core.state import CellState, Worker
 from shared.errors import InvariantViolated
 from shared.ids import split_digests
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
 
 
 def check_saves(state: CellState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from services.scheduler.core.cache.prefix_tree import (
     namespace_of,
     page_count,
 )
-from services.scheduler.core.state import CellState, Storage
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
+from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import DIGEST_BYTES, chain_root
 
-NOWHERE = np.int32(-1).tobytes()
-"""In a packed page list: this page is not read from that pool."""
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,11 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
         device = node.device.get(worker_id, b"") if not host else b""
         size = pages - skipped
         found.tokens.append(node.tokens[skipped * page_bytes : pages * page_bytes])
-        found.host.append(host[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if host else NOWHERE * size)
+        found.host.append(
+            host[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if host else PACKED_NOWHERE * size
+        )
         found.device.append(
-            device[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if device else NOWHERE * size
+            device[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if device else PACKED_NOWHERE * size
         )
         found.nodes.append(node)
         found.ends.append((found.ends[-1] if found.ends else 0) + size)

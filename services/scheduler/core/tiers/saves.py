@@ -8,6 +8,7 @@ way is bounded, per storage and per device; what finds no room stands in line un
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.prefix_tree import (
@@ -18,16 +19,17 @@ from services.scheduler.core.cache.prefix_tree import (
 )
 from services.scheduler.core.cache.residency import lock_path, unlock_path
 from services.scheduler.core.cache.unsaved import MOST_UNSAVED, put_off
-from services.scheduler.core.quotas.limits import disk_quota
-from services.scheduler.core.state import CellState, Storage, Worker, count
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
 from services.scheduler.core.tiers.under_way import Save
 from shared.ids import DIGEST_BYTES, split_digests
-from shared.messages.requests import SubmitRequest
-from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.requests import SubmitRequest
+    from shared.messages.storage_events import ChunksSaved
 
 ORDER_CHUNKS = 64
 """Chunks of one order at the most."""
@@ -136,7 +138,7 @@ def save_leaving(step: Step, storage: Storage, node: Node) -> None:
     path = path_to(state, node)
     left = _save_as_far_as_may_be(step, storage, _holder_of(state, storage, path[:-1]), path, first)
     # It is gone before there is room.
-    count(state, "saves_refused_chunks", sum(len(run.names) for run in left))
+    state.count("saves_refused_chunks", sum(len(run.names) for run in left))
 
 
 def _holder_of(state: CellState, storage: Storage, path: Path) -> Worker | None:
@@ -182,7 +184,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
     )
     state.saves[save_id] = save
     storage.saving |= dict.fromkeys(run.names, save_id)
-    count(state, "saves_started")
+    state.count("saves_started")
     namespace = namespace_of(state.tree, run.node)
     order = SaveChunks(
         save_id=save_id,
@@ -197,7 +199,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
         worker_incarnation="" if reader is None else reader.incarnation,
         key_id=state.key_ids.get(namespace, ""),
         value=hotness(state, run.node),
-        quota=disk_quota(state, namespace),
+        quota=state.quotas.disk_quota(state.tree.owner_of(namespace)),
     )
     step.to_storage(storage, order)
 
@@ -209,9 +211,9 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
     step.cancel_timer(save.timer_id)
     storage.late_saves -= save.is_late
     if not save.is_late:
-        count(state, "saves_failed" if message.error else "saves_done")
+        state.count("saves_failed" if message.error else "saves_done")
     _close(state, storage, save)
-    count(state, "saved_chunks", len(message.chunks) // DIGEST_BYTES)
+    state.count("saved_chunks", len(message.chunks) // DIGEST_BYTES)
     chunks_gone(state, storage, message.dropped)
     chunks_added(state, storage, message.chunks)
     if not message.error and save.save_id >= storage.taken_from:
@@ -221,7 +223,7 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
 def expire_save(step: Step, save: Save) -> None:
     """The deadline passed: the storage gets no further save before it answers. What it may still read stays locked."""
     state = step.state
-    count(state, "saves_failed")
+    state.count("saves_failed")
     save.is_late = True
     state.storages[save.storage_id].late_saves += 1
 
@@ -232,7 +234,7 @@ def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
     for save in [save for save in state.saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
         step.touch(save.worker_id)
-        count(state, "saves_failed", 0 if save.is_late else 1)
+        state.count("saves_failed", 0 if save.is_late else 1)
         _close(state, storage, save)
     storage.late_saves = 0
     storage.taken, storage.unsaved = {}, {}

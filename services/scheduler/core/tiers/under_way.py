@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from shared.messages.base import unpack_int32
 
 
 class Transfer(msgspec.Struct):
@@ -62,3 +66,16 @@ class Fetch(msgspec.Struct):
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
     is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
+
+
+NOWHERE = -1
+"""Stands in a fetch's pages where the tree has the KV already."""
+
+
+def leased_pages(pages: bytes) -> int:
+    """Entries of a fetch's pages that are pages."""
+    return len(pages) // PAGE_NUMBER_BYTES - unpack_int32(pages).count(NOWHERE)
+
+
+PACKED_NOWHERE = np.int32(-1).tobytes()
+"""In a packed page list: this page is not read from that pool."""

@@ -7,13 +7,17 @@ reused often enough, which a request that reuses it again brings up anew. "on_ev
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.host_admission import admit_to_host
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.prefix_tree import Node, Path, match_prefix, page_count
 from services.scheduler.core.cache.trimming import TRANSFER_PAGES
-from services.scheduler.core.state import CellState, Request, Storage, Worker, count, storage_of
-from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
+from services.scheduler.core.tiers.host_admission import admit_to_host
 from services.scheduler.core.tiers.saves import save_path, saves_below
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.step import Step
 
 PAGES_AHEAD = 1024
 """Device pages that one storage is copying ahead of eviction at the most: a backup that frees pages waits behind them.
@@ -33,7 +37,7 @@ def sequence_computed(step: Step, worker: Worker, request: Request, tokens: byte
         return  # What it computed is lossy, and what it stood on is being kept already.
     if config.host_writes == "on_evict" and config.disk_writes in ("on_evict", "off"):
         return
-    storage = storage_of(state, worker)
+    storage = state.storage_of(worker)
     if storage is None or not request.submit.cache.write:
         return
     to_disk = config.disk_writes in ("through", "selective") and saves_below(storage)
@@ -87,7 +91,7 @@ def _copy_ahead(step: Step, worker: Worker, path: Path) -> None:
     transfer = open_transfer(step, worker, storage, stays=True)
     for node, host_pages in reversed(chosen):
         join_transfer(state, transfer, node, host_pages)
-    count(state, "copied_ahead_pages", size)
+    state.count("copied_ahead_pages", size)
     send_transfer(step, transfer)
 
 

@@ -6,8 +6,8 @@ from services.scheduler.core.cache.prefix_tree import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.restoring import restoring_cell
-from tests.unit.scheduler.core.saving_state import saving_cell
+from tests.unit.scheduler.core.restoring_cells import restoring_cell
+from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
 @pytest.fixture

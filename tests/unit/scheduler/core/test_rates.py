@@ -4,13 +4,11 @@ import random
 
 import pytest
 
-from services.scheduler.core import speed_fit
-from services.scheduler.core.hidden.planner import note
+from services.scheduler.core.hidden.layer_costs import layer_costs
 from services.scheduler.core.rates import (
     PAPERS_RATIO,
     UNMEASURED_DISK_BYTES_PER_US,
     disk_bytes_per_us,
-    layer_costs,
     load_compute_ratio,
     load_us,
     observe,
@@ -28,7 +26,7 @@ def learn(fit, *, flat=50.0, slope=20.0, steps=40, seed=1, noise=0.05, pause=())
         tokens, depth = chance.randrange(64, 2048), chance.randrange(0, 16384)
         time = tokens * (flat + slope * (depth + tokens / 2) / 1024) * (1 + chance.uniform(-noise, noise))
         time *= 1000 if number in pause else 1
-        speed_fit.note_compute(fit, tokens, tokens * depth + tokens * tokens // 2, round(time))
+        fit.note_compute(tokens, tokens * depth + tokens * tokens // 2, round(time))
 
 
 def test_both_parts_of_a_steps_time_are_found():
@@ -38,7 +36,7 @@ def test_both_parts_of_a_steps_time_are_found():
 
     assert fit.flat == pytest.approx(50, rel=0.2)
     assert fit.slope == pytest.approx(20, rel=0.1)
-    assert speed_fit.compute_us(fit, 8192, 1024) == pytest.approx(1024 * (50 + 20 * 8.5), rel=0.05)
+    assert fit.compute_us(8192, 1024) == pytest.approx(1024 * (50 + 20 * 8.5), rel=0.05)
 
 
 def test_a_pause_of_the_machine_does_not_spoil_the_fit():
@@ -46,14 +44,14 @@ def test_a_pause_of_the_machine_does_not_spoil_the_fit():
     fit = SpeedFit()
     learn(fit, steps=120, pause=(20,))
 
-    assert speed_fit.compute_us(fit, 4096, 512) == pytest.approx(512 * (50 + 20 * 4.25), rel=0.1)
+    assert fit.compute_us(4096, 512) == pytest.approx(512 * (50 + 20 * 4.25), rel=0.1)
 
 
 def test_equal_contexts_put_all_time_down_to_tokens():
     """What the reports do not tell apart is not guessed."""
     fit = SpeedFit()
     for _ in range(10):
-        speed_fit.note_compute(fit, 100, 100 * 500, 7000)
+        fit.note_compute(100, 100 * 500, 7000)
 
     assert (fit.flat, fit.slope) == (pytest.approx(70), 0)
 
@@ -62,8 +60,8 @@ def test_equal_contexts_put_all_time_down_to_tokens():
 def test_senseless_reports_teach_nothing(report):
     """Zero and negative values leave the fit as it is."""
     fit = SpeedFit()
-    speed_fit.note_compute(fit, *report)
-    speed_fit.note_load(fit, min(report[0], 0), report[2])
+    fit.note_compute(*report)
+    fit.note_load(min(report[0], 0), report[2])
 
     assert fit == SpeedFit()
 
@@ -119,16 +117,16 @@ def test_a_worker_without_reports_is_taken_to_be_like_the_others(make_cell):
 
 def test_restoration_costs_are_neutral_until_measured_and_then_ratios() -> None:
     """Depth doubles the cost where measured context says so; a load costs its measured share of computing."""
-    fit = speed_fit.SpeedFit()
-    assert speed_fit.restoration_costs(fit) == (0.0, 1.0)
+    fit = SpeedFit()
+    assert fit.restoration_costs() == (0.0, 1.0)
 
     # 10 us a token, and as much again for every 2,048 tokens of context.
     for tokens, context in ((100, 0), (100, 4096), (200, 1024), (50, 2048), (400, 512)):
         elapsed = round(tokens * (10 + 10 * context / 2048))
-        speed_fit.note_compute(fit, tokens, tokens * context, elapsed)
-    assert speed_fit.restoration_costs(fit)[1] == 1.0
-    speed_fit.note_load(fit, 1000, 2500)
-    depth, host = speed_fit.restoration_costs(fit)
+        fit.note_compute(tokens, tokens * context, elapsed)
+    assert fit.restoration_costs()[1] == 1.0
+    fit.note_load(1000, 2500)
+    depth, host = fit.restoration_costs()
 
     assert depth == pytest.approx(2048, rel=0.05)
     assert host == pytest.approx(0.25, rel=0.05)
@@ -192,6 +190,6 @@ def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell, limit, expe
     storage.disk_bytes_per_s = limit
     assert disk_bytes_per_us(storage) == expected
 
-    note(storage.disk_rate, 600.0, 300.0)
+    storage.disk_rate.note(600.0, 300.0)
 
     assert disk_bytes_per_us(storage) == 2.0

@@ -7,10 +7,13 @@ out is written as a number of agings, which does not change with time, so aging 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Values = tuple[int, int, int, int]
 """Frequency, length, the number of agings at which the clock has run out (0: it has), and last use."""

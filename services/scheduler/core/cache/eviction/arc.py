@@ -10,14 +10,18 @@ newcomer arrives, not before the victim that it displaces is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class ArcPolicy(QueuedPolicy, tag="arc"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.eviction.policy import Moment
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.policy import Moment
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class FifoPolicy(RankedPolicy, tag="fifo"):

@@ -7,11 +7,15 @@ long falls behind newcomers however often it was used before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class GdsfPolicy(RankedPolicy, tag="gdsf"):

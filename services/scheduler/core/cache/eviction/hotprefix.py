@@ -19,14 +19,16 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from services.scheduler.core.cache.eviction.aging_group import AgingGroup, Values, enter, first
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
 from services.scheduler.core.cache.hotness.expression import Expression, parse
-from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
 
 Rank = tuple[float, int]
 """Priority, then the last use: of equal leaves the one used longest ago goes first."""

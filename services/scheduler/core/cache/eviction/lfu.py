@@ -5,11 +5,15 @@ A node that leaves and comes back starts anew; :mod:`hotprefix` is the policy wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.eviction.policy import Moment
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class LfuPolicy(RankedPolicy, tag="lfu"):

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
-from shared.messages.cell_events import CellConfig
+
+if TYPE_CHECKING:
+    from shared.messages.cell_events import CellConfig
 
 Evictable = Callable[[int], Node | None]
 """A node by its id, if it is resident in the pool and may be evicted now; otherwise None."""

@@ -8,11 +8,13 @@ not go keeps its place and costs nothing until it is offered.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.policy import Evictable
-from services.scheduler.core.cache.prefix_tree import Node
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.policy import Evictable
+    from services.scheduler.core.cache.prefix_tree import Node
 
 _SPARE = 64  # Void entries that a small heap may hold before it is built anew.
 

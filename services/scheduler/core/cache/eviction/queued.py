@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction.policy import Policy, size_of
-from services.scheduler.core.cache.eviction.queue import NodeQueue
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.queue import NodeQueue
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class QueuedPolicy(Policy):

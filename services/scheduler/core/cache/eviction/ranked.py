@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
 
 Rank = tuple[int | float, ...]
 

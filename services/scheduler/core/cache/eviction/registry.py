@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction.arc import ArcPolicy
 from services.scheduler.core.cache.eviction.fifo import FifoPolicy
 from services.scheduler.core.cache.eviction.gdsf import GdsfPolicy
@@ -14,7 +16,9 @@ from services.scheduler.core.cache.eviction.slru import SlruPolicy
 from services.scheduler.core.cache.eviction.thermocline import ThermoclinePolicy
 from services.scheduler.core.cache.eviction.two_q import TwoQueuePolicy
 from services.scheduler.core.cache.eviction.w_tinylfu import WTinyLfuPolicy
-from shared.messages.cell_events import CellConfig
+
+if TYPE_CHECKING:
+    from shared.messages.cell_events import CellConfig
 
 AnyPolicy = (
     FifoPolicy

@@ -11,14 +11,18 @@ parents of what sits in the main queue would fill the small one for good, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 SMALL_SHARE = 0.1  # Of the capacity; the ghosts are as many tokens as the rest.
 MOST_USES = 3

@@ -8,11 +8,15 @@ go when the hand comes, because something hangs below it, is passed over and due
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.eviction.policy import Evictable, Moment
+    from services.scheduler.core.cache.prefix_tree import Node
 
 
 class SievePolicy(RankedPolicy, tag="sieve"):

@@ -6,14 +6,18 @@ probation when the protected part outgrows its share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 PROTECTED_SHARE = 0.8
 

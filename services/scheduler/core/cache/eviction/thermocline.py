@@ -12,7 +12,7 @@ Where a simple rule does better than what was learned so far, that rule ranks th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,7 +25,11 @@ from services.scheduler.core.cache.eviction.thermo.ranking import Ranking
 from services.scheduler.core.cache.eviction.thermo.record import Context, Record
 from services.scheduler.core.cache.eviction.thermo.records import Records, head_of
 from services.scheduler.core.cache.eviction.thermo.spacing import Spacing
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 SAMPLES_PER_REQUEST = 2
 EARLY_SAMPLES = 4  # Instead of that in the first EARLY requests, while the law knows little.

@@ -9,14 +9,18 @@ treated as the ghost that it ought to be: a use brings it to ``main``, otherwise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 RECENT_SHARE = 0.25  # Of the capacity: the paper's Kin.
 GHOST_SHARE = 0.5  # Tokens remembered, of the capacity: the paper's Kout.

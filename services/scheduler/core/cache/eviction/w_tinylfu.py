@@ -10,7 +10,7 @@ share, who wins a contest enters without displacing anybody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +19,11 @@ from services.scheduler.core.cache.eviction.queue import NodeQueue, ScannedQueue
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
 from services.scheduler.core.cache.eviction.sketch import FrequencySketch, make_sketch
 from services.scheduler.core.cache.eviction.slru import PROTECTED_SHARE, Segments
-from services.scheduler.core.cache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
 
 WINDOW_SHARE = 0.01
 _NODE_TOKENS = 64  # A guess at a small node, which sizes the sketch.

@@ -5,8 +5,12 @@ Digests are polynomials modulo 2**64: their low bits depend on the low bits of t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 _SECOND = 0xBF58476D1CE4E5B9

@@ -6,13 +6,18 @@ filter is bounded by the tree, and by the tree alone: prefixes that never come b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
 
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors
-from services.scheduler.core.state import CellState, count
-from shared.messages.cell_events import CellConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from services.scheduler.core.state import CellState
+    from shared.messages.cell_events import CellConfig
 
 MOST_BASE_BITS = 24
 FORGOTTEN_SHARE = 4
@@ -25,10 +30,10 @@ def make_room(state: CellState) -> bool:
     if 2 * len(state.tree.nodes) > hotness.capacity:
         if not hotness.grow():
             return _rebuild_larger(state)
-        count(state, "hotness_growths")
+        state.count("hotness_growths")
         return True
     forgotten = hotness.drop_coldest(_digests(state.tree), hotness.capacity // FORGOTTEN_SHARE)
-    count(state, "hotness_forgotten", forgotten)
+    state.count("hotness_forgotten", forgotten)
     return forgotten > 0
 
 
@@ -58,7 +63,7 @@ def _rebuild_larger(state: CellState) -> bool:
         return False
     widths = (old.fingerprint_bits, old.clock_bits, old.frequency_bits, old.depth_bits)
     state.hotness = _rebuilt(state.tree, old, widths, base_bits)
-    count(state, "hotness_rebuilds")
+    state.count("hotness_rebuilds")
     return True
 
 

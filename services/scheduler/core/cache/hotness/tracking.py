@@ -9,13 +9,17 @@ whatever is remembered of the prefix that begins there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.hotness.room import level_of, make_room
 from services.scheduler.core.cache.prefix_tree import Node, head_of
-from services.scheduler.core.state import CellState, count
-from services.scheduler.core.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.state import CellState
+    from services.scheduler.core.step import Step
 
 
 def request_admitted(step: Step, reused: Sequence[Node]) -> None:
@@ -71,7 +75,7 @@ def _touch_digest(state: CellState, digest: int, level: int) -> None:
     if state.hotness.touch(digest, level):
         return
     if not make_room(state) or not state.hotness.touch(digest, level):
-        count(state, "hotness_overflows")
+        state.count("hotness_overflows")
 
 
 def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int) -> None:
@@ -80,4 +84,4 @@ def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int)
     if state.hotness.put(node.digest, frequency, clock, level):
         return
     if not make_room(state) or not state.hotness.put(node.digest, frequency, clock, level):
-        count(state, "hotness_overflows")
+        state.count("hotness_overflows")

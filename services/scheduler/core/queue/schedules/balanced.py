@@ -12,12 +12,16 @@ aside only if it also brings more load than computation by that ratio, that is, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, bundle_hits_among, is_loading_bound
-from services.scheduler.core.queue.schedules.protocol import Candidates
 from services.scheduler.core.rates import load_compute_ratio
-from services.scheduler.core.state import CellState, Worker, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.queue.schedules.protocol import Candidates
+    from services.scheduler.core.state import CellState, Worker
 
 
 def balanced(state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates) -> Iterator[Candidate]:
@@ -27,7 +31,7 @@ def balanced(state: CellState, worker: Worker, builder: BatchBuilder, candidates
     for candidate in candidates:
         if not is_first and _lengthens_wait(state, worker, builder, candidate):
             put_aside.append(candidate)
-            count(state, "requests_put_aside")
+            state.count("requests_put_aside")
             continue
         is_first = False
         loading = len(builder.loading)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
-from services.scheduler.core.queue.schedules.protocol import Candidates
-from services.scheduler.core.state import CellState, Worker
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+    from services.scheduler.core.queue.schedules.protocol import Candidates
+    from services.scheduler.core.state import CellState, Worker
 
 
 def fcfs(state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates) -> Iterator[Candidate]:

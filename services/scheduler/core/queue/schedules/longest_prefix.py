@@ -5,11 +5,14 @@ Priorities still go first. All of the window is looked at before anything is adm
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
-from services.scheduler.core.queue.schedules.protocol import Candidates
-from services.scheduler.core.state import CellState, Worker
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+    from services.scheduler.core.queue.schedules.protocol import Candidates
+    from services.scheduler.core.state import CellState, Worker
 
 
 def longest_prefix(

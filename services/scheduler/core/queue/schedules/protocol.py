@@ -7,11 +7,13 @@ come lazily, in the ready order, and those that are deferred never come; looking
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
-from services.scheduler.core.state import CellState, Worker
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+    from services.scheduler.core.state import CellState, Worker
 
 
 class Candidates(Protocol):

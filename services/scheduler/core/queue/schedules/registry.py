@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.queue.schedules.balanced import balanced
 from services.scheduler.core.queue.schedules.fcfs import fcfs
 from services.scheduler.core.queue.schedules.longest_prefix import longest_prefix
-from services.scheduler.core.queue.schedules.protocol import Schedule
+
+if TYPE_CHECKING:
+    from services.scheduler.core.queue.schedules.protocol import Schedule
 
 SCHEDULES: dict[str, Schedule] = {"balanced": balanced, "lpm": longest_prefix, "fcfs": fcfs}

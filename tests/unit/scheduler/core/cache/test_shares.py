@@ -2,12 +2,16 @@
 
 import pytest
 
-from services.scheduler.core.cache import shares as shares_module
+from services.scheduler.core.cache import shares
 from services.scheduler.core.cache.eviction.thermocline import ThermoclinePolicy
 from services.scheduler.core.cache.heat import hotness, worth
+from services.scheduler.core.cache.node_importance import value_path
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, match_prefix
-from services.scheduler.core.cache.shares import LEAST_IMPORTANCE, MOST_IMPORTANCE, importance_of, note_shares
-from services.scheduler.core.sparse.sparse_records import ChunkShares
+from services.scheduler.core.cache.shares import (
+    LEAST_IMPORTANCE,
+    MOST_IMPORTANCE,
+    ChunkShares,
+)
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
 from tests.stateful.cell_model import namespace
@@ -25,8 +29,8 @@ def path_of(cell, tokens):
 def test_a_share_is_a_moving_average():
     """The first read counts as it is, each further one by a quarter."""
     found = ChunkShares()
-    note_shares(found, [A], bytes([255]))
-    note_shares(found, [A], bytes([0]))
+    found.note([A], bytes([255]))
+    found.note([A], bytes([0]))
 
     assert found.by_name[A].average == pytest.approx(0.75)
     assert found.by_name[A].reads == 2
@@ -35,12 +39,12 @@ def test_a_share_is_a_moving_average():
 
 def test_the_chunk_read_longest_ago_is_forgotten_first(monkeypatch):
     """A read makes a chunk the latest."""
-    monkeypatch.setattr(shares_module, "MOST_CHUNKS", 2)
+    monkeypatch.setattr(shares, "MOST_CHUNKS", 2)
     found = ChunkShares()
-    note_shares(found, [A, B], bytes([100, 100]))
-    note_shares(found, [A], bytes([100]))
+    found.note([A, B], bytes([100, 100]))
+    found.note([A], bytes([100]))
 
-    note_shares(found, [C], bytes([51]))
+    found.note([C], bytes([51]))
 
     assert list(found.by_name) == [A, C]
     assert found.total == pytest.approx(sum(known.average for known in found.by_name.values()))
@@ -49,38 +53,38 @@ def test_the_chunk_read_longest_ago_is_forgotten_first(monkeypatch):
 def test_importance_is_relative_to_other_chunks():
     """Twice the share of another is a third more than the average of both."""
     found = ChunkShares()
-    note_shares(found, [A, B], bytes([100, 50]))
+    found.note([A, B], bytes([100, 50]))
 
-    assert importance_of(found, [A]) == pytest.approx(4 / 3)
-    assert importance_of(found, [B]) == pytest.approx(2 / 3)
-    assert importance_of(found, [A, B, C]) == pytest.approx(1.0)
+    assert found.importance_of([A]) == pytest.approx(4 / 3)
+    assert found.importance_of([B]) == pytest.approx(2 / 3)
+    assert found.importance_of([A, B, C]) == pytest.approx(1.0)
 
 
 def test_what_is_not_known_counts_as_average():
     """Nodes that nobody read in part are neither favoured nor put back."""
     found = ChunkShares()
-    assert importance_of(found, [A]) == 1.0
-    note_shares(found, [B], bytes([0]))
+    assert found.importance_of([A]) == 1.0
+    found.note([B], bytes([0]))
 
-    assert importance_of(found, [A]) == importance_of(found, []) == importance_of(found, [B]) == 1.0
+    assert found.importance_of([A]) == found.importance_of([]) == found.importance_of([B]) == 1.0
 
 
 def test_importance_has_bounds():
     """One number never outweighs all else that speaks for a node."""
     found = ChunkShares()
     names = [bytes([number]) * 16 for number in range(20)]
-    note_shares(found, [A, *names], bytes([255] + [1] * 20))
+    found.note([A, *names], bytes([255] + [1] * 20))
 
-    assert importance_of(found, [A]) == MOST_IMPORTANCE
-    assert importance_of(found, names[:1]) == LEAST_IMPORTANCE
+    assert found.importance_of([A]) == MOST_IMPORTANCE
+    assert found.importance_of(names[:1]) == LEAST_IMPORTANCE
 
 
 def test_frequency_and_importance_are_multiplied_as_in_the_paper():
     """IMPRESS, Figure 14: 1.5 times the frequency and half the important keys lose to the other chunk."""
     found = ChunkShares()
-    note_shares(found, [A, B], bytes([127, 255]))
+    found.note([A, B], bytes([127, 255]))
 
-    assert 1.5 * importance_of(found, [A]) < 1.0 * importance_of(found, [B])
+    assert 1.5 * found.importance_of([A]) < 1.0 * found.importance_of([B])
 
 
 def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell):
@@ -97,7 +101,7 @@ def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell):
 
     (node, _), *_ = path_of(cell, prompt(4))
     names = list(shares.by_name)[: len(node.tokens) // TOKEN_BYTES // CHUNK]
-    assert node.importance == importance_of(shares, names) != 1.0
+    assert node.importance == shares.importance_of(names) != 1.0
     assert worth(cell.state, node) == hotness(cell.state, node) * node.importance
 
 
@@ -115,8 +119,8 @@ def test_a_node_that_was_there_before_is_valued_anew(make_cell):
 
     storage = storage_of(cell)
     names = put_in_parts(cell, prompt(4))
-    note_shares(storage.shares, names, bytes([200] * 4))
-    shares_module.value_path(cell.state, storage, [(node, 8)], 0)
+    storage.shares.note(names, bytes([200] * 4))
+    value_path(cell.state, storage, [(node, 8)], 0)
 
     assert holder in node.device
     assert node.importance > 1.0

@@ -12,7 +12,7 @@ from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
-from tests.unit.scheduler.core.saving_state import worker_runs
+from tests.unit.scheduler.core.saving_hidden import worker_runs
 
 DOCUMENTS = [[number] * 200 for number in (3, 4, 5, 6)]
 CHUNKS = 3  # Whole ones, of each document.

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.queue.transient import add_span
+from services.scheduler.core.waiting.transient import add_span
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
 

@@ -4,7 +4,7 @@ from services.scheduler.core import list_cache
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.status import ListCache
 from tests.unit.scheduler.core.fetching import prompt
-from tests.unit.scheduler.core.saving_state import saving_cell
+from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
 def test_chunks_are_listed_by_form(make_cell):

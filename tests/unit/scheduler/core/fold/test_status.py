@@ -5,7 +5,7 @@ from shared.messages.status import StorageBudget
 from shared.messages.worker_events import DeviceFacts
 from tests.unit.scheduler.core.fetching import prompt
 from tests.unit.scheduler.core.reading_in_part import put_in_parts, sparse_cell
-from tests.unit.scheduler.core.saving_state import saving_cell, worker_runs
+from tests.unit.scheduler.core.saving_hidden import saving_cell, worker_runs
 
 
 def test_pages_add_up(make_cell):

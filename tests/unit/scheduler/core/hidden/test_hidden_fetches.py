@@ -6,7 +6,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring import (
+from tests.unit.scheduler.core.restoring_cells import (
     bring,
     hidden_pool,
     put_state,

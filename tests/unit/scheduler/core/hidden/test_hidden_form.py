@@ -3,7 +3,6 @@
 import pytest
 from msgspec import structs
 
-from services.scheduler.core import speed_fit
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.hidden.hidden_form import (
     COMPARED_TOKENS,
@@ -12,8 +11,8 @@ from services.scheduler.core.hidden.hidden_form import (
     parse_form,
     wanted_hidden,
 )
-from services.scheduler.core.hidden.planner import LayerCosts, layer_times, note
-from services.scheduler.core.hidden.planner.partition import hidden_only, kv_only, made, tokens_only
+from services.scheduler.core.hidden.layer_costs import LayerCosts
+from services.scheduler.core.hidden.partition import hidden_only, kv_only, layer_times, made, tokens_only
 from services.scheduler.core.state import Storage, Worker, new_state
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -150,11 +149,11 @@ def test_what_is_observed_takes_the_place_of_profile_and_limit():
     assert wanted_hidden(state, storage) is None
 
     for _ in range(5):
-        note(storage.disk_rate, 4e9, 1e6)
+        storage.disk_rate.note(4e9, 1e6)
 
     assert wanted_hidden(state, storage).is_state
     for _ in range(20):
-        speed_fit.note_compute(state.workers["w"].speed, 1000, 0, 10)
+        state.workers["w"].speed.note_compute(1000, 0, 10)
     assert wanted_hidden(state, storage) is None
 
 

@@ -2,19 +2,18 @@
 
 import pytest
 
-from services.scheduler.core.cache.page_pool import allocate, release
 from services.scheduler.core.fold.invariants import check_invariants
 from shared.errors import InvariantViolated
 from tests.unit.scheduler.core.fetching import prompt
-from tests.unit.scheduler.core.saving_state import saving_cell, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, worker_runs
 
 
 def break_pool(cell):
-    allocate(state_storage(cell).hidden_pool, 1)
+    state_storage(cell).hidden_pool.allocate(1)
 
 
 def break_ownership(cell):
-    release(state_storage(cell).hidden_pool, cell.state.leases[2].pages[:4])
+    state_storage(cell).hidden_pool.release(cell.state.leases[2].pages[:4])
 
 
 def break_lease_size(cell):

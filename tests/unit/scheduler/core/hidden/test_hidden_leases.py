@@ -11,7 +11,7 @@ from shared.messages.storage_events import ChunksSaved
 from shared.messages.worker_events import RequestFinished, StateSaved
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
-from tests.unit.scheduler.core.saving_state import (
+from tests.unit.scheduler.core.saving_hidden import (
     extensions,
     free_pages,
     leases_given,

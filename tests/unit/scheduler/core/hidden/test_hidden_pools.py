@@ -12,7 +12,7 @@ from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 from tests.stateful.cell_model import CellModel, geometry
 from tests.stateful.model_state import COSTS, state_geometry
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.saving_state import saving_cell, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, worker_runs
 
 SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 """On the disk as it is known at first, KV comes back sooner."""

@@ -10,7 +10,7 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import ChunksDropped, ChunksListed, ChunksSaved
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
-from tests.unit.scheduler.core.saving_state import free_pages, saves, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_hidden import free_pages, saves, state_storage, worker_runs
 
 EACH = CHUNK // PAGE
 

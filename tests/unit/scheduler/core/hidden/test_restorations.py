@@ -2,7 +2,6 @@
 
 import pytest
 
-from services.scheduler.core.hidden.planner import note
 from services.scheduler.core.hidden.restorations import note_loads
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.state import Chunk
@@ -12,7 +11,7 @@ from shared.messages.worker_events import BatchDone
 from shared.messages.worker_plans import RestoreChunk, RunBatch
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring import (
+from tests.unit.scheduler.core.restoring_cells import (
     bring,
     bring_at_once,
     hidden_pool,
@@ -227,7 +226,7 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_resto
     """Once it was observed to take half the time of computing, twice the budget's tokens are restored at once."""
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1)
     worker = cell.state.workers["worker-0"]
-    note(worker.restoring, 1000.0, 1000.0 * COSTS.token_us / 2)
+    worker.restoring.note(1000.0, 1000.0 * COSTS.token_us / 2)
     put_state(cell, prompt(3))
     cell.submit(prompt(3))
     bring_at_once(cell, 3)
@@ -238,7 +237,7 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_resto
 def test_a_budget_that_restoring_has_used_up_computes_nothing_more(make_restoring_cell, orders):
     """A restored token counts as much as a computed one here: the other request's chunk is in a later batch."""
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring="state", schedule="fcfs")
-    note(cell.state.workers["worker-0"].restoring, 1000.0, 1000.0 * COSTS.token_us)
+    cell.state.workers["worker-0"].restoring.note(1000.0, 1000.0 * COSTS.token_us)
     put_state(cell, prompt(2))
     name = cell.submit(prompt(2))
     bring_at_once(cell, 2)

@@ -3,7 +3,6 @@
 import pytest
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.page_pool import release
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.queue.cancellation import end_early
 from services.scheduler.core.queue.leases import preempt
@@ -11,7 +10,7 @@ from services.scheduler.core.step import Step
 from shared.chunks import chunk_pages
 from shared.errors import InvariantViolated
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.restoring import bring, bring_at_once, put_state, restoring_cell, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import bring, bring_at_once, put_state, restoring_cell, worker_goes_on
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def fetch_of(state, name="waiting"):
 
 
 def free_a_page(state):
-    release(state.storages["storage"].hidden_pool, run_of(state).pages[:4])
+    state.storages["storage"].hidden_pool.release(run_of(state).pages[:4])
 
 
 def lose_the_pool(state):

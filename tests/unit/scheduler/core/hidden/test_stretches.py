@@ -28,7 +28,7 @@ from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_plans import AdmitRequest, RestoreChunk, RunBatch
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring import (
+from tests.unit.scheduler.core.restoring_cells import (
     SLOW_DISK,
     bring,
     hidden_pool,

@@ -2,7 +2,6 @@
 
 import pytest
 
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import match_prefix
 from services.scheduler.core.cache.residency import give_host
 from shared.messages.base import pack_int32, unpack_int32
@@ -114,7 +113,7 @@ def copy_to_host(cell, node):
     """Let host memory hold a copy of what the only worker has."""
     storage, host = cell.state.storages["storage"], cell.storages["storage"].pool
     pages = unpack_int32(node.device["worker-0"])
-    give_host(cell.state, node, storage, allocate(storage.pool, len(pages)))
+    give_host(cell.state, node, storage, storage.pool.allocate(len(pages)))
     for page, source in zip(unpack_int32(node.host["storage"]), pages, strict=True):
         host.memory[page] = cell.workers["worker-0"].memory[source]
 

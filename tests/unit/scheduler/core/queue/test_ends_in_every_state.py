@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core import status
-from services.scheduler.core.queue.deferral import is_deferred
+from services.scheduler.core.waiting.waits import is_deferred
 from shared.messages.cell_events import FlushCache, GatewayLost
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 

@@ -1,9 +1,8 @@
 """Where requests go."""
 
-from services.scheduler.core.speed_fit import note_compute
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring import put_state
+from tests.unit.scheduler.core.restoring_cells import put_state
 
 
 def placed(cell, name):
@@ -110,7 +109,7 @@ def test_measured_speed_decides_between_unequal_workers(make_cell):
     """A worker that computes ten times as fast gets the work, though the other joined first."""
     cell = make_cell(workers=2)
     for name, time in (("worker-0", 100_000), ("worker-1", 10_000)):
-        note_compute(cell.state.workers[name].speed, 100, 5000, time)
+        cell.state.workers[name].speed.note_compute(100, 5000, time)
 
     cell.submit([1] * 40, request_id="first")
 

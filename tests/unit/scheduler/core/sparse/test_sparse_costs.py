@@ -3,9 +3,8 @@
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.hidden.exploration import TRIED_EVERY, is_sparse_overruled, note_decision
-from services.scheduler.core.hidden.planner import note, per_us
-from services.scheduler.core.hidden.restoration_choice import choose
+from services.scheduler.core.restoring.exploration import TRIED_EVERY, is_sparse_overruled, note_decision
+from services.scheduler.core.restoring.restoration_choice import choose
 from services.scheduler.core.sparse.sparse_costs import (
     CALL_US,
     FALLBACK_SHARE,
@@ -16,8 +15,8 @@ from services.scheduler.core.sparse.sparse_costs import (
 from services.scheduler.core.state import Storage
 from shared.messages.pools import KvGeometry
 from tests.unit.scheduler.core.fetching import CHUNK, prompt
-from tests.unit.scheduler.core.hidden.test_restoration_choice import prices, replace, ways
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
+from tests.unit.scheduler.core.restoring.test_restoration_choice import prices, replace, ways
 
 KV = KvGeometry(layers=8, kv_heads=12, head_dim=16, page_size=16, dtype="float16")
 
@@ -54,7 +53,7 @@ def test_prices_follow_the_disk(make_cell):
     cell = sparse_cell(make_cell)
     storage, worker = storage_of(cell), cell.state.workers["worker-0"]
     before = sparse_prices(cell.state, worker, storage, QUARTER)
-    note(storage.disk_rate, 1.0, 1e3)
+    storage.disk_rate.note(1.0, 1e3)
 
     after = sparse_prices(cell.state, worker, storage, QUARTER)
 
@@ -71,13 +70,13 @@ def test_the_pace_is_learned_from_what_reads_took(make_cell):
 
     answered(cell, prompt(4), importance=QUARTER)
 
-    assert per_us(storage_of(cell).sparse_pace, 1.0) == pytest.approx(expected / 40)
+    assert storage_of(cell).sparse_pace.per_us(1.0) == pytest.approx(expected / 40)
 
 
 def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten():
     """No answer is made lossy to learn; after as many decisions as a trial would take, the pace is neutral again."""
     storage = Storage(storage_id="storage", incarnation="1", node="node", host_bytes=1)
-    note(storage.sparse_pace, 1.0, 1000.0)
+    storage.sparse_pace.note(1.0, 1000.0)
     held = replace(prices(disk=1e-3), sparse=SparsePrices(ratio=0.25, calls_us=0.0, token_us=1.0, pace=1e-3))
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
     choice = choose(held, way)

@@ -4,7 +4,6 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core.cache.prefix_tree import match_prefix
-from services.scheduler.core.hidden.planner import note
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.queue.queue_scan import QueueScan
 from services.scheduler.core.sparse.sparse_prefixes import begin_sparse, pages_for_chosen, sparse_order
@@ -20,7 +19,7 @@ from tests.stateful.cell_model import namespace
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring import SLOW_DISK, put_state, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_state, worker_goes_on
 
 EACH = CHUNK // PAGE
 SLOW_DEVICE = structs.replace(COSTS, token_us=1e5)
@@ -241,7 +240,7 @@ def test_a_slow_disk_is_read_in_part(cell_that):
     """With a profile, too, where a part of the bytes is the fastest way back."""
     cell = cell_that(costs=SLOW_DEVICE)
     put_in_parts(cell, prompt(4))
-    note(storage_of(cell).disk_rate, 1.0, 1000.0)
+    storage_of(cell).disk_rate.note(1.0, 1000.0)
 
     name = cell.submit(prompt(4), importance=QUARTER)
 
@@ -446,7 +445,7 @@ def test_no_state_of_it_is_saved(cell_that):
     """A worker that would get a state lease gets none behind a sparse prefix."""
     cell = cell_that(costs=SLOW_DEVICE, state_pages=64, state_form="0/1/0")
     put_in_parts(cell, prompt(4))
-    note(storage_of(cell).disk_rate, 1.0, 1000.0)
+    storage_of(cell).disk_rate.note(1.0, 1000.0)
 
     lossy = answered(cell, prompt(4, tail=3 * CHUNK), importance=QUARTER)
     exact = answered(cell, prompt(4, kind=2))
@@ -482,11 +481,11 @@ def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(cell_that, or
 
 def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that, monkeypatch):
     """What is weighed is as much as one fetch brings; what is read is the whole run."""
-    monkeypatch.setattr("services.scheduler.core.hidden.restoration_ways.STATE_FETCH_CHUNKS", 2)
-    monkeypatch.setattr("services.scheduler.core.tiers.prefetch.FETCH_CHUNKS", 2)
+    monkeypatch.setattr("services.scheduler.core.restoring.restoration_ways.HIDDEN_FETCH_CHUNKS", 2)
+    monkeypatch.setattr("services.scheduler.core.restoring.prefetch.FETCH_CHUNKS", 2)
     cell = cell_that(costs=structs.replace(COSTS, token_us=1e7))
     put_in_parts(cell, prompt(5))
-    note(storage_of(cell).disk_rate, 1.0, 1e6)
+    storage_of(cell).disk_rate.note(1.0, 1e6)
 
     assert answered(cell, prompt(5), importance=QUARTER).sparse.end == 5 * CHUNK
 

@@ -9,7 +9,7 @@ from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.stateful import model_sparse
 from tests.unit.scheduler.core.fetching import CHUNK, host_tokens, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring import storage_obeys, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import storage_obeys, worker_goes_on
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Backups to host memory."""
 
-from services.scheduler.core.queue import batching
+from services.scheduler.core.fold import main_loop
 from shared.messages.storage_plans import BackupPages
 
 
@@ -150,13 +150,13 @@ def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(make_ce
         cell.submit([number + 1] * 40, max_tokens=1)
         cell.drain()
     served = []
-    serve = batching._serve
+    serve = main_loop._serve
 
     def note_and_serve(turn, worker):
         served.append(worker.worker_id)
         return serve(turn, worker)
 
-    monkeypatch.setattr(batching, "_serve", note_and_serve)
+    monkeypatch.setattr(main_loop, "_serve", note_and_serve)
     cell.submit([9] * 40, max_tokens=1, request_id="next")
     (transfer,) = cell.state.transfers.values()
     served.clear()

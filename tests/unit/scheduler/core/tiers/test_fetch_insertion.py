@@ -3,7 +3,6 @@
 import random
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import match_prefix, page_count
 from services.scheduler.core.cache.residency import give_host
 from services.scheduler.core.step import Step
@@ -36,7 +35,7 @@ def grow(cell, chance):
         cell.drain()
     for node in list(state.tree.nodes.values()):
         if node.parent and chance.random() < 0.4:
-            give_host(state, node, storage, allocate(storage.pool, page_count(state.tree, node)))
+            give_host(state, node, storage, storage.pool.allocate(page_count(state.tree, node)))
 
 
 def test_pages_become_copies_where_they_have_something_to_stand_on(make_cell):
@@ -55,7 +54,7 @@ def _pages_become_copies(make_cell, chance):
     chunks = chance.randint(1, 6 - first)
     start, end = first * CHUNK // PAGE, (first + chunks) * CHUNK // PAGE
     leased = [chance.random() < 0.8 for _ in range(start, end)]
-    pages = iter(unpack_int32(allocate(storage.pool, sum(leased))))
+    pages = iter(unpack_int32(storage.pool.allocate(sum(leased))))
     fetch = Fetch(
         fetch_id=1,
         storage_id="storage",

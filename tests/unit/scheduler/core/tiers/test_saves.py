@@ -12,7 +12,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
 from tests.stateful.cell_model import namespace
-from tests.unit.scheduler.core.saving_state import worker_runs
+from tests.unit.scheduler.core.saving_hidden import worker_runs
 
 DOCUMENT = list(range(200))
 

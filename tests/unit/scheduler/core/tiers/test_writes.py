@@ -3,12 +3,11 @@
 import pytest
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.host_admission import take_host_pages
-from services.scheduler.core.cache.making_room import make_room
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import match_prefix
 from services.scheduler.core.cache.residency import drop_device, give_host, lock_host, unlock_host
 from services.scheduler.core.step import Step
+from services.scheduler.core.tiers.host_admission import take_host_pages
+from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.tiers.writes import PAGES_AHEAD
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
@@ -167,7 +166,7 @@ def straddling(make_tiers):
     state = cell.state
     upper, lower = nodes_of(cell, list(range(384)))
     storage = state.storages["storage"]
-    give_host(state, lower, storage, allocate(storage.pool, 10))
+    give_host(state, lower, storage, storage.pool.allocate(10))
     for index, page in enumerate(unpack_int32(lower.host["storage"])):
         number = unpack_int32(lower.device["worker-0"])[index]
         cell.storages["storage"].pool.memory[page] = cell.workers["worker-0"].memory[number]
@@ -201,7 +200,7 @@ def test_a_victim_that_a_save_begins_to_read_stays(straddling, orders):
         while cell.deliver(cell.workers["worker-0"]):
             pass
     (other,) = nodes_of(cell, [7] * 128)
-    give_host(state, other, storage, allocate(storage.pool, 8))
+    give_host(state, other, storage, storage.pool.allocate(8))
     lock_host(other, "storage")
 
     is_free = make_room(turn, worker, worker.pool.free + 14)

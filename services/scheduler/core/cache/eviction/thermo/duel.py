@@ -9,13 +9,16 @@ CACHEUS (Rodriguez et al., FAST 2021); here each has a cache of its own, and one
 from __future__ import annotations
 
 from math import sqrt
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.thermo.law import Law
 from services.scheduler.core.cache.eviction.thermo.rules import LEARNED, RECENCY, ROUNDS, RULES
 from services.scheduler.core.cache.eviction.thermo.shadows import Shadows
 from services.scheduler.core.cache.eviction.thermo.spacing import Spacing
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.law import Law
 
 SAMPLES_PER_REQUEST = 4.0  # At most;
 MOST_HELD = 2048  # fewer where the pool would hold more samples than this.

@@ -7,9 +7,13 @@ are small.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from services.scheduler.core.cache.eviction.thermo.law import COUNT_SHIFT, FEATURE_BITS, PACES, PASSED_SHIFT, shift_of
-from services.scheduler.core.cache.eviction.thermo.record import Context, Record
 from services.scheduler.core.cache.eviction.thermo.rules import MOST_USES
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.record import Context, Record
 
 _MOST = PACES - 1
 _KNOWN = 1024

@@ -8,6 +8,7 @@ rhythm. Between slices everything is plain bytes; the tables in force change onl
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -28,7 +29,9 @@ from services.scheduler.core.cache.eviction.thermo.law import (
     rounded,
     shift_of,
 )
-from services.scheduler.core.cache.eviction.thermo.samples import Floats, Ints
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.samples import Floats, Ints
 
 FACTOR_LIMIT = 50.0
 PRIOR_EVENTS = 10.0  # Weight, in reuses, of the assumption that a feature makes no difference.

@@ -10,12 +10,15 @@ its end and no more than half of it lives, the living move together, in their or
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from services.scheduler.core.cache.eviction.thermo.record import Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ROW = Struct("<QQQfIqiHHHBBII")  # As in _pack; then its state, and the next row by digest and by head.
 _DIGEST = Struct("<Q")

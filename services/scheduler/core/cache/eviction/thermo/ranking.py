@@ -10,12 +10,15 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import compress
 from struct import Struct
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from services.scheduler.core.cache.eviction.thermo.law import Law
 from services.scheduler.core.cache.eviction.thermo.rules import ROUNDS, score, score_one
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.law import Law
 
 LINE = 16  # Nodes in line, at least.
 LINE_SHARE = 64  # One node in so many is put in line,

@@ -10,10 +10,14 @@ The simple scores are sums and quotients of doubles, which every machine rounds 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from services.scheduler.core.cache.eviction.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT, Law
-from services.scheduler.core.cache.eviction.thermo.samples import Floats, Ints
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.samples import Floats, Ints
 
 LEARNED, RECENCY, FREQUENCY, ROUNDS = range(4)
 RULES = 4

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from services.scheduler.core.cache.eviction.thermo.law import Law
 from services.scheduler.core.cache.eviction.thermo.rules import LEARNED, RULES, fixed_key, score
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.eviction.thermo.law import Law
 
 _SLACK_SHARE = 128  # A cache exceeds its capacity by one in so many before it evicts down to as many below.
 _SLICE = 512  # Samples that the learned rule scores behind one request. Of more it finds the lowest in several.

@@ -1,0 +1,58 @@
+"""What a step does for workers once its input was taken in: leases, batches, room, promotions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.cache.eviction_orders import prepare
+from services.scheduler.core.members.draining import go_on_draining
+from services.scheduler.core.queue.batching import send_batches
+from services.scheduler.core.queue.leases import serve_leases
+from services.scheduler.core.queue.stealing import steal
+from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
+from services.scheduler.core.tiers.promotion import promote
+from services.scheduler.core.waiting.waits import wake_load_waiters
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import Worker
+    from services.scheduler.core.step import Step
+
+
+def serve_workers(step: Step, *, everywhere: bool) -> None:
+    """Give workers what they can take now; then let idle workers take over what others have no time for.
+
+    Unless it is ``everywhere``, only workers that the step touched can have something new to do.
+    """
+    workers = step.state.workers
+    is_busy = everywhere
+    served = None
+    for name in list(workers if everywhere else step.touched):
+        if name in workers:
+            served = workers[name]
+            is_busy |= _serve(step, served)
+    for worker in steal(step):
+        is_busy |= _serve(step, worker)
+    if served is not None and not is_busy:
+        prepare(step.state, served.worker_id, step.state.storage_id_of(served))
+
+
+def _serve(step: Step, worker: Worker) -> bool:
+    """Leases first, then batches, then room ahead of need; returns whether that was much for one step."""
+    state, drain = step.state, worker.drain
+    if drain is not None and drain.is_over:
+        return False
+    if worker.lease_waits:
+        serve_leases(step, worker)
+    if worker.load_waiters:
+        wake_load_waiters(state, worker)
+    admissions = state.admissions
+    is_batch_sent = send_batches(step, worker)
+    if drain is not None:  # Nothing comes that room or promotions would be for.
+        return go_on_draining(step, worker) or is_batch_sent
+    is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=state.admissions - admissions)
+    is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
+    # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
+    # what is within quotas, so whoever is above one gives way before.
+    if not is_batch_sent and not is_trimming:
+        promote(step, worker)
+    return is_batch_sent or is_evicting or is_trimming

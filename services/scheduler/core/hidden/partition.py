@@ -1,0 +1,199 @@
+"""One stretch of tokens, one source: how many layers to restore how (HCache 4.1.2).
+
+The paper combines hidden states with one other method: recomputing the first layers where computing is idle, loading
+KV of the last where the link is. :func:`closed_form` is its formula, :func:`best_two_way` the exact whole number, and
+:func:`best_partition` allows all three at once. The others are the baselines of its section 6.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from services.scheduler.core.hidden.layer_costs import LayerCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Microseconds that one layer of the whole stretch takes: the paper's IO_KV, IO_H, C_H and C_Token."""
+
+    io_kv: float
+    io_hidden: float
+    compute_hidden: float
+    compute_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Layers by method, lowest first: from tokens, from hidden states, as KV."""
+
+    tokens: int
+    hidden: int
+    kv: int
+    io_us: float
+    compute_us: float
+
+    @property
+    def time_us(self) -> float:
+        return max(self.io_us, self.compute_us)
+
+
+def layer_times(costs: LayerCosts, tokens: int, bytes_per_us: float, *, context: int = 0) -> LayerTimes:
+    """Times of ``tokens`` tokens after ``context`` others, over a link of this speed."""
+    return LayerTimes(
+        io_kv=tokens * costs.kv_bytes / bytes_per_us,
+        io_hidden=tokens * costs.hidden_bytes / bytes_per_us,
+        compute_hidden=tokens * costs.hidden_us,
+        compute_tokens=costs.recompute_us(context, context + tokens),
+    )
+
+
+def made(
+    times: LayerTimes,
+    *,
+    tokens: int = 0,
+    hidden: int = 0,
+    kv: int = 0,
+    io_queued: float = 0,
+    queued: float = 0,
+    ends_early: bool = False,
+) -> Partition:
+    """A partition with what it costs. ``ends_early``: see :func:`best_partition`."""
+    computing = tokens * times.compute_tokens
+    if ends_early and tokens and hidden + kv:
+        computing += times.compute_hidden - times.compute_tokens
+    return Partition(
+        tokens=tokens,
+        hidden=hidden,
+        kv=kv,
+        io_us=io_queued + hidden * times.io_hidden + kv * times.io_kv,
+        compute_us=queued + computing + hidden * times.compute_hidden,
+    )
+
+
+def closed_form(layers: int, times: LayerTimes) -> Partition:
+    """The paper's formula: L_H rounded up, the other method by which of C_H and IO_H is larger (4.1.2).
+
+    It presumes that a hidden state is smaller than its KV and cheaper than its tokens.
+    """
+    if times.compute_hidden > times.io_hidden:
+        share = times.io_kv / (times.io_kv + times.compute_hidden - times.io_hidden)
+        hidden = min(layers, ceil(layers * share))
+        return made(times, hidden=hidden, kv=layers - hidden)
+    share = times.compute_tokens / (times.compute_tokens + times.io_hidden - times.compute_hidden)
+    hidden = min(layers, ceil(layers * share))
+    return made(times, hidden=hidden, tokens=layers - hidden)
+
+
+def best_two_way(layers: int, times: LayerTimes) -> Partition:
+    """The fastest of hidden states with KV and hidden states with tokens, in whole layers."""
+    with_kv = (made(times, hidden=hidden, kv=layers - hidden) for hidden in range(layers, -1, -1))
+    with_tokens = (made(times, hidden=hidden, tokens=layers - hidden) for hidden in range(layers, -1, -1))
+    return min((*with_kv, *with_tokens), key=_time)
+
+
+def best_partition(
+    layers: int, times: LayerTimes, *, io_queued: float = 0.0, queued: float = 0.0, ends_early: bool = False
+) -> Partition:
+    """Minimise max(L_H IO_H + L_KV IO_KV, L_T C_T + L_H C_H), exactly, in O(layers).
+
+    For each number of layers from tokens, loading falls and computing rises with those from hidden states, so the
+    best lies on either side of where they meet. Where hidden states are no smaller than KV there are none. Ties go
+    to fewer bytes. ``io_queued`` and ``queued`` wait on the link and on the device already.
+
+    ``ends_early``: recomputing the first layers ends with the keys and values of the last of them, so that one costs
+    C_H; the paper counts it as C_T.
+    """
+    found: list[Partition] = []
+    for tokens in range(layers + 1):
+        left = layers - tokens
+        least = made(times, tokens=tokens, kv=left, io_queued=io_queued, queued=queued, ends_early=ends_early)
+        for hidden in _hidden_layers(left, least, times):
+            kv = left - hidden
+            found.append(
+                Partition(
+                    tokens=tokens,
+                    hidden=hidden,
+                    kv=kv,
+                    io_us=least.io_us - hidden * (times.io_kv - times.io_hidden),
+                    compute_us=least.compute_us + hidden * times.compute_hidden,
+                )
+            )
+    return min(found, key=lambda one: (one.time_us, one.io_us))
+
+
+def _hidden_layers(left: int, as_kv: Partition, times: LayerTimes) -> Iterable[int]:
+    """Numbers of ``left`` layers that may be best from hidden states, where ``as_kv`` has them all as KV."""
+    relief = times.io_kv - times.io_hidden
+    if relief <= 0:
+        return (0,)
+    meeting = (as_kv.io_us - as_kv.compute_us) / (relief + times.compute_hidden)
+    meeting = min(max(meeting, 0.0), float(left))
+    low = floor(meeting)
+    return (low, min(left, low + 1))
+
+
+def naive_hybrid(layers: int, times: LayerTimes) -> Partition:
+    """KV and tokens without hidden states (HCache 6.3.1, "Naive hybrid")."""
+    return min((made(times, tokens=count, kv=layers - count) for count in range(layers + 1)), key=_time)
+
+
+def hidden_only(layers: int, times: LayerTimes) -> Partition:
+    """Without the scheduler (HCache 6.3.1, "HCache-O")."""
+    return made(times, hidden=layers)
+
+
+def kv_only(layers: int, times: LayerTimes) -> Partition:
+    """KV offload."""
+    return made(times, kv=layers)
+
+
+def tokens_only(layers: int, times: LayerTimes) -> Partition:
+    """Recomputation."""
+    return made(times, tokens=layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPartition:
+    """Every layer alike: the first tokens from hidden states, the others from tokens or as KV (HCache 4.1.1)."""
+
+    hidden: int
+    tokens: int
+    kv: int
+
+
+def token_wise(costs: LayerCosts, tokens: int, bytes_per_us: float, *, multiple: int = 1) -> TokenPartition:
+    """The partition of tokens whose I/O and computing in a layer are nearest each other, by the same costs.
+
+    ``multiple``: hidden states only in multiples of so many tokens (the paper's round-up, 6.3.2).
+    """
+    times = layer_times(costs, tokens, bytes_per_us)
+    with_kv = times.compute_hidden > times.io_hidden
+    best: tuple[float, int] | None = None
+    for hidden in range(0, tokens + 1, multiple):
+        others = tokens - hidden
+        io = (hidden * costs.hidden_bytes + (others * costs.kv_bytes if with_kv else 0.0)) / bytes_per_us
+        computing = hidden * costs.hidden_us + (0.0 if with_kv else costs.recompute_us(hidden, tokens))
+        if best is None or max(io, computing) < best[0]:
+            best = (max(io, computing), hidden)
+    hidden = best[1] if best is not None else 0
+    others = tokens - hidden
+    return TokenPartition(hidden=hidden, tokens=0 if with_kv else others, kv=others if with_kv else 0)
+
+
+def _time(partition: Partition) -> tuple[float, float]:
+    return (partition.time_us, partition.io_us)
+
+
+_PARTS = 9
+"""Parts of a fetch of which the storage speaks at the most: with each, restoring can go on."""
+
+
+def pipelined_us(disk_us: float, device_us: float, chunks: int) -> float:
+    """Time of a restoration whose parts are restored as they arrive, by what both sides take for all of it."""
+    parts = -(-chunks // -(-chunks // _PARTS)) if chunks > 0 else 1
+    return max(disk_us, device_us) + min(disk_us, device_us) / parts

@@ -1,0 +1,111 @@
+"""How long a request waits for what is fetched for it, once it could run (Strata 4.2; ``prefetch_wait``).
+
+``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
+waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
+and no longer than recomputing what is missing would take: waiting longer never pays. State is waited for until its
+first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where it is not known how far it
+goes, because the object store was asked for it, it is waited for until that is known: behind it begins what is saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.hidden.hidden_runs import drop_run, is_unanswered
+from services.scheduler.core.rates import recompute_us
+from services.scheduler.core.restoring.prefetch import let_go_of_fetch, prefetch
+from services.scheduler.core.tiers.fetch_speed import has_compute_speed
+from services.scheduler.core.waiting.waits import defer_for_fetch, end_fetch_wait, wake
+
+if TYPE_CHECKING:
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
+    from services.scheduler.core.state import Request, Worker
+    from services.scheduler.core.step import Step
+
+
+def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -> bool:
+    """Defer a request that would run now, if its fetch is worth waiting for; returns whether it was deferred.
+
+    ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
+    """
+    if request.is_fetch_due or request.follows:
+        request.follows = 0
+        prefetch(step, request, is_next=True)
+    if request.run is not None:
+        return _waits_for_run(step, request, worker, request.run, cached)
+    if request.follows:
+        return _waits_for_other(step, request, worker, cached)
+    if not request.fetch:
+        return False
+    if cached >= request.fetch_end:
+        let_go_of_fetch(step.state, request)  # Others brought it first.
+        return False
+    if not _may_wait(step, request, worker, cached, request.fetch_end):
+        return False
+    defer_for_fetch(step, request, worker, request.fetch)
+    return True
+
+
+def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
+    """The same for state: it is worth waiting for until the first part has arrived, the rest comes as it goes on.
+
+    A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
+    """
+    is_there = run.depth <= cached < run.arrived
+    if is_there and not is_unanswered(run):
+        return False
+    is_coming = run.depth <= cached < run.end and run.fetch
+    if is_coming and _may_wait(step, request, worker, cached, run.end):
+        defer_for_fetch(step, request, worker, run.fetch)
+        return True
+    end_fetch_wait(step, request)
+    if not is_there:
+        drop_run(step.state, request)
+    return False
+
+
+def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) -> bool:
+    """The state that comes next is being fetched for another, which will have restored it sooner than this one could.
+
+    It is waited for until that one can be admitted. From then on it is a producer like any other.
+    """
+    state = step.state
+    fetch = state.hidden_fetches[request.follows]
+    run = state.requests[fetch.request_id].run
+    is_coming = run is not None and (run.arrived <= cached or is_unanswered(run)) and cached < run.end
+    if run is None or not is_coming or not _may_wait(step, request, worker, cached, run.end):
+        return False
+    fetch.followers[request.request_id] = None
+    defer_for_fetch(step, request, worker, fetch.fetch_id)
+    return True
+
+
+def _may_wait(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
+    """Whether a request may wait for what a fetch brings up to ``end`` tokens; sets the bound of the wait, if any."""
+    wait = step.state.config.prefetch_wait
+    if wait == "best_effort" or request.is_impatient or request.is_fetch_overdue:
+        return False
+    return wait != "deadline" or _set_deadline(step, request, worker, cached, end)
+
+
+def _set_deadline(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
+    """Bound the wait; False if there is nothing left of it."""
+    state = step.state
+    request.fetch_wait_ns = request.fetch_wait_ns or step.time_ns
+    left_ms = state.config.prefetch_deadline_ms - (step.time_ns - request.fetch_wait_ns) // 1_000_000
+    if has_compute_speed(state, worker):
+        left_ms = min(left_ms, round(recompute_us(state, worker, cached, end - cached) / 1000))
+    if left_ms < 1:
+        return False
+    timer_id = f"prefetch.{request.accepted_seq}.{request.attempt}"
+    request.prefetch_timer = step.set_timer(timer_id, "prefetch", request.request_id, left_ms)
+    return True
+
+
+def expire_fetch_wait(step: Step, request: Request) -> None:
+    """The wait is over: the request runs as soon as it can, with what has arrived by then."""
+    request.prefetch_timer = ""
+    request.is_fetch_overdue = True
+    if request.waits_fetch:
+        step.state.count("prefetch_deadlines")
+        wake(step.state, request)

@@ -1,0 +1,221 @@
+"""Fetches, disk or object store to host: what the storage says of them, and how they end.
+
+A fetch is over when the storage says so, or when the storage is lost. Until then its pages stay leased, for the
+storage may still be writing to them; one that was cut off, by its deadline or because nobody waits for it, is for
+nobody any more, and what it has brought stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.cache.shares import ChunkShares
+from services.scheduler.core.hidden.hidden_fetches import (
+    abandon_hidden_fetches,
+    cancel_hidden_fetches,
+    cut_off_hidden,
+    expire_hidden_fetch,
+    hidden_fetched,
+)
+from services.scheduler.core.hidden.restorations import note_fetched_kv
+from services.scheduler.core.restoring.prefetch import prefetch
+from services.scheduler.core.restoring.restoration_ways import may_restore
+from services.scheduler.core.tiers.catalogue import chunks_gone
+from services.scheduler.core.tiers.fetch_insertion import give_back, insert_fetched
+from services.scheduler.core.tiers.fetch_speed import note_fetch
+from services.scheduler.core.tiers.saves import remember_taken
+from services.scheduler.core.waiting.waits import end_fetch_wait, wake
+from shared.chunks import chunk_pages, chunk_tokens
+from shared.ids import DIGEST_BYTES, split_digests
+from shared.messages.storage_plans import CancelFetch
+
+if TYPE_CHECKING:
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch
+    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Fetch
+    from shared.messages.storage_events import ChunksFetched
+
+
+def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None:
+    """Take over what has arrived; let those go on for whom that, or the end, is what they waited for."""
+    state = step.state
+    hidden_fetch = state.hidden_fetches.get(message.fetch_id)
+    if hidden_fetch is not None and hidden_fetch.storage_id == storage.storage_id:
+        _find_other_means(step, hidden_fetched(step, storage, hidden_fetch, message))
+        return
+    chunks_gone(state, storage, message.missing)
+    fetch = state.fetches.get(message.fetch_id)
+    if fetch is None or fetch.storage_id != storage.storage_id:
+        state.count("stale_inputs")
+        return
+    arrived = min(max(message.chunks, fetch.chunks), _chunks_of(fetch))
+    if arrived > fetch.chunks:
+        before = fetch.chunks
+        insert_fetched(step, storage, fetch, arrived)
+        _credit(state, storage, fetch, arrived - before, message.remote_chunks)
+        if not storage.disk_bytes:
+            remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
+    if storage.due:
+        state.roomy[storage.storage_id] = None
+    if message.is_over:
+        note_fetch(state, storage, fetch, message)
+        _finish(step, storage, fetch, message)
+    else:
+        reached = fetch.depth + arrived * chunk_tokens(state.tree.page_size)
+        for name in list(fetch.waiters):
+            if state.requests[name].fetch_end <= reached:
+                _settle(step, fetch, state.requests[name], is_whole=True)
+
+
+def expire_fetch(step: Step, fetch: Fetch) -> None:
+    """The deadline passed."""
+    step.state.count("fetch_deadlines")
+    fetch.is_late = True
+    step.state.storages[fetch.storage_id].late_fetches += 1
+    _cut_off(step, fetch)
+
+
+def hidden_fetch_expired(step: Step, fetch: HiddenFetch) -> None:
+    """The deadline of a fetch of hidden states passed."""
+    _find_other_means(step, expire_hidden_fetch(step, fetch))
+
+
+def _find_other_means(step: Step, request: Request | None) -> None:
+    """Hidden states do not come for this request, if it is one: KV may."""
+    if request is not None:
+        prefetch(step, request)
+
+
+def cancel_unwanted(step: Step) -> None:
+    """Cut off the fetches that lost their last waiter in this step, unless somebody joined them since."""
+    state = step.state
+    for fetch_id in state.unwanted:
+        fetch = state.fetches.get(fetch_id)
+        is_idle = fetch is not None and not fetch.waiters and not fetch.is_cancelled and not fetch.is_warming
+        if fetch is not None and is_idle and fetch.chunks < _chunks_of(fetch):
+            _cut_off(step, fetch)
+        hidden_fetch = state.hidden_fetches.get(fetch_id)
+        if hidden_fetch is not None and not hidden_fetch.request_id and not hidden_fetch.is_cancelled:
+            cut_off_hidden(step, hidden_fetch)
+    state.unwanted.clear()
+
+
+def cancel_fetches(step: Step, namespace: str) -> None:
+    """Cut off the fetches of a namespace, or of all if it is ""."""
+    for fetch in step.state.fetches.values():
+        if namespace in ("", fetch.namespace) and not fetch.is_cancelled:
+            _cut_off(step, fetch)
+    cancel_hidden_fetches(step, namespace)
+
+
+def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
+    """The host pool is gone, with the storage or for another one: nothing of its fetches is to be given back."""
+    state = step.state
+    for fetch in [fetch for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]:
+        if not is_lost and not fetch.is_cancelled:
+            step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+        step.cancel_timer(fetch.timer_id)
+        del state.fetches[fetch.fetch_id]
+        state.count("fetches_failed")
+        _release_waiters(step, fetch)
+    abandon_hidden_fetches(step, storage, is_lost=is_lost)
+    storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
+    storage.sparse_chunks, storage.shares = {}, ChunkShares()
+    storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
+
+
+def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
+    """The storage is done with a fetch. Where it came whole, what follows is fetched next."""
+    state = step.state
+    step.cancel_timer(fetch.timer_id)
+    give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_NUMBER_BYTES)
+    _forget_names(storage, fetch)
+    del state.fetches[fetch.fetch_id]
+    storage.late_fetches -= fetch.is_late
+    is_whole = fetch.chunks == _chunks_of(fetch)
+    if fetch.remote_chunks:
+        storage.blanks.note_something("kv")
+    state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_cancelled else "fetches_failed")
+    reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
+    for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
+        tokens = fetch.chunks * chunk_tokens(state.tree.page_size)
+        note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
+    for name in list(fetch.waiters):
+        request = state.requests[name]
+        is_done = request.fetch_end <= reached
+        _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
+
+
+def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
+    """KV of a request could be had up to ``reached`` tokens only: whether the object store may have state of the rest.
+
+    What has been asked for as KV is not ordered again.
+    """
+    worker = step.state.workers[request.worker_id]
+    if not storage.has_remote or not may_restore(step.state, request, worker, storage):
+        return False
+    if fetch.chunks:
+        request.lacks.note("kv", reached)
+    else:
+        storage.blanks.note_nothing("kv")
+        request.lacks.note("kv", reached)
+    return True
+
+
+def _cut_off(step: Step, fetch: Fetch) -> None:
+    """Nobody waits for this fetch any more; its pages stay leased until the storage answers."""
+    storage = step.state.storages[fetch.storage_id]
+    fetch.is_cancelled = True
+    step.cancel_timer(fetch.timer_id)
+    _forget_names(storage, fetch)
+    step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
+    _release_waiters(step, fetch)
+
+
+def _release_waiters(step: Step, fetch: Fetch) -> None:
+    for name in list(fetch.waiters):
+        _settle(step, fetch, step.state.requests[name], is_whole=False)
+
+
+def _settle(step: Step, fetch: Fetch, request: Request, *, is_whole: bool) -> None:
+    """A fetch is over for one of those that it is for. If it brought what it could, more may follow."""
+    del fetch.waiters[request.request_id]
+    if not fetch.waiters:
+        step.state.unwanted[fetch.fetch_id] = None
+    request.fetch = request.fetch_end = 0
+    end_fetch_wait(step, request)
+    if is_whole:
+        prefetch(step, request)
+    # One that waits for a producer may have got from below what that would have computed.
+    if request.waits_fetch or request.waits_for:
+        wake(step.state, request)
+    step.touch(request.worker_id)
+
+
+def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remote_chunks: int) -> None:
+    """Write down for whom these chunks were brought, and from where; they count against the first of them."""
+    size = chunk_tokens(state.tree.page_size)
+    remote = min(max(0, remote_chunks - fetch.remote_chunks), chunks)
+    fetch.remote_chunks += remote
+    state.count("fetched_tokens", chunks * size)
+    state.count("fetched_tokens_remote", remote * size)
+    reached = fetch.depth + fetch.chunks * size
+    for first in list(fetch.waiters)[:1]:
+        storage.ahead[first] = storage.ahead.get(first, 0) + chunks * chunk_pages(state.tree.page_size)
+    for name in fetch.waiters:
+        request = state.requests[name]
+        request.fetched_to = max(request.fetched_to, min(reached, request.fetch_end))
+        request.fetched_remote += remote * size
+
+
+def _forget_names(storage: Storage, fetch: Fetch) -> None:
+    """Its chunks are not on their way any more, as far as this fetch goes."""
+    for name in split_digests(fetch.names):
+        if storage.fetching.get(name) == fetch.fetch_id:
+            del storage.fetching[name]
+
+
+def _chunks_of(fetch: Fetch) -> int:
+    return len(fetch.names) // DIGEST_BYTES

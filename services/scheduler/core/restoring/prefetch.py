@@ -1,0 +1,333 @@
+"""What a waiting request has fetched for it from below host memory, ahead of its turn (Strata 4.2).
+
+A request's prompt may go on in the chunks of its node's storage where the tree knows nothing of it any more. The run
+of whole chunks that follows what its worker can reuse is ordered into leased host pages when the request is queued,
+or is among the first of a long queue, so that the disk works while the request waits; :mod:`fetches` takes over what
+arrives, and the request is matched against it as against any other host copy. Where a chunk is on its way for
+somebody else already, the request shares that fetch. Who finds no room (:mod:`fetch_orders`) is served in order of
+arrival as it comes free.
+
+Where the disk has state of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of them
+to fetch, or that computing is faster than either; ``restoring`` may settle that.
+
+A request that allows a lossy prefix may have what follows read in part by its worker instead
+(:mod:`sparse_prefixes`): then nothing is fetched for it.
+
+Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
+may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
+:mod:`store_questions` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.cache.prefix_match import matched_path, reach
+from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
+from services.scheduler.core.restoring.exploration import note_decision, note_trial
+from services.scheduler.core.restoring.restoration_ways import (
+    choose_way,
+    usable_hidden_end,
+    usable_stretches,
+    way_of_question,
+)
+from services.scheduler.core.restoring.store_questions import form_to_ask
+from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
+from services.scheduler.core.tiers.catalogue import has_lower_tiers
+from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
+from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
+from services.scheduler.core.waiting.transient import tokens_coming
+from shared.chunks import chunk_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Path
+    from services.scheduler.core.hidden.hidden_in_flight import Further
+    from services.scheduler.core.hidden.stretches import Stretch
+    from services.scheduler.core.restoring.restoration_choice import Choice
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.pools import ChunkForm
+
+FETCH_CHUNKS = 256
+"""Chunks of one fetch at the most. Bounds the size of its order and what one request takes of the pool at once."""
+
+PROBED_CHUNKS = 16
+"""Chunks that an object store is asked for before it has proved to hold any of the sequence."""
+
+NEAR = 16
+"""Requests of a worker's queue that may have something fetched: what comes early is evicted again before its turn."""
+
+_STARTS_AT_ONCE = 8
+"""Requests for which a step that frees room begins fetches at the most: bounds its time."""
+
+
+def prefetch_when_near(step: Step, request: Request) -> None:
+    """A request was queued: prefetch for it now or, where many stand before it, when it is among the first."""
+    state = step.state
+    worker = state.workers[request.worker_id]
+    if worker.queue.size <= NEAR:
+        prefetch(step, request)
+    else:
+        storage = state.storage_of(worker)
+        request.is_fetch_due = storage is not None and (storage.disk_bytes > 0 or storage.has_remote)
+
+
+def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
+    """These requests are the first in a worker's line: begin what was put off for them."""
+    state = step.state
+    storage = state.storage_of(worker)
+    if storage is None or not has_lower_tiers(storage):
+        return
+    for name in names:
+        if state.requests[name].is_fetch_due and name not in storage.due:
+            prefetch(step, state.requests[name])
+
+
+def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
+    """Begin or join a fetch for a request that waits at a worker, if there is something to fetch.
+
+    ``is_next`` says that it would run now: it waits neither for another's computation nor behind other fetches.
+    """
+    state = step.state
+    request.is_fetch_due = False
+    worker = state.workers[request.worker_id]
+    storage = state.storage_of(worker)
+    is_possible = request.may_reuse and state.config.restoring != "recompute"
+    if storage is None or not has_lower_tiers(storage) or storage.late_fetches or not is_possible:
+        for other in state.storages.values():
+            other.due.pop(request.request_id, None)
+        return  # One that let a deadline pass is asked for nothing until it answers.
+    has_room = _try(step, request, worker, storage, is_next=is_next)
+    if has_room:
+        storage.due.pop(request.request_id, None)
+    else:
+        request.is_fetch_due = True
+        storage.due[request.request_id] = None  # It keeps its place if it stood there.
+
+
+def begin_due(step: Step) -> None:
+    """Room came free: begin the fetches that waited for it."""
+    state = step.state
+    for storage_id in list(state.roomy):
+        storage = state.storages.get(storage_id)
+        for name in list(storage.due)[:_STARTS_AT_ONCE] if storage is not None else ():
+            prefetch(step, state.requests[name])
+            if state.requests[name].is_fetch_due:
+                break
+    state.roomy.clear()
+
+
+def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_next: bool) -> bool:
+    """Begin or join a fetch if there is something to fetch now; False if there is and it has no room."""
+    state = step.state
+    tokens, tree = request.tokens, state.tree
+    most_pages = usable_pages(tree, tokens)
+    path = matched_path(state, request)
+    covered = _covered_pages(state, path, worker)
+    names = ChunkNames(tree, request.submit.namespace, tokens, path, most_pages)
+    first = covered // names.pages_each
+    page_size = tree.page_size
+    if first >= names.count or covered * page_size < request.fetched_to:  # What came and went is not fetched again.
+        return True
+    if request.run is not None or request.sparse_choice is not None:  # What follows those is computed.
+        return True
+    if not is_next and _is_being_computed(state, request, worker, covered * page_size):
+        request.is_fetch_due = True  # What follows that has nothing to stand on yet.
+        return True
+    end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
+    shared_fetch = storage.fetching.get(names[first])
+    if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == "state"):
+        _join(state, request, storage, shared_fetch, names, first)
+        request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
+        return True
+    end, asked = _end_of_run(state, request, worker, storage, names, first)
+    end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
+    run = KvRun(names, first, end, covered)
+    if asked == "state" and max(end, end_of_hidden, end_of_sparse) == first and not later:
+        is_settled = _ask_for_hidden(step, request, worker, storage, run, is_next=is_next)
+        return is_settled or _try(step, request, worker, storage, is_next=is_next)
+    choice = _chosen(step, request, worker, storage, run, end_of_hidden, later, end_of_sparse, is_next=is_next)
+    run = replace(run, end=_end_of_choice(state, choice, end), predicted_us=choice.restoring_us)
+    if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
+        return True
+    is_behind = bool(storage.due) and next(iter(storage.due)) != request.request_id
+    if is_behind and not is_next and not request.fetched_to:
+        return False
+    has_room = begin_fetch(step, request, storage, path, run)
+    if has_room:
+        note_trial(state, storage, choice)
+    return has_room
+
+
+def let_go_of_fetch(state: CellState, request: Request) -> None:
+    """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
+    if request.is_fetch_due or request.fetched_to:
+        for storage in state.storages.values():
+            storage.due.pop(request.request_id, None)
+            if storage.ahead.pop(request.request_id, 0) and storage.due:
+                state.roomy[storage.storage_id] = None
+    request.is_fetch_due = False
+    fetch = state.fetches.get(request.fetch)
+    request.fetch = request.fetch_end = 0
+    if fetch is not None:
+        del fetch.waiters[request.request_id]
+        if not fetch.waiters and not fetch.is_cancelled:
+            state.unwanted[fetch.fetch_id] = None
+
+
+def _covered_pages(state: CellState, path: Path, worker: Worker) -> int:
+    """Leading pages that the worker has, is about to have, or can load."""
+    loading = {node.id: None for node, _ in path if worker.worker_id in node.loading}
+    return reach(state, path, worker, loading).pages
+
+
+def _is_being_computed(state: CellState, request: Request, worker: Worker, covered_tokens: int) -> bool:
+    """Whether the request will be deferred for another that brings what comes first (see :mod:`deferral`)."""
+    coming = tokens_coming(state, request).get(worker.worker_id, 0)
+    return 0 < state.config.defer_tokens < coming - covered_tokens
+
+
+def _end_of_run(
+    state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
+) -> tuple[int, ChunkForm | None]:
+    """Behind the last chunk of KV that is worth ordering, and the form in which the object store is asked from there.
+
+    That is what the catalogue has and then, where KV is what to ask for, what the store may have.
+    """
+    size = names.pages_each * state.tree.page_size
+    if request.lacks.is_known("kv", first * size):  # A fetch of it ended there.
+        return first, form_to_ask(state, request, worker, storage, first * size)
+    most = min(names.count, first + FETCH_CHUNKS)
+    end = first
+    while end < most and names[end] in storage.chunks and names[end] not in storage.fetching:
+        end += 1
+    asked = form_to_ask(state, request, worker, storage, end * size) if end < most else None
+    if asked == "kv":
+        most = most if request.fetched_to > 0 else min(most, end + PROBED_CHUNKS)
+        while end < most and names[end] not in storage.fetching:
+            end += 1
+    return end, asked
+
+
+def _ask_for_hidden(
+    step: Step, request: Request, worker: Worker, storage: Storage, run: KvRun, *, is_next: bool
+) -> bool:
+    """Ask the object store for the first of a request's state; False where another form is to be asked for instead.
+
+    Where that is on its way for another it is waited for. Where there is no room the request is looked at once more
+    when it is next, and then goes on without.
+    """
+    state, names = step.state, run.names
+    size = names.pages_each * state.tree.page_size
+    covered, end = run.covered_pages * state.tree.page_size, min(names.count, run.first + PROBED_CHUNKS)
+    if end * size - covered < state.config.min_prefetch_tokens or _follows(state, request, run):
+        return True
+    choice = way_of_question(state, worker, storage, run.first * size, covered, end * size)
+    if begin_run(step, request, storage, names, run.first, end, choice, further="asked"):
+        state.count("store_questions_state")
+        return True
+    if is_next:
+        request.lacks.note("state", run.first * size)
+        return False
+    request.is_fetch_due = True
+    return True
+
+
+def _follows(state: CellState, request: Request, run: KvRun) -> bool:
+    """Whether a fetch for another brings the state of a request's next chunk: it is waited for then."""
+    chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
+    other = run_with(state, request, run.names[run.first], chunk_end)
+    if other is not None:
+        request.follows = other.fetch_id
+        other.followers[request.request_id] = None
+    return other is not None
+
+
+def _end_of_choice(state: CellState, choice: Choice, end: int) -> int:
+    """Behind the last chunk that is to be brought: ``end``, unless it is a trial of less."""
+    return choice.end // chunk_tokens(state.tree.page_size) if choice.is_trial else end
+
+
+def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, names: ChunkNames, first: int) -> None:
+    """Share the fetch that brings a request's next chunk, as far as it brings the same."""
+    end = first + 1
+    while end < names.count and storage.fetching.get(names[end]) == fetch_id:
+        end += 1
+    state.fetches[fetch_id].waiters[request.request_id] = None
+    request.fetch, request.fetch_end = fetch_id, end * names.pages_each * state.tree.page_size
+    state.count("fetches_shared")
+
+
+def _hidden_ahead(
+    state: CellState,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    names: ChunkNames,
+    first: int,
+    covered: int,
+) -> tuple[int, tuple[Stretch, ...]]:
+    """Behind the last chunk of state, and stretches of more behind that; ``first`` and none where there are too few."""
+    end = usable_hidden_end(state, request, worker, storage, names, first)
+    later = usable_stretches(state, request, worker, storage, names, first, end)
+    chunks = sum(stop - start for start, stop in later)
+    pages = chunks * names.pages_each + max(0, end * names.pages_each - covered)
+    return (end, later) if pages * state.tree.page_size >= state.config.min_prefetch_tokens else (first, ())
+
+
+def _chosen(
+    step: Step,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    run: KvRun,
+    end_of_hidden: int,
+    later: tuple[Stretch, ...],
+    end_of_sparse: int,
+    *,
+    is_next: bool,
+) -> Choice:
+    """How a request's next chunks come back. What is to come from state is ordered; ``kv`` is left to the caller.
+
+    Where state has no room, the best of the other ways is taken; before a request computes for lack of room, it is
+    looked at once more when it is next.
+    """
+    state = step.state
+    covered = run.covered_pages * state.tree.page_size
+    for hidden_to, behind in ((end_of_hidden, later), (run.first, ())):
+        choice = choose_way(
+            state,
+            request,
+            worker,
+            storage,
+            run.names,
+            covered,
+            run.end,
+            hidden_to,
+            behind,
+            end_of_sparse=end_of_sparse,
+            is_next=is_next,
+        )
+        if choice.form != "state":
+            break
+        if _follows(state, request, run):
+            return choice
+        end = _end_of_choice(state, choice, hidden_to)
+        further: Further = "goal" if choice.is_trial else "disk"
+        stretches = behind[: choice.later]
+        if begin_run(step, request, storage, run.names, run.first, end, choice, further=further, later=stretches):
+            note_trial(state, storage, choice)
+            break
+    has_no_room = hidden_to == run.first and not behind and (end_of_hidden > run.first or bool(later))
+    would_compute = choice.form == "recompute" or (choice.form != "sparse" and run.end == run.first)
+    if choice.form == "sparse":
+        choose_sparse(state, request, storage, run.names, run.first, end_of_sparse)
+    if has_no_room and would_compute and not is_next:
+        request.is_fetch_due = True
+    elif choice.form != "kv":
+        state.count(f"restorations_planned_{choice.form}")
+    note_decision(storage, choice)
+    return choice

@@ -1,0 +1,245 @@
+"""How a prompt's prefix comes back from below host memory: as KV, from state, in part, or by computing it again.
+
+One cost model weighs them all (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
+for there, the link to the device, computing and restoring. The time of each is what restoring the run takes, and
+computing the rest of the prompt after it.
+
+* KV comes to host memory first and is loaded then, with the batch that computes the rest: one after the other.
+* State is restored as it arrives, part by part: the longer of disk and device, and a part of the shorter that nothing
+  hides, the last one's restoring or the first one's reading.
+* KV that state goes on behind is followed by that, where this is the fastest way from there.
+* Of a prefix that may be lossy only the important tokens are read, by the step that computes the rest: nothing hides
+  that, and what is computed attends to so many tokens less. What is exact and as fast is preferred to it.
+
+The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
+
+* Behind the first of it, state may go on in stretches with holes between them, which are computed whatever comes behind
+  them. While a hole is computed the disk reads on.
+
+Of a stretch either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Literal
+
+from services.scheduler.core.hidden.hidden_form import layout_for
+from services.scheduler.core.hidden.layer_costs import layer_costs
+from services.scheduler.core.hidden.partition import layer_times, made, pipelined_us
+from services.scheduler.core.prediction_error import IMPORTANT_FROM_DISK, KV_FROM_DISK
+from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us
+from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from shared.chunks import chunk_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.sparse.sparse_costs import SparsePrices
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from shared.messages.pools import KvGeometry
+
+Form = Literal["kv", "state", "recompute", "sparse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What there is for a prompt of ``tokens`` tokens, the first ``covered`` of which need not be brought.
+
+    The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
+    state up to ``state_end``, each as far as one fetch would bring it; behind ``kv_end`` state goes on up to
+    ``following_end``. Where there is none, an end is its beginning. ``later`` are stretches of state [start, end) that
+    follow behind ``state_end`` with holes between them, ``following_later`` those behind ``following_end``.
+    """
+
+    tokens: int
+    covered: int
+    begin: int
+    kv_end: int
+    hidden_end: int
+    following_end: int
+    later: tuple[tuple[int, int], ...] = ()
+    following_later: tuple[tuple[int, int], ...] = ()
+    sparse_end: int = 0  # Up to where the prefix may be read in part; 0 is nowhere.
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``total_us`` from when the device comes to the request until its prompt is computed.
+
+    ``restoring_us``: what restoring takes, disk and device, whatever hides it.
+    ``recomputed`` layers of a restoration are computed from tokens. ``kind`` names it in the words of
+    :func:`planner.plan_kind`. ``is_overruling``: only observed rates speak for it. ``is_trial``: they speak against it
+    (see :mod:`exploration`), and no more is to be brought of it than up to token ``end``.
+    """
+
+    form: Form
+    total_us: float
+    restoring_us: float = 0.0
+    recomputed: int = 0
+    kind: str = ""
+    is_overruling: bool = False
+    is_trial: bool = False
+    end: int = 0
+    later: int = 0  # Of the later stretches of state, how many are to be brought as well.
+    overrules_sparse: bool = False  # Reading in part would have won, but for what was seen of such reads.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What bringing and computing costs a worker, in bytes and microseconds. ``layout`` is that of state pages, if any.
+
+    ``restored_us`` is the time of a restored token as observed, 0 before anything was restored. ``ahead_us`` is what
+    the device does before it comes to the request.
+    """
+
+    costs: LayerCosts
+    disk_bytes_per_us: float
+    queued_bytes: float
+    link_bytes_per_us: float
+    loaded_us: float  # Of a token from host memory.
+    restored_us: float
+    layout: KvGeometry | None
+    ahead_us: float = 0.0
+    sparse: SparsePrices | None = None  # Of a request that allows to read in part.
+
+    def computing(self, start: int, end: int) -> float:
+        """Computing tokens [start, end) in all layers."""
+        return self.costs.layers * self.costs.recompute_us(start, end)
+
+    def fetching(self, token_bytes: float, tokens: int) -> float:
+        """Reading from the disk, behind what others wait for."""
+        return (self.queued_bytes + tokens * token_bytes) / self.disk_bytes_per_us
+
+    def kv(self, ways: Ways) -> tuple[float, float]:
+        """(Time of the device's wait and load, time of all): the run of KV is fetched, and then loaded."""
+        disk_us = self.fetching(self.costs.layers * self.costs.kv_bytes, ways.kv_end - ways.begin)
+        load_us = (ways.kv_end - ways.covered) * self.loaded_us
+        return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
+
+    def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
+        """(The same two times, layers to compute from tokens): state from ``begin`` on, tokens [start, end) of it."""
+        assert self.layout is not None
+        device_us, recomputed = self.restoring(start, end)
+        disk_us = self.fetching(self.layout.token_bytes, end - begin)
+        chunks = (end - begin) // chunk_tokens(self.layout.page_size)
+        waited_us = pipelined_us(max(0.0, disk_us - self.ahead_us), device_us, chunks)
+        return waited_us, pipelined_us(disk_us, device_us, chunks), recomputed
+
+    def restoring(self, start: int, end: int, recomputed: int | None = None) -> tuple[float, int]:
+        """(Time on the device alone, layers to compute from tokens): the best that the pages allow, or with so many.
+
+        A layer of which they hold a hidden state can be computed as well: that pays where the link is the slower side.
+        What was observed of restoring says the time, if anything was.
+        """
+        layout = self.layout
+        assert layout is not None
+        times = layer_times(self.costs, end - start, self.link_bytes_per_us, context=start)
+        first, held = layout.absent, layout.from_hidden
+        mixes = [
+            made(times, tokens=count, hidden=first + held - count, kv=layout.loaded_layers, ends_early=True)
+            for count in (range(first, first + held + 1) if recomputed is None else (recomputed,))
+        ]
+        best = min(mixes, key=lambda mix: mix.time_us)
+        return (end - start) * self.restored_us or best.time_us, best.tokens
+
+
+def choose(prices: Prices, ways: Ways) -> Choice:
+    """The fastest way; of equals the first of KV, state, computing, reading in part. Pure, O(stretches x layers)."""
+    return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
+
+
+def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
+    """Every way that there is: KV, state, computing, reading in part. Pure, O(stretches x layers)."""
+    found = []
+    if ways.kv_end > ways.covered:
+        waited_us, restoring_us = prices.kv(ways)
+        rest_us = prices.computing(ways.kv_end, ways.tokens)
+        if ways.following_end > ways.kv_end or ways.following_later:
+            spans = ((ways.kv_end, ways.following_end), *ways.following_later)
+            following = _from_hidden(prices, ways.tokens, ways.kv_end, spans)
+            rest_us = min(rest_us, following.total_us)
+        found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK))
+    if ways.hidden_end > ways.covered or ways.later:
+        spans = ((ways.begin, ways.hidden_end), *ways.later)
+        found.append(_from_hidden(prices, ways.tokens, ways.covered, spans))
+    found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
+    if ways.sparse_end > ways.covered and prices.sparse is not None:
+        found.append(_in_part(prices, prices.sparse, ways))
+    return found
+
+
+def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
+    """The step waits for the disk, for what others read there first, and then computes behind what was chosen."""
+    span = ways.sparse_end - ways.covered
+    queued_us = max(0.0, prices.fetching(0.0, 0) - prices.ahead_us)
+    reading_us = sparse.reading(span)
+    context = ways.covered + ceil(sparse.ratio * span)
+    computing_us = prices.computing(context, context + ways.tokens - ways.sparse_end)
+    return Choice("sparse", queued_us + reading_us + computing_us, reading_us, kind=IMPORTANT_FROM_DISK)
+
+
+def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
+    """State of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
+
+    ``now_us`` and ``read_us`` are when the device and the disk are done with what comes before. The disk goes on with
+    the next stretch at once; of what others wait for there, only what stands before the first is known.
+    """
+    assert prices.layout is not None
+    found: list[Choice] = []
+    now_us, read_us, disk_us, device_us, chunks = 0.0, -prices.ahead_us, 0.0, 0.0, 0
+    recomputed: int | None = None
+    position, size = covered, chunk_tokens(prices.layout.page_size)
+    for place, (begin, end) in enumerate(stretches):
+        if end <= begin:
+            continue
+        start = max(begin, covered)
+        restoring_us, recomputed = prices.restoring(start, end, recomputed)
+        nbytes = (end - begin) * prices.layout.token_bytes + (prices.queued_bytes if not found else 0.0)
+        reading_us = nbytes / prices.disk_bytes_per_us
+        now_us += prices.computing(position, start) if start > position else 0.0
+        read_us += reading_us
+        now_us += pipelined_us(max(0.0, read_us - now_us), restoring_us, (end - begin) // size)
+        disk_us, device_us, chunks = disk_us + reading_us, device_us + restoring_us, chunks + (end - begin) // size
+        position = end
+        choice = Choice(
+            form="state",
+            total_us=now_us + prices.computing(end, tokens),
+            restoring_us=pipelined_us(disk_us, device_us, chunks),
+            recomputed=recomputed,
+            kind=hidden_kind(prices.layout, recomputed),
+            later=place,
+        )
+        found.append(choice)
+    return min(found, key=lambda choice: choice.total_us)
+
+
+def hidden_kind(layout: KvGeometry | None, recomputed: int) -> str:
+    """What a restoration from pages of this layout mixes, when it computes so many layers from tokens."""
+    if layout is None:
+        return ""
+    methods = ["hidden from disk"] if recomputed < layout.absent + layout.from_hidden else []
+    methods += [KV_FROM_DISK] if layout.loaded_layers else []
+    methods += ["tokens"] if recomputed else []
+    return " + ".join(methods)
+
+
+def prices_of(state: CellState, worker: Worker, storage: Storage, ahead_us: float = 0.0) -> Prices | None:
+    """What a worker and the storage of its node cost now; None where the worker has no profile. Does not mutate."""
+    costs = layer_costs(state, worker)
+    profile = worker.restoration
+    if costs is None or profile is None or profile.link_bytes_per_us <= 0:
+        return None
+    observed = worker.restoring.per_us(0.0)
+    return Prices(
+        costs=costs,
+        disk_bytes_per_us=disk_bytes_per_us(storage),
+        queued_bytes=queued_bytes(state, storage),
+        link_bytes_per_us=profile.link_bytes_per_us,
+        loaded_us=loaded_token_us(state, worker),
+        restored_us=1 / observed if observed > 0 else 0.0,
+        layout=layout_for(storage, worker),
+        ahead_us=ahead_us,
+    )

@@ -1,0 +1,165 @@
+"""What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
+
+``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`). Where
+a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its stead; a
+prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.hidden.hidden_form import layout_for
+from services.scheduler.core.hidden.stretches import HIDDEN_FETCH_CHUNKS, Stretch, hidden_end, stretches_behind
+from services.scheduler.core.prediction_error import IMPORTANT_FROM_DISK, KV_FROM_DISK
+from services.scheduler.core.rates import backlog_us
+from services.scheduler.core.restoring.exploration import (
+    find_trial,
+    is_overruling,
+    is_sparse_overruled,
+    is_trial_due,
+    left_us,
+)
+from services.scheduler.core.restoring.restoration_choice import Choice, Prices, Ways, choose, hidden_kind, prices_of
+from services.scheduler.core.sparse.sparse_costs import sparse_prices
+from shared.chunks import chunk_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.tiers.chunk_run import ChunkNames
+    from shared.messages.pools import KvGeometry
+
+
+def usable_hidden_end(
+    state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
+) -> int:
+    """Behind the last chunk of state from ``first`` on that this request may be restored from. Does not mutate."""
+    if not storage.hidden_chunks or not may_restore(state, request, worker, storage):
+        return first
+    return hidden_end(storage, names, first)
+
+
+def usable_stretches(
+    state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int, end: int
+) -> tuple[Stretch, ...]:
+    """Stretches of chunks of state behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
+
+    ``end`` is what :func:`usable_state_end` says of ``first``. A disk that has no state of a sequence's first chunk is
+    not searched: most such prompts have been seen by nobody.
+    """
+    if end == 0 or not storage.hidden_chunks or not may_restore(state, request, worker, storage):
+        return ()
+    return stretches_behind(storage, names, end, first + HIDDEN_FETCH_CHUNKS)
+
+
+def may_restore(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
+    """Whether a request may be restored from state of this storage, if there is any. Does not mutate."""
+    may_use = state.config.restoring in ("planned", "state") and not request.hidden_refusals
+    return may_use and layout_for(storage, worker) is not None
+
+
+def choose_way(
+    state: CellState,
+    request: Request,
+    worker: Worker,
+    storage: Storage,
+    names: ChunkNames,
+    covered: int,
+    kv_end: int,
+    end_of_hidden: int,
+    later: Sequence[Stretch] = (),
+    *,
+    end_of_sparse: int = 0,
+    is_next: bool = False,
+) -> Choice:
+    """How the chunks of a prompt that follow ``covered`` tokens come back. Does not mutate; O(chunks).
+
+    There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
+    and state up to the chunk ``end_of_state``, and in stretches of chunks ``later``. Where neither can be weighed,
+    ``restoring_us`` of the choice is 0. Before state that begins with a hole goes KV that may be there.
+    Up to the chunk ``end_of_sparse`` it may be read in part, of which as much is weighed as of a fetch.
+    ``is_next``: nothing that waits stands before the request.
+    """
+    size = names.pages_each * state.tree.page_size
+    first = covered // size
+    is_planned = state.config.restoring == "planned"
+    end_of_sparse = min(end_of_sparse, first + HIDDEN_FETCH_CHUNKS)
+    later = later if end_of_hidden > first or kv_end == first else ()
+    prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
+    if is_planned and prices is not None:
+        known = first
+        while known < kv_end and names[known] in storage.chunks:
+            known += 1
+        following, behind = known, tuple[Stretch, ...]()
+        if known > first:
+            following = usable_hidden_end(state, request, worker, storage, names, known)
+            behind = usable_stretches(state, request, worker, storage, names, known, following)
+        if max(known, end_of_hidden, end_of_sparse) > first or later:
+            ways = Ways(
+                request.token_count,
+                covered,
+                first * size,
+                known * size,
+                end_of_hidden * size,
+                following * size,
+                _in_tokens(later, size),
+                _in_tokens(behind, size),
+                sparse_end=end_of_sparse * size,
+            )
+            if request.submit.cache.importance is not None:
+                importance = request.submit.cache.importance
+                prices = replace(prices, sparse=sparse_prices(state, worker, storage, importance))
+            choice = _fastest(state, request, storage, prices, ways)
+            is_unknown = choice.form == "recompute" and known == first and kv_end > first
+            return choice if not is_unknown else Choice("kv", 0.0, kind=KV_FROM_DISK)
+    if is_planned and end_of_sparse > first:
+        return Choice("sparse", 0.0, kind=IMPORTANT_FROM_DISK)
+    takes_hidden = (end_of_hidden > first or later) and (state.config.restoring == "state" or kv_end == first)
+    if not takes_hidden:
+        return Choice("kv", 0.0, kind=KV_FROM_DISK)
+    begin, end = (first, end_of_hidden) if end_of_hidden > first else later[0]
+    choice = way_from_hidden(prices, layout_for(storage, worker), begin * size, max(covered, begin * size), end * size)
+    return choice if not later else replace(choice, restoring_us=0.0, later=len(later))
+
+
+def way_from_hidden(prices: Prices | None, layout: KvGeometry | None, begin: int, start: int, end: int) -> Choice:
+    """How state from ``begin`` on is restored, tokens [start, end) of it, where nothing is weighed. Pure."""
+    recomputed, restoring_us = (layout.absent if layout is not None else 0), 0.0
+    if prices is not None:
+        _, restoring_us, recomputed = prices.from_hidden(begin, start, end)
+    return Choice("state", 0.0, restoring_us, recomputed, hidden_kind(layout, recomputed))
+
+
+def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: int, covered: int, end: int) -> Choice:
+    """How state is restored that only the object store may have: nothing can be predicted of it. Does not mutate."""
+    prices = prices_of(state, worker, storage)
+    return replace(way_from_hidden(prices, layout_for(storage, worker), begin, covered, end), restoring_us=0.0)
+
+
+def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
+    """The fastest way, or a trial of another where one is due. Does not mutate."""
+    choice = choose(prices, ways)
+    if is_sparse_overruled(prices, ways, choice):
+        choice = replace(choice, overrules_sparse=True)
+    if not is_overruling(storage, prices, ways, choice):
+        return choice
+    trial = None
+    if is_trial_due(storage):
+        step, least = chunk_tokens(state.tree.page_size), state.config.min_prefetch_tokens
+        left = left_us(state, request) - prices.ahead_us
+        trial = find_trial(prices, ways, choice, step=step, least=least, left_us=left)
+    return trial or replace(choice, is_overruling=True)
+
+
+def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
+    return tuple((begin * size, end * size) for begin, end in stretches)
+
+
+def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
+    """What a worker does before it comes to a request: what it was told to, and what waits there besides."""
+    own = request.cost if request.worker_id == worker.worker_id else 0
+    before = 0 if is_next else worker.queued_cost - own
+    return backlog_us(state, worker) - worker.queued_cost + before

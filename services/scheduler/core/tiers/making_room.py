@@ -1,0 +1,185 @@
+"""Making room on a device: evict what the policy names, backing it up to host memory where it is admitted there.
+
+What is above its owner's quota goes before anything else, and a few nodes of it with every step even where nobody
+needs room. What requests compute is never refused for a quota; the owner's own KV makes room for it first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.cache.prefix_tree import Node, page_count
+from services.scheduler.core.cache.residency import (
+    drop_device,
+    is_left_bare,
+    offer_left_bare,
+)
+from services.scheduler.core.cache.trimming import TRANSFER_PAGES, trim
+from services.scheduler.core.cache.victims import take_device_excess, take_device_victim
+from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
+from services.scheduler.core.tiers.host_admission import admit_to_host, drop_above_quotas
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Transfer
+    from shared.messages.explanations import Departure
+
+# Bound the time of one step. What is evicted ahead of need can go on with the worker's next input; what somebody
+# waits for goes on when the backups answer that were begun for it.
+_NODES_AHEAD = 8
+_NODES_AHEAD_IF_BUSY = 2
+_MANY_ADMISSIONS = 4
+_PAGES_AHEAD = 1024
+_NODES_AT_ONCE = 32
+# Where a reserve is short it is filled up to one page in so many of the pool above it: backups are few and large.
+_MARGIN_SHARE = 64
+
+
+@dataclass(slots=True)
+class _Eviction:
+    """The backups that one making of room leads to. ``pages`` are those of the last one.
+
+    ``leaving`` counts, by parent, the children that leave with them, so that a chain goes in one transfer.
+    """
+
+    transfers: list[Transfer] = field(default_factory=list)
+    pages: int = 0
+    leaving: dict[int, int] = field(default_factory=dict)
+
+
+def can_make_room(worker: Worker, pages: int) -> bool:
+    """Whether eviction could ever free so many pages with what runs now. Does not mutate."""
+    pool = worker.pool
+    return pages <= pool.free + pool.cached - pool.locked
+
+
+def make_room(step: Step, worker: Worker, pages: int, owner: int = 0) -> bool:
+    """Evict until ``pages`` are free or will be after running backups; returns whether they are free now.
+
+    They are for a request in a namespace of ``owner``, whose own KV goes first if it is above its quota with them.
+    Evicts a bounded number of nodes as long as a backup is under way: the worker is served again when that answers.
+    """
+    missing = pages - worker.pool.free
+    if missing <= 0:
+        return True
+    _evict_pages(step, worker, missing - worker.leaving, _NODES_AT_ONCE, is_needed=True, owner=owner, coming=pages)
+    return worker.pool.free >= pages
+
+
+def _evict_pages(
+    step: Step, worker: Worker, missing: int, most_nodes: int, *, is_needed: bool, owner: int = 0, coming: int = 0
+) -> None:
+    """Evict nodes of so many pages together, or ``most_nodes``; more if they are needed and no backup is under way.
+
+    So many pages are ``coming`` for an ``owner``.
+    """
+    state = step.state
+    eviction = _Eviction()
+    evicted = 0
+    while missing > 0 and (evicted < most_nodes or (is_needed and not worker.leaving)):
+        found = None
+        if state.quotas.accounts:
+            found = take_device_excess(state, worker.worker_id, eviction.leaving, owner=owner, coming=coming)
+        node, most = found or (take_device_victim(state, worker.worker_id, eviction.leaving), missing)
+        if node is None:
+            break
+        trim(state, node, min(missing, most))
+        missing -= page_count(state.tree, node)
+        evicted += 1
+        _evict(step, worker, node, eviction)
+    _send_all(step, eviction)
+
+
+def _evict_above_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
+    """Evict KV of owners that are above their quotas on this worker, a few nodes; returns whether there was any."""
+    state = step.state
+    eviction = _Eviction()
+    evicted = 0
+    while evicted < (_NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD):
+        found = take_device_excess(state, worker.worker_id, eviction.leaving)
+        if found is None:
+            break
+        node, excessive = found
+        trim(state, node, excessive)
+        evicted += 1
+        _evict(step, worker, node, eviction)
+    state.count("evicted_above_quota_nodes", evicted)
+    _send_all(step, eviction)
+    return evicted > 0
+
+
+def keep_quotas(step: Step, worker: Worker, *, is_busy: bool) -> bool:
+    """Evict some of what is above quotas on a worker and in its node's host pool; whether the worker had any."""
+    storage = step.state.storage_of(worker)
+    if storage is not None:
+        drop_above_quotas(step, storage)
+    return _evict_above_quotas(step, worker, is_busy=is_busy)
+
+
+def _send_all(step: Step, eviction: _Eviction) -> None:
+    for transfer in eviction.transfers:
+        send_transfer(step, transfer)
+
+
+def _evict(step: Step, worker: Worker, node: Node, eviction: _Eviction) -> None:
+    """Drop a node at once, or let it leave with a backup when it is to have a copy or its children leave with one."""
+    state = step.state
+    parent_id = node.parent
+    storage = backup_target(state, worker)
+    pages = None
+    departure: Departure = "evicted"
+    # A node that has a copy needs none, nor one that another worker's backup is about to give one.
+    if storage is not None and storage.storage_id not in node.host and not node.transfer:
+        pages = admit_to_host(step, storage, node)
+        departure = "refused" if state.config.admission == "selective" else "evicted"
+    if storage is not None and (pages is not None or worker.worker_id in node.below):
+        join_transfer(state, _transfer_for(step, worker, storage, eviction, pages or b""), node, pages or b"")
+        eviction.leaving[parent_id] = eviction.leaving.get(parent_id, 0) + 1
+    elif worker.worker_id in node.locks:
+        return  # A save of what it displaced reads it.
+    else:
+        state.count("evicted_pages_device", drop_device(state, node, worker, departure))
+    parent = state.tree.nodes.get(parent_id)
+    if parent is not None and is_left_bare(parent, worker.worker_id, eviction.leaving):
+        offer_left_bare(state, parent, worker.worker_id)
+
+
+def _transfer_for(step: Step, worker: Worker, storage: Storage, eviction: _Eviction, pages: bytes) -> Transfer:
+    """The transfer that a node with these host pages (packed) joins: the last one, or a new one when that is full."""
+    size = len(pages) // 4
+    if not eviction.transfers or eviction.pages + size > TRANSFER_PAGES:
+        eviction.transfers.append(open_transfer(step, worker, storage))
+        eviction.pages = 0
+    eviction.pages += size
+    return eviction.transfers[-1]
+
+
+def keep_reserve(step: Step, worker: Worker, *, is_busy: bool, admissions: int) -> bool:
+    """Evict ahead of need where eviction takes a backup's time, so that an allocation seldom waits for one.
+
+    A few nodes at a time, fewer where the step is ``is_busy`` with a batch already, and none behind many
+    ``admissions``: other inputs go on with it. Returns whether anything was to be evicted.
+    """
+    if step.state.storage_of(worker) is None or step.state.config.admission == "none":
+        return False
+    reserve = reserved_pages(step.state, worker)
+    coming = worker.pool.free + worker.leaving
+    if coming >= reserve or admissions >= _MANY_ADMISSIONS:
+        return False
+    most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD
+    missing = filled_reserve(step.state, worker) - coming
+    _evict_pages(step, worker, min(missing, _PAGES_AHEAD), most_nodes, is_needed=False)
+    return True
+
+
+def reserved_pages(state: CellState, worker: Worker) -> int:
+    """Device pages that eviction tries to keep free. Does not mutate."""
+    return int(worker.pool.total * state.config.reserve_fraction)
+
+
+def filled_reserve(state: CellState, worker: Worker) -> int:
+    """Free device pages at which a reserve that was short is filled again. Does not mutate."""
+    reserve = reserved_pages(state, worker)
+    return reserve + min(reserve, worker.pool.total // _MARGIN_SHARE)

@@ -1,0 +1,179 @@
+"""The ready order of one worker's waiting requests: by priority, then by fair share, then by arrival.
+
+Within one priority the tenants take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996), counted in
+tokens served: each tenant has a lane with a tag, the lane with the least tag is served next, and what it is served
+raises its tag. A tenant that comes anew starts at the tag of the lane that was served last, so it neither waits
+behind another's thousand requests nor makes up for the time in which it asked for nothing. Within a lane, requests
+that come back from a deferral stand at the front and the others in order of arrival; with one tenant, or without
+fair sharing, the front of the lane is the front of the queue.
+
+No operation touches more than one lane: lists are sorted by plain tuples, which a bisection compares in C.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Entry = tuple[int, int, str]
+"""(0 for a request that comes back from a deferral, otherwise 1; its place in arrival order; its id)."""
+
+_IDLE_TENANTS = 1024
+"""Tenants without a waiting request whose tag is remembered, at most. One with an old tag needs none."""
+
+
+class Lane(msgspec.Struct):
+    """The waiting requests of one tenant at one priority. ``tag`` counts tokens (a virtual time)."""
+
+    tag: int
+    waiting: list[Entry] = []  # Sorted.
+
+
+class Level(msgspec.Struct):
+    """All lanes of one priority. ``now`` is the tag that the lane served last had: the level's virtual time."""
+
+    now: int = 0
+    lanes: dict[str, Lane] = {}
+    order: list[tuple[int, int, int, str]] = []  # Each lane's (tag, *head without its id, tenant), sorted.
+    idle: dict[str, int] = {}  # Tags ahead of ``now`` of tenants that wait for nothing.
+
+
+class Queue(msgspec.Struct):
+    """What waits at one worker and is ready to run, by priority. A priority that nobody waits at is forgotten."""
+
+    levels: dict[int, Level] = {}
+    size: int = 0
+
+
+def add(queue: Queue, priority: int, tenant: str, entry: Entry) -> None:
+    """Let a request wait."""
+    level = queue.levels.get(priority)
+    if level is None:
+        level = queue.levels[priority] = Level()
+    queue.size += 1
+    lane = level.lanes.get(tenant)
+    if lane is None:
+        lane = Lane(max(level.now, level.idle.pop(tenant, 0)), [entry])
+        level.lanes[tenant] = lane
+        insort(level.order, _place(lane, tenant))
+        return
+    if entry > lane.waiting[0]:
+        insort(lane.waiting, entry)
+        return
+    before = _place(lane, tenant)
+    lane.waiting.insert(0, entry)
+    _move(level, before, _place(lane, tenant))
+
+
+def remove(queue: Queue, priority: int, tenant: str, entry: Entry) -> None:
+    """A request waits no more, or not here; raises InvariantViolated when it did not."""
+    level = queue.levels.get(priority)
+    lane = None if level is None else level.lanes.get(tenant)
+    index = 0 if lane is None else bisect_left(lane.waiting, entry)
+    if level is None or lane is None or index == len(lane.waiting) or lane.waiting[index] != entry:
+        raise InvariantViolated(f"request {entry[2]} is not in the queue that it waits in")
+    queue.size -= 1
+    if index:
+        del lane.waiting[index]
+        return
+    before = _place(lane, tenant)
+    del lane.waiting[0]
+    if lane.waiting:
+        _move(level, before, _place(lane, tenant))
+        return
+    del level.order[_index(level, before)]
+    del level.lanes[tenant]
+    if not level.lanes:
+        del queue.levels[priority]
+    elif lane.tag > level.now:
+        _remember(level, tenant, lane.tag)
+
+
+def charge(queue: Queue, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
+    """A tenant is served so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
+
+    Where nobody waits there is nothing to share, and nothing is written down.
+    """
+    level = queue.levels.get(priority)
+    if level is None:
+        return
+    lane = level.lanes.get(tenant)
+    if lane is None:
+        _remember(level, tenant, max(level.now, level.idle.get(tenant, 0)) + tokens)
+        return
+    if is_start:
+        level.now = max(level.now, lane.tag)
+    before = _place(lane, tenant)
+    lane.tag += tokens
+    _move(level, before, _place(lane, tenant))
+
+
+def window(queue: Queue, limit: int, cost_of: Callable[[str], int]) -> list[str]:
+    """The first ``limit`` ids in the order in which they would be served, if each cost ``cost_of`` tokens."""
+    names: list[str] = []
+    for priority in sorted(queue.levels, reverse=True):
+        level = queue.levels[priority]
+        if len(level.lanes) == 1:
+            for lane in level.lanes.values():
+                names += [entry[2] for entry in lane.waiting[: limit - len(names)]]
+        else:
+            _interleave(level, limit, cost_of, names)
+        if len(names) >= limit:
+            break
+    return names
+
+
+def _interleave(level: Level, limit: int, cost_of: Callable[[str], int], names: list[str]) -> None:
+    """Append what the lanes would serve in turn. Looks at no more lanes than it takes requests."""
+    upcoming: list[tuple[int, int, int, str, int]] = []  # A heap of lanes that were served already.
+    unserved = 0
+    order = level.order
+    while len(names) < limit:
+        if unserved < len(order) and (not upcoming or order[unserved] <= upcoming[0][:4]):
+            tag, _, _, tenant = order[unserved]
+            position = 0
+            unserved += 1
+        elif upcoming:
+            tag, _, _, tenant, position = heappop(upcoming)
+        else:
+            return
+        waiting = level.lanes[tenant].waiting
+        name = waiting[position][2]
+        names.append(name)
+        position += 1
+        if position < len(waiting):
+            heappush(upcoming, (tag + cost_of(name), *waiting[position][:2], tenant, position))
+
+
+def _place(lane: Lane, tenant: str) -> tuple[int, int, int, str]:
+    rank, arrival, _ = lane.waiting[0]
+    return (lane.tag, rank, arrival, tenant)
+
+
+def _index(level: Level, place: tuple[int, int, int, str]) -> int:
+    index = bisect_left(level.order, place)
+    if index == len(level.order) or level.order[index] != place:
+        raise InvariantViolated(f"the lane of tenant {place[3]!r} is not in order")
+    return index
+
+
+def _move(level: Level, before: tuple[int, int, int, str], after: tuple[int, int, int, str]) -> None:
+    del level.order[_index(level, before)]
+    insort(level.order, after)
+
+
+def _remember(level: Level, tenant: str, tag: int) -> None:
+    level.idle[tenant] = tag
+    if len(level.idle) <= _IDLE_TENANTS:
+        return
+    level.idle = {known: its for known, its in level.idle.items() if its > level.now}
+    if len(level.idle) > _IDLE_TENANTS:
+        del level.idle[next(iter(level.idle))]

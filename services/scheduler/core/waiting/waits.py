@@ -1,0 +1,211 @@
+"""Deferral on delay hit (Strata 4.3.1): who waits for KV that another is about to bring, and for how long.
+
+A deferred request is out of its worker's ready order. It waits for a producer that is running or stands ahead of
+it, for a load under way, or for what is fetched for it from below host memory (Strata 4.2); a producer is never
+deferred itself (one that becomes so lets go of its waiters), and loads and fetches wait for no request, so that
+nobody can wait in a circle. It stands at the front again as soon as what both share is computed, the load or the
+fetch is over, or the producer is not going to bring it any more. From its first deferral for another on it has a
+deadline; past it, it runs anyway and is not deferred again before it is admitted. A wait for a fetch has bounds of
+its own (see :mod:`fetch_waits`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from services.scheduler.core.cache.recollection import note_wait
+from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.waiting import transient
+from services.scheduler.core.waiting.ready_order import stand_in_line, step_out
+from shared.messages.explanations import Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.step import Step
+
+
+def find_producer(
+    state: CellState, request: Request, worker: Worker, reach_tokens: int, ahead: Mapping[str, None]
+) -> tuple[str, int] | None:
+    """Whom a request should wait for and until how many tokens of it are computed; None if for nobody.
+
+    ``reach_tokens`` is what the request can reuse now; ``ahead`` are waiting requests that would run before it.
+    Does not mutate.
+    """
+    threshold = state.config.defer_tokens
+    if threshold <= 0 or request.is_impatient or not request.may_reuse:
+        return None
+    page_size = state.tree.page_size
+    max_pages = (request.token_count - 1) // page_size
+    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
+    end = sum(pages for _, pages in path) * page_size
+    for node, pages in reversed(path):
+        if end - reach_tokens <= threshold:
+            return None
+        for name in state.transient.marks[node.id].get(worker.worker_id, ()):
+            producer = state.requests[name]
+            is_coming = producer.state is RequestState.PREFILLING or name in ahead
+            if producer is not request and is_coming and end - max(reach_tokens, producer.computed) > threshold:
+                return name, end
+        end -= pages * page_size
+    return None
+
+
+def announce(state: CellState, request: Request, uncached: int) -> None:
+    """Mark what a request at a worker is about to compute, if it is enough for others to wait for."""
+    if request.transient:
+        if uncached <= state.config.defer_tokens:
+            withdraw(state, request)
+        return
+    page_size = state.tree.page_size
+    is_worth_it = 0 < state.config.defer_tokens < uncached and request.token_count >= page_size
+    if not is_worth_it or not request.submit.cache.write:
+        return
+    state.count("transient_spans")
+    request.transient = transient.add_span(
+        state.transient, page_size, request.worker_id, request.request_id, request.submit.namespace, request.tokens
+    )
+
+
+def withdraw(state: CellState, request: Request) -> None:
+    """A request is about to compute nothing more that others could use: its marks go, and nobody waits for it."""
+    if request.transient:
+        transient.remove_span(state.transient, request.worker_id, request.request_id, request.transient)
+        request.transient = 0
+    for name in list(state.waiters.get(request.request_id, ())):
+        wake(state, state.requests[name])
+
+
+def progressed(state: CellState, producer: Request) -> None:
+    """A producer has computed more: those who share no more than that with it need wait no longer."""
+    for name, needed in list(state.waiters.get(producer.request_id, {}).items()):
+        if needed <= producer.computed:
+            wake(state, state.requests[name])
+
+
+def defer_for_producer(step: Step, request: Request, worker: Worker, producer: str, needed: int, spared: int) -> None:
+    """Let a request wait until ``producer`` has computed its first ``needed`` tokens, which spares it ``spared``."""
+    state = step.state
+    state.count("deferred_tokens", spared)
+    request.waits_for = producer
+    state.waiters.setdefault(producer, {})[request.request_id] = needed
+    _defer(step, request, worker, needed)
+
+
+def defer_for_load(step: Step, request: Request, worker: Worker, node: Node) -> None:
+    """Let a request wait until ``node`` is not being loaded any more."""
+    step.state.count("delay_hits_deferred")
+    request.waits_node = node.id
+    worker.load_waiters.setdefault(node.id, {})[request.request_id] = 0
+    _defer(step, request, worker, 0)
+
+
+def defer_for_fetch(step: Step, request: Request, worker: Worker, fetch_id: int) -> None:
+    """Let a request wait until a fetch is over or has brought what it can for it; of state, until a part is there."""
+    step.state.count("prefetch_waits")
+    request.waits_fetch = fetch_id
+    _step_aside(step, request, worker, 0)
+
+
+def wake_load_waiters(state: CellState, worker: Worker) -> None:
+    """Let everybody go on whose load is over."""
+    for node_id in list(worker.load_waiters):
+        node = state.tree.nodes.get(node_id)
+        if node is None or worker.worker_id not in node.loading:
+            for name in list(worker.load_waiters[node_id]):
+                wake(state, state.requests[name])
+
+
+def wake(state: CellState, request: Request) -> None:
+    """A deferred request stands at the front again."""
+    end_deferral(state, request)
+    request.is_returned = True
+    stand_in_line(state.workers[request.worker_id], request)
+
+
+def end_deferral(state: CellState, request: Request) -> None:
+    """A deferred request waits for nobody any more; the caller says where it goes."""
+    worker = state.workers[request.worker_id]
+    del worker.deferred[request.request_id]
+    waited_ms = max(0, state.now_ns - request.deferred_ns) // 1_000_000
+    kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if request.waits_fetch else "deferral"
+    wait = Wait(kind=kind, start_ns=request.deferred_ns, end_ns=state.now_ns)
+    note_wait(state.recollection, request.request_id, wait)
+    if request.waits_fetch:
+        request.waits_fetch = 0
+        state.count("prefetch_wait_ms", waited_ms)
+        return
+    if request.waits_for:
+        _drop(state.waiters, request.waits_for, request.request_id)
+    else:
+        _drop(worker.load_waiters, request.waits_node, request.request_id)
+    request.waits_for, request.waits_node = "", 0
+    state.count("deferral_ms", waited_ms)
+
+
+def is_deferred(request: Request) -> bool:
+    """Whether a waiting request is out of the ready order."""
+    return bool(request.waits_for or request.waits_node or request.waits_fetch)
+
+
+def expire_deferral(step: Step, request: Request) -> None:
+    """The deadline passed: the request runs as soon as it can, whatever others bring."""
+    request.deferral_timer = ""
+    request.is_impatient = True
+    if is_deferred(request):
+        step.state.count("deferral_deadlines")
+        wake(step.state, request)
+
+
+def forget_deferral(step: Step, request: Request) -> None:
+    """A request is admitted or over: what it waited is past."""
+    step.cancel_timer(request.deferral_timer)
+    request.deferral_timer = ""
+    request.is_impatient = request.is_returned = False
+
+
+def transient_nodes(state: CellState) -> tuple[int, int]:
+    """How many transient nodes are in-queue and how many in-flight. Does not mutate."""
+    in_flight = 0
+    for marks in state.transient.marks.values():
+        producers = [name for names in marks.values() for name in names]
+        in_flight += any(state.requests[name].state is RequestState.PREFILLING for name in producers)
+    return len(state.transient.marks) - in_flight, in_flight
+
+
+def _defer(step: Step, request: Request, worker: Worker, needed: int) -> None:
+    state = step.state
+    state.count("requests_deferred")
+    _step_aside(step, request, worker, needed)
+    if not request.deferral_timer:
+        timer_id = f"deferral.{request.accepted_seq}.{request.attempt}"
+        delay_ms = max(1, state.config.defer_deadline_ms)
+        request.deferral_timer = step.set_timer(timer_id, "deferral", request.request_id, delay_ms)
+
+
+def _step_aside(step: Step, request: Request, worker: Worker, needed: int) -> None:
+    withdraw(step.state, request)
+    step_out(worker, request)
+    worker.deferred[request.request_id] = needed
+    request.deferred_ns = step.time_ns
+
+
+def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None:
+    del waiters[key][name]
+    if not waiters[key]:
+        del waiters[key]
+
+
+def end_fetch_wait(step: Step, request: Request) -> None:
+    """Nothing bounds the wait of a request any more: what it waited for is over, or it is not going to wait."""
+    step.cancel_timer(request.prefetch_timer)
+    request.prefetch_timer = ""
+
+
+def forget_fetch_waits(step: Step, request: Request) -> None:
+    """A request is admitted or over: what it waited for fetches is past."""
+    end_fetch_wait(step, request)
+    request.is_fetch_overdue, request.fetch_wait_ns, request.follows = False, 0, 0

@@ -1,0 +1,67 @@
+"""Speeds of links, learned from transfers."""
+
+import pytest
+
+from bench.planner.planning import plan_restoration
+from services.scheduler.core.speed_fit import Rate
+from tests.unit.bench.planner.cases import costs, held, resources
+
+
+def test_nothing_observed_is_the_default():
+    """Before the first transfer the caller's figure stands."""
+    assert Rate().per_us(7.0) == 7.0
+
+
+def test_the_rate_is_what_was_observed():
+    """Bytes over time, long transfers counting for more."""
+    rate = Rate()
+    rate.note(1000, 100)
+    rate.note(10_000, 1000)
+
+    assert rate.per_us(7.0) == pytest.approx(10)
+
+
+def test_a_disk_that_slows_down_is_noticed_within_some_tens_of_transfers():
+    """What was known fades exponentially."""
+    rate = Rate()
+    for _ in range(50):
+        rate.note(1000, 100)
+    for _ in range(40):
+        rate.note(1000, 400)
+
+    assert rate.per_us(7.0) == pytest.approx(2.5, rel=0.02)
+
+
+def test_one_pause_is_not_a_slow_disk():
+    """A transfer a thousand times too long counts as eight times."""
+    rate = Rate()
+    for _ in range(20):
+        rate.note(1000, 100)
+    rate.note(1000, 100_000)
+
+    assert rate.per_us(7.0) > 5
+
+
+@pytest.mark.parametrize(
+    ("amount", "elapsed_us"), [(0, 10), (10, 0), (-1, 10), (10, -1), (float("nan"), 1), (1, float("inf"))]
+)
+def test_what_cannot_be_teaches_nothing(amount, elapsed_us):
+    """Zero and negative amounts and times leave it as it is."""
+    rate = Rate()
+    rate.note(amount, elapsed_us)
+
+    assert rate == Rate()
+
+
+def test_a_slower_disk_changes_the_plan():
+    """What but for its first layer was loaded from a fast disk is computed for the most part when it is slow."""
+    rate = Rate()
+    plans = []
+    for elapsed_us in (100, 2000):
+        for _ in range(60):
+            rate.note(1000, elapsed_us)
+        link = resources(host=100.0, disk=rate.per_us(1.0))
+        plans.append(plan_restoration([held(12, "kv", source="disk", tokens=50)], costs(12), link))
+
+    assert plans[0].row_starts.count(0) == 1
+    assert plans[1].row_starts.count(0) > 4
