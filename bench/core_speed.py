@@ -50,7 +50,8 @@ from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import match_again, match_prefix
 from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
-from services.scheduler.core.state import Request, Worker
+from services.scheduler.core.request import Request
+from services.scheduler.core.state import Worker
 from shared.messages.cell_events import CellConfig, StorageLost, WorkerLost
 
 PROMPT_TOKENS = 131_072

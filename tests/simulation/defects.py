@@ -14,7 +14,8 @@ from services.scheduler.core.fold import machine, timers
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members import membership
 from services.scheduler.core.queue import completion
-from services.scheduler.core.state import Request, Worker
+from services.scheduler.core.request import Request
+from services.scheduler.core.state import Worker
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers import saves
 from services.scheduler.core.tiers.under_way import Save

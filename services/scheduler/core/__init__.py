@@ -21,9 +21,8 @@ from services.scheduler.core.fold.listing import list_cache
 from services.scheduler.core.fold.machine import pending_timers, step
 from services.scheduler.core.fold.snapshot import decode_state, encode_state
 from services.scheduler.core.fold.status import status
-from services.scheduler.core.inputs import Stamped
-from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
 from services.scheduler.core.state import CellState, new_state
+from services.scheduler.core.step import CancelTimer, Output, SetTimer, Stamped
 
 __all__ = [
     "CancelTimer",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.scheduler.core.speed_fit import SpeedFit
-    from services.scheduler.core.state import Batch, CellState, Chunk, Storage, Worker
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.tiers.under_way import Batch, Chunk
     from shared.messages.worker_events import BatchDone
 
 PAPERS_RATIO = 100.0

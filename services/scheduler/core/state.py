@@ -6,182 +6,29 @@ Dictionaries keep the order of insertion, which is part of the state: it breaks 
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import AnyPolicy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, PrefixTree
+from services.scheduler.core.cache.pin import Pin
+from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.cache.recollection import Recollection
 from services.scheduler.core.cache.shares import ChunkShares
-from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenFetch, HiddenLease, HiddenRun, HiddenSave
-from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.prediction_error import PredictionErrors
 from services.scheduler.core.quotas.quota_accounts import Quotas
-from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
+from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.speed_fit import Rate, SpeedFit
-from services.scheduler.core.store_answers import StoreBlanks, StoreLacks
-from services.scheduler.core.tiers.under_way import Fetch, Save, Transfer
+from services.scheduler.core.step import Timer
+from services.scheduler.core.store_answers import StoreBlanks
+from services.scheduler.core.tiers.under_way import Batch, Fetch, LateRead, Promotion, Save, Transfer
 from services.scheduler.core.waiting.fair_share import Queue
 from services.scheduler.core.waiting.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.requests import SubmitRequest
 from shared.messages.worker_events import DeviceFacts, RestorationCosts
-
-
-class Request(msgspec.Struct):
-    """One request from acceptance to its end. Page fields mean something only while it is admitted.
-
-    ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
-    ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
-    as far as that can be said of what stands on a ``sparse`` prefix.
-    """
-
-    submit: SubmitRequest
-    accepted_seq: int  # Also its place in arrival order.
-    accepted_ns: int
-    state: RequestState = RequestState.WAITING
-    attempt: int = 1
-    failures: int = 0  # Lost workers and failed chunks so far.
-    output: bytes = b""  # Output tokens of earlier attempts, packed.
-    deadline_timer: str = ""
-    resume_timer: str = ""
-    worker_id: str = ""  # Where it waits or runs; "" is nowhere.
-    cost: int = 0  # Estimated microseconds of its prefill, loads included, at the worker where it waits.
-    uncached: int = 0  # Tokens that it was estimated to compute there.
-    lane: str = ""  # Whose share of the queue it waits in: its tenant's, or "" where all share one.
-    is_returned: bool = False  # It came back from a deferral and stands at the front.
-    transient: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
-    waits_for: str = ""  # Deferred until this producer has computed what both share ...
-    waits_node: int = 0  # ... or until this node is not being loaded any more ...
-    waits_fetch: int = 0  # ... or until this fetch has brought what it can.
-    fetch: int = 0  # The fetch that brings a part of its prefix while it waits, deferred for it or not; 0 is none.
-    fetch_end: int = 0  # How far that fetch can bring it, in tokens.
-    is_fetch_due: bool = False  # There may be something to fetch for it, and that could not be begun yet.
-    fetch_wait_ns: int = 0  # When it was first deferred for a fetch.
-    prefetch_timer: str = ""  # Runs while it is, where the wait is bounded.
-    is_fetch_overdue: bool = False  # That timer fired: it waits for no fetch before it is admitted.
-    fetched_to: int = 0  # Its prefix was fetched for it up to this many tokens,
-    fetched_from: int = 0  # beginning with this one,
-    fetched_remote: int = 0  # of which so many came from the object store.
-    deferred_ns: int = 0  # When the deferral began that it is in.
-    deferral_timer: str = ""  # Runs from its first deferral until it is admitted.
-    is_impatient: bool = False  # That timer fired: it is not deferred again.
-    admission: int = 0  # Number of its last admission in the cell.
-    pages: bytes = b""
-    shared: int = 0  # pages
-    node: int = 0  # Deepest tree node that it holds a lock on; 0 is none.
-    planned: int = 0  # Tokens whose chunks were sent or whose KV is cached.
-    computed: int = 0  # tokens
-    is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
-    ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
-    lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
-    matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
-    matched_tokens: int = 0
-    run: HiddenRun | None = None  # Its prefix comes back from state below host memory.
-    follows: int = 0  # A fetch of state for another that brings what it needs next, as far as was known.
-    lease: int = 0  # Under which its own state is being saved; 0 is none.
-    hidden_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
-    fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
-    lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
-    sparse_choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
-    sparse: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
-    is_sparse_refused: bool = False  # Such a prefix could not be read: it does without from then on.
-
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
-
-    @property
-    def tokens(self) -> bytes:
-        """Prompt and output so far, packed. Copies."""
-        return self.submit.prompt + self.output if self.output else self.submit.prompt
-
-    @property
-    def may_reuse(self) -> bool:
-        """Whether it reads the cache at all; prompt logprobs need every token computed."""
-        return self.submit.cache.read and self.submit.sampling.prompt_logprobs is None
-
-    @property
-    def arrival_order(self) -> tuple[int, int]:
-        """Sort key: higher priority first, then earlier arrival. A request keeps its place over all attempts."""
-        return (-self.submit.priority, self.accepted_seq)
-
-    @property
-    def token_count(self) -> int:
-        return (len(self.submit.prompt) + len(self.output)) // 4
-
-    @property
-    def max_tokens_total(self) -> int:
-        """Tokens of prompt and answer at the most."""
-        return self.submit.prompt_tokens + self.submit.sampling.max_tokens
-
-    @property
-    def own_pages(self) -> bytes:
-        """Pages of its worker that no tree node owns, packed. Copies."""
-        behind = self.pages[self.shared * PAGE_NUMBER_BYTES :]
-        if self.sparse is None:
-            return behind
-        table = np.frombuffer(behind, dtype="<i4")
-        return table[table >= 0].tobytes() + self.sparse.pages
-
-
-class Chunk(msgspec.Struct):
-    """A chunk of an outstanding batch: tokens [start, end) of a request's attempt, computed or restored."""
-
-    request_id: str
-    attempt: int
-    start: int
-    end: int
-    is_restored: bool = False
-
-
-class Load(msgspec.Struct):
-    """A load of an outstanding batch. It fills the ``loading`` pages of ``node`` and of the nodes above it.
-
-    It begins ``depth`` tokens below the root; what is loading above that belongs to another load of the batch.
-    ``storage_id`` is "" once that storage is lost. ``is_orphaned`` says that its request left before it had
-    produced a token, so that nothing proves that the load took place.
-    """
-
-    request_id: str
-    attempt: int
-    node: int
-    storage_id: str
-    is_orphaned: bool = False
-    depth: int = 0
-    neighbour_id: str = ""  # Whose device it reads instead of a host pool, where the path to ``node`` is locked.
-
-
-class Batch(msgspec.Struct):
-    """A RunBatch that is not answered yet. ``tokens`` is the sum of its chunks."""
-
-    plan: int
-    chunks: list[Chunk]
-    loads: list[Load]
-    tokens: int = 0
-
-
-class Promotion(msgspec.Struct):
-    """A PromotePages that is not answered yet. It fills the ``loading`` pages of these nodes.
-
-    ``storage_id`` is "" once that storage is lost. A node that was cut since stands for all its parts.
-    """
-
-    promotion_id: int
-    storage_id: str
-    nodes: list[int]
-
-
-class LeaseWait(msgspec.Struct):
-    """A running request that waits for ``pages`` more pages."""
-
-    request_id: str
-    generated: int
-    pages: int
 
 
 class Worker(msgspec.Struct):
@@ -257,42 +104,6 @@ class Storage(msgspec.Struct):
     sparse_pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
     sparse_overruled: int = 0  # Decisions against such reads for which only that pace spoke.
     shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.
-
-
-class Pin(msgspec.Struct):
-    """A prefix that is to be kept: a host lock on every node from the root to ``node`` at this storage.
-
-    ``node`` is 0 while nothing of it is held. ``refusal`` says why nothing is and nothing will be.
-    """
-
-    pin_id: str
-    storage_id: str
-    namespace: str
-    prefix: bytes  # Its tokens, packed.
-    expires_ns: int
-    timer_id: str
-    node: int = 0
-    pages: int = 0  # Host pages that it holds.
-    chunks: bytes = b""  # What the storage was told to keep on its disk.
-    refusal: str = ""
-
-
-class LateRead(msgspec.Struct):
-    """What a worker that was given up may still be reading of a neighbour's device: the path to ``node``, locked."""
-
-    neighbour_id: str
-    node: int
-
-
-class Timer(msgspec.Struct):
-    """A timer of the shell.
-
-    ``kind`` is deadline, deferral, prefetch, resume, backup, save, lease, fetch, state_fetch, pin, reads or drain.
-    """
-
-    at_ns: int
-    kind: str
-    subject: str
 
 
 class CellState(msgspec.Struct):

@@ -1,15 +1,78 @@
-"""One step of the fold while it runs: the state, the input's place and time, and the outputs so far."""
+"""One step of the fold: the input with its place and time, what it answers, and the state while it runs."""
 
 from __future__ import annotations
 
-from services.scheduler.core.outputs import CancelTimer, Output, SetTimer
-from services.scheduler.core.state import CellState, Storage, Timer, Worker
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from shared.codec import Input, Published
 from shared.messages.gateway_notices import GatewayNotice, GatewayWord
 from shared.messages.storage_plans import StorageOrder, StoragePlan
 from shared.messages.worker_plans import WorkerOrder, WorkerPlan
 
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
+
 MOST_GATEWAYS = 4096
 """Gateways whose notices are numbered on. A name is of one life, and one after which so many others lived is over."""
+
+TimerKind = Literal[
+    "deadline",
+    "deferral",
+    "prefetch",
+    "resume",
+    "backup",
+    "save",
+    "hidden_lease",
+    "fetch",
+    "hidden_fetch",
+    "pin",
+    "reads",
+    "drain",
+]
+"""What a timer of the core is for; :mod:`timers` has a handler for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An input as the stream stored it.
+
+    ``seq`` is its sequence number there, which orders everything; ``time_ns`` is the server's timestamp (wall
+    clock, ns), which is the only clock that the core knows.
+    """
+
+    seq: int
+    time_ns: int
+    input: Input
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Append ``TimerFired(timer_id)`` to the stream once its clock reaches ``at_ns``; set again, it moves."""
+
+    timer_id: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """Forget a timer. One that has fired already is harmless: the core ignores what it no longer waits for."""
+
+    timer_id: str
+
+
+Output = Published | SetTimer | CancelTimer
+"""What a step answers: numbered plans and notices to publish, and timers for the shell to keep."""
+
+
+class Timer(msgspec.Struct):
+    """A timer that the shell keeps. ``subject`` is the id of what it is for."""
+
+    at_ns: int
+    kind: TimerKind
+    subject: str
 
 
 class Step:
@@ -75,7 +138,7 @@ class Step:
             GatewayNotice(gateway_id=gateway_id, number=number, epoch=self.state.epoch, cause=self.seq, word=word)
         )
 
-    def set_timer(self, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+    def set_timer(self, timer_id: str, kind: TimerKind, subject: str, delay_ms: int) -> str:
         """Start a timer of this step's time plus ``delay_ms``; returns its id."""
         at_ns = self.time_ns + delay_ms * 1_000_000
         self.state.timers[timer_id] = Timer(at_ns=at_ns, kind=kind, subject=subject)

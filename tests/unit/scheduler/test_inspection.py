@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from services.scheduler import inspection
-from services.scheduler.core.state import CellState, Request
+from services.scheduler.core.request import Request
+from services.scheduler.core.state import CellState
 from services.scheduler.inspection import Inspection
 from shared import subjects
 from shared.codec import decode, encode

@@ -19,7 +19,8 @@ from services.scheduler.core.cache.prefix_tree import (
 from services.scheduler.core.cache.residency import give_device, lock_path, split_node, touch, unlock_path
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
+from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, namespace_of, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
-from services.scheduler.core.state import CellState, Pin, Storage
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import split_digests
 from shared.messages.base import count_int32
 from shared.messages.storage_plans import PinChunks
 
 if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
     from shared.messages.cell_events import PinPrefix, UnpinPrefix
 

@@ -10,7 +10,8 @@ from services.scheduler.core.cache.prefix_tree import Node, Path, match_again
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
 
 NOTHING_JOINABLE: Mapping[int, str | None] = {}
 

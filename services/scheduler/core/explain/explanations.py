@@ -14,9 +14,11 @@ from shared.messages.explanations import Admission, Admissions, GetAdmissions, P
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
-    from services.scheduler.core.state import CellState, Chunk, Request, Worker
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Chunk
 
 MOST_ASKED = 256
 

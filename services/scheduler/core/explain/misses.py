@@ -19,7 +19,8 @@ from shared.messages.explanations import PromptSpan, Reason
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
     from services.scheduler.core.cache.recollection import Departed
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
 
 MOST_SPANS = 64
 MOST_NAMESPACES = 16

@@ -32,7 +32,8 @@ from shared.messages.base import unpack_int32
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.page_pool import PagePool
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.tiers.under_way import Transfer
 
 

@@ -10,7 +10,8 @@ from shared.messages.base import count_int32
 from shared.messages.status import CachedNode, CacheListing, ListCache, PinStatus
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Pin
+    from services.scheduler.core.cache.pin import Pin
+    from services.scheduler.core.state import CellState
 
 MOST_NODES = 1024
 _HEAD_TOKENS = 16

@@ -16,7 +16,6 @@ from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
 from services.scheduler.core.members.membership import remove_worker, worker_joined
 from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
-from services.scheduler.core.outputs import Output, SetTimer
 from services.scheduler.core.queue.cancellation import cancel_gateway, end_early
 from services.scheduler.core.queue.completion import batch_done, request_finished, request_preempted
 from services.scheduler.core.queue.leases import request_lease
@@ -24,7 +23,7 @@ from services.scheduler.core.queue.queueing import submit
 from services.scheduler.core.queue.resumption import reclaim, resume
 from services.scheduler.core.restoring.fetches import cancel_unwanted, chunks_fetched
 from services.scheduler.core.restoring.prefetch import begin_due
-from services.scheduler.core.step import Step
+from services.scheduler.core.step import Output, SetTimer, Step
 from services.scheduler.core.tiers.backups import finish_backup
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.promotion import pages_promoted
@@ -34,8 +33,9 @@ from shared.messages import cell_events, requests, storage_events, worker_events
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.scheduler.core.inputs import Stamped
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Stamped
 
 
 def step(state: CellState, stamped: Stamped) -> list[Output]:

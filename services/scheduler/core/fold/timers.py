@@ -19,8 +19,9 @@ from services.scheduler.core.waiting.waits import expire_deferral
 from shared.errors import Unavailable
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Timer
-    from services.scheduler.core.step import Step
+    from collections.abc import Callable
+
+    from services.scheduler.core.step import Step, Timer, TimerKind
 
 
 def timer_fired(step: Step, timer_id: str) -> None:
@@ -95,7 +96,7 @@ def _drain(step: Step, timer: Timer) -> None:
     expire_drain(step, step.state.workers[timer.subject])
 
 
-_HANDLERS = {
+_HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "deadline": _deadline,
     "deferral": _deferral,
     "prefetch": _prefetch,

@@ -28,7 +28,8 @@ from shared.messages.storage_plans import CancelFetch
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
-    from services.scheduler.core.state import Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Storage
     from services.scheduler.core.step import Step
     from shared.messages.storage_events import ChunksFetched
 

@@ -29,7 +29,8 @@ from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
 from shared.messages.worker_plans import StateLease
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
     from shared.messages.worker_events import StateSaved
 

@@ -37,8 +37,9 @@ from shared.messages.storage_plans import FetchChunks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.scheduler.core.request import Request
     from services.scheduler.core.restoring.restoration_choice import Choice
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.chunk_run import ChunkNames
 

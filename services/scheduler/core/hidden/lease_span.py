@@ -10,7 +10,8 @@ from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage
 
 _LARGEST_SHARE = 4
 """One request gets at most one in so many pages of a state pool, or a single chunk."""

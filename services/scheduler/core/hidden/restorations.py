@@ -19,11 +19,13 @@ from services.scheduler.core.hidden.partition import pipelined_us
 from services.scheduler.core.hidden.stretches import hole_at, page_at, stretch_end, tokens_of_run
 from services.scheduler.core.prediction_error import KV_FROM_DISK
 from services.scheduler.core.rates import token_us
-from services.scheduler.core.state import Batch, CellState, Chunk, Request, Worker
+from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_plans import RestoreChunk
 
 if TYPE_CHECKING:
     from services.scheduler.core.queue.batch_builder import BatchBuilder
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
     from shared.messages.pools import KvGeometry
     from shared.messages.worker_events import BatchDone

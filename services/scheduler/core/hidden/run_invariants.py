@@ -13,7 +13,8 @@ from shared.ids import chain_pages, chain_root, split_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun
-    from services.scheduler.core.state import CellState, Request
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState
 
 
 def check_runs(state: CellState) -> None:

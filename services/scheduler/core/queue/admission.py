@@ -31,21 +31,18 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     span_for,
     sparse_order,
 )
-from services.scheduler.core.state import (
-    CellState,
-    Load,
-    Request,
-    Worker,
-)
 from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.making_room import can_make_room, make_room
+from services.scheduler.core.tiers.under_way import Load
 from services.scheduler.core.waiting.waits import announce, withdraw
 from shared.messages.worker_plans import AdmitRequest, PageLoad
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+    from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 

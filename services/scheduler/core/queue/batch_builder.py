@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.scheduler.core.cache.prefix_match import PrefixMatch
-    from services.scheduler.core.state import CellState, Chunk, Load, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
+    from services.scheduler.core.tiers.under_way import Chunk, Load
     from shared.messages.worker_plans import PageLoad, RestoreChunk
 
 Start = tuple[str, bytes]

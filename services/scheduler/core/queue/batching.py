@@ -10,10 +10,12 @@ from services.scheduler.core.queue.admission import try_admit
 from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
 from services.scheduler.core.queue.queue_scan import QueueScan
 from services.scheduler.core.queue.schedules import SCHEDULES
-from services.scheduler.core.state import Batch, Chunk, Request, Worker
+from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
 if TYPE_CHECKING:
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
 
 

@@ -11,7 +11,7 @@ from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import AbortRequest
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Request
+    from services.scheduler.core.request import Request
     from services.scheduler.core.step import Step
 
 

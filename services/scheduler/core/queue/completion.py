@@ -23,8 +23,10 @@ from services.scheduler.core.waiting.waits import progressed, withdraw
 from shared.errors import AttemptsExhausted
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Batch, Chunk, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Batch, Chunk
     from shared.messages.worker_events import BatchDone, RequestFinished, RequestPreempted
 
 

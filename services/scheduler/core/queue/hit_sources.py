@@ -8,7 +8,7 @@ from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
-    from services.scheduler.core.state import Request
+    from services.scheduler.core.request import Request
 
 
 def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:

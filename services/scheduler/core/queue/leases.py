@@ -8,12 +8,13 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.admission import pages_for
-from services.scheduler.core.state import LeaseWait, Request, Worker
+from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.tiers.making_room import can_make_room, make_room
 from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
 
 if TYPE_CHECKING:
+    from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
     from shared.messages.worker_events import LeaseRequested
 

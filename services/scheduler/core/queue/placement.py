@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from services.scheduler.core.cache.prefix_tree import Path
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
 
 _ALL_COMPARED = 8
 """A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""

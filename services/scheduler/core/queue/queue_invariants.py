@@ -11,7 +11,8 @@ from services.scheduler.core.waiting.waits import is_deferred
 from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.waiting.fair_share import Queue
 
 

@@ -17,7 +17,8 @@ from services.scheduler.core.waiting.waits import announce, defer_for_load, defe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from services.scheduler.core.state import Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
 
 _FIRST_LOOK = 16

@@ -11,8 +11,8 @@ from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.queue.placement import Placement, place, takes_requests
 from services.scheduler.core.quotas.quota_owners import remember_quota
+from services.scheduler.core.request import Request
 from services.scheduler.core.restoring.prefetch import let_go_of_fetch, prefetch_when_near
-from services.scheduler.core.state import CellState, Request, Worker
 from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.saves import remember_key
 from services.scheduler.core.waiting.ready_order import serve, stand_in_line, step_out, waiting_at
@@ -28,6 +28,7 @@ from shared.messages.gateway_notices import RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
 
 if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 _RETRY_AFTER_MS = 1000

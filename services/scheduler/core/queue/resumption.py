@@ -12,7 +12,7 @@ from shared.errors import AttemptsExhausted
 from shared.messages.gateway_notices import ResumeNeeded
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Request
+    from services.scheduler.core.request import Request
     from services.scheduler.core.step import Step
     from shared.messages.requests import ReclaimRequest, ResumeRequest
 

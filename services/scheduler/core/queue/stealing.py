@@ -13,7 +13,8 @@ from services.scheduler.core.waiting.ready_order import first_in_line
 from services.scheduler.core.waiting.transient import tokens_coming
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 _LOOKED_AT = 16

@@ -22,7 +22,8 @@ from services.scheduler.core.restoring.restoration_choice import Choice, Form, P
 from services.scheduler.core.speed_fit import Rate
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage
 
 TRIED_EVERY = 32
 MOST_COST = 4.0

@@ -15,7 +15,8 @@ from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.base import pack_int32, unpack_int32
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.tiers.under_way import Fetch
 
 

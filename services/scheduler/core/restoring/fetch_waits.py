@@ -19,7 +19,8 @@ from services.scheduler.core.waiting.waits import defer_for_fetch, end_fetch_wai
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
-    from services.scheduler.core.state import Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
 
 

@@ -32,7 +32,8 @@ from shared.messages.storage_plans import CancelFetch
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.under_way import Fetch
     from shared.messages.storage_events import ChunksFetched

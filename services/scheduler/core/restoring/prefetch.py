@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.hidden.hidden_in_flight import Further
     from services.scheduler.core.hidden.stretches import Stretch
+    from services.scheduler.core.request import Request
     from services.scheduler.core.restoring.restoration_choice import Choice
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
     from shared.messages.pools import ChunkForm
 

@@ -28,7 +28,8 @@ from shared.chunks import chunk_tokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.tiers.chunk_run import ChunkNames
     from shared.messages.pools import KvGeometry
 

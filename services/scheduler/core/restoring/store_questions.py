@@ -16,7 +16,8 @@ from services.scheduler.core.hidden.hidden_form import is_worth_keeping
 from services.scheduler.core.restoring.restoration_ways import may_restore
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.pools import ChunkForm
 
 _PATIENCE = 8

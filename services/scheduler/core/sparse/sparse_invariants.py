@@ -15,8 +15,9 @@ from shared.ids import DIGEST_BYTES
 from shared.messages.base import unpack_int32
 
 if TYPE_CHECKING:
+    from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
-    from services.scheduler.core.state import CellState, Request
+    from services.scheduler.core.state import CellState
 
 
 def check_sparse(state: CellState) -> None:

@@ -27,7 +27,8 @@ from shared.messages.base import pack_int32
 from shared.messages.worker_plans import SparsePrefix
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.tiers.chunk_run import ChunkNames
     from shared.messages.requests import Importance
 

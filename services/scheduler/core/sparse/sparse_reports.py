@@ -12,8 +12,9 @@ from services.scheduler.core.sparse.warming import warm
 from shared.ids import DIGEST_BYTES, split_digests
 
 if TYPE_CHECKING:
+    from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
     from shared.messages.worker_events import SparseLoaded
 

@@ -21,8 +21,9 @@ from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming
 from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:
+    from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
-    from services.scheduler.core.state import CellState, Request, Storage
+    from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
 
 WARMED_CHUNKS = 16

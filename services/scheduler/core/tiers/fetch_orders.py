@@ -18,7 +18,8 @@ from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Request, Storage
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import Storage
     from services.scheduler.core.step import Step
     from services.scheduler.core.tiers.chunk_run import ChunkNames
 

@@ -19,8 +19,10 @@ from services.scheduler.core.tiers.neighbours import distrust, release_neighbour
 from shared.messages.base import unpack_int32
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Batch, CellState, Load, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
+    from services.scheduler.core.tiers.under_way import Batch, Load
     from shared.messages.worker_events import BatchDone
 
 

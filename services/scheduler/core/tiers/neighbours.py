@@ -14,10 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.residency import unlock_path
-from services.scheduler.core.state import CellState, LateRead, Load, Worker
+from services.scheduler.core.tiers.under_way import LateRead, Load
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
 
 if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 LATE_READS_MS = 30_000

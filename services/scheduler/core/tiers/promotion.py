@@ -39,13 +39,14 @@ from services.scheduler.core.cache.residency import (
 )
 from services.scheduler.core.cache.trimming import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, trim
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.state import CellState, Promotion, Storage, Worker
 from services.scheduler.core.tiers.loads import loading_upwards, release_host
 from services.scheduler.core.tiers.making_room import filled_reserve
+from services.scheduler.core.tiers.under_way import Promotion
 from shared.errors import InvariantViolated
 from shared.messages.worker_plans import PromotePages
 
 if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
     from shared.messages.worker_events import PagesPromoted
 

@@ -79,3 +79,57 @@ def leased_pages(pages: bytes) -> int:
 
 PACKED_NOWHERE = np.int32(-1).tobytes()
 """In a packed page list: this page is not read from that pool."""
+
+
+class Chunk(msgspec.Struct):
+    """A chunk of an outstanding batch: tokens [start, end) of a request's attempt, computed or restored."""
+
+    request_id: str
+    attempt: int
+    start: int
+    end: int
+    is_restored: bool = False
+
+
+class Load(msgspec.Struct):
+    """A load of an outstanding batch. It fills the ``loading`` pages of ``node`` and of the nodes above it.
+
+    It begins ``depth`` tokens below the root; what is loading above that belongs to another load of the batch.
+    ``storage_id`` is "" once that storage is lost. ``is_orphaned`` says that its request left before it had
+    produced a token, so that nothing proves that the load took place.
+    """
+
+    request_id: str
+    attempt: int
+    node: int
+    storage_id: str
+    is_orphaned: bool = False
+    depth: int = 0
+    neighbour_id: str = ""  # Whose device it reads instead of a host pool, where the path to ``node`` is locked.
+
+
+class Batch(msgspec.Struct):
+    """A RunBatch that is not answered yet. ``tokens`` is the sum of its chunks."""
+
+    plan: int
+    chunks: list[Chunk]
+    loads: list[Load]
+    tokens: int = 0
+
+
+class Promotion(msgspec.Struct):
+    """A PromotePages that is not answered yet. It fills the ``loading`` pages of these nodes.
+
+    ``storage_id`` is "" once that storage is lost. A node that was cut since stands for all its parts.
+    """
+
+    promotion_id: int
+    storage_id: str
+    nodes: list[int]
+
+
+class LateRead(msgspec.Struct):
+    """What a worker that was given up may still be reading of a neighbour's device: the path to ``node``, locked."""
+
+    neighbour_id: str
+    node: int

@@ -16,7 +16,8 @@ from services.scheduler.core.tiers.host_admission import admit_to_host
 from services.scheduler.core.tiers.saves import save_path, saves_below
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request, Storage, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
 
 PAGES_AHEAD = 1024

@@ -14,7 +14,8 @@ from services.scheduler.core.waiting import fair_share
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.scheduler.core.state import CellState, Request, Worker
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.waiting.fair_share import Entry
 
 

@@ -33,7 +33,8 @@ from services.scheduler.core.cache.prefix_tree import (
 )
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Request
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.state import CellState
 
 
 class TransientTree(msgspec.Struct):

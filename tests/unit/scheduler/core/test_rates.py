@@ -15,7 +15,7 @@ from services.scheduler.core.rates import (
     recompute_us,
 )
 from services.scheduler.core.speed_fit import SpeedFit
-from services.scheduler.core.state import Batch, Chunk
+from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_events import BatchDone, RestorationCosts
 
 

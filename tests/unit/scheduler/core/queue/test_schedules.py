@@ -8,7 +8,8 @@ from services.scheduler.core import new_state
 from services.scheduler.core.cache.prefix_match import PrefixMatch
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, is_loading_bound
 from services.scheduler.core.queue.schedules import SCHEDULES
-from services.scheduler.core.state import Request, Worker
+from services.scheduler.core.request import Request
+from services.scheduler.core.state import Worker
 from shared.messages.cell_events import CellConfig, FlushCache
 from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.worker_plans import RunBatch
