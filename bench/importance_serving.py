@@ -37,7 +37,7 @@ from bench import results_file
 from bench.emptying import rest
 from bench.importance_prompts import Prefix, prefixes
 from services.gateway.cache_calls import CacheCalls
-from services.scheduler.core.prediction_error import IMPORTANT_FROM_DISK
+from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK
 from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.core.tiers import neighbours
+from services.scheduler.core.tiers import loads as neighbours
 from shared.codec import Published
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_plans import RunBatch, WorkerPlan

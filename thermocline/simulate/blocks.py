@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
-from services.scheduler.core.cache.hotness.mixing import mix
+from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
 from shared.errors import InvariantViolated
 from thermocline.simulate.blocks_hotness import BlockHotness

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.hotness.mixing import mix
+from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import Node
 from thermocline.simulate.blocks import BlockRequest
 

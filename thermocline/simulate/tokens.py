@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.scheduler.core.cache.hotness.mixing import mix
+from services.scheduler.core.cache.hotness.columns import mix
 
 TOKEN_BYTES = 4
 _MASK_31 = 2**31 - 1

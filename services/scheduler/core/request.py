@@ -100,6 +100,10 @@ class Request(msgspec.Struct):
         """Tokens of prompt and answer at the most."""
         return self.submit.prompt_tokens + self.submit.sampling.max_tokens
 
+    def pages_for(self, tokens: int, page_size: int) -> int:
+        """Pages for so many tokens, never more than the longest possible answer needs."""
+        return -(-min(tokens, self.max_tokens_total) // page_size)
+
     @property
     def own_pages(self) -> bytes:
         """Pages of its worker that no tree node owns, packed. Copies."""

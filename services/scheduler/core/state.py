@@ -17,10 +17,9 @@ from services.scheduler.core.cache.recollection import Recollection
 from services.scheduler.core.cache.shares import ChunkShares
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave
 from services.scheduler.core.members.drain import Drain
-from services.scheduler.core.prediction_error import PredictionErrors
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
-from services.scheduler.core.speed_fit import Rate, SpeedFit
+from services.scheduler.core.speed_fit import PredictionErrors, Rate, SpeedFit
 from services.scheduler.core.step import Timer
 from services.scheduler.core.store_answers import StoreBlanks
 from services.scheduler.core.tiers.under_way import Batch, Fetch, LateRead, Promotion, Save, Transfer

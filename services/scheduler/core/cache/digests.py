@@ -2,7 +2,7 @@
 
 A polynomial in one fixed odd number, modulo 2**64: the digest of a prefix does not depend on how the tree has cut
 it into nodes, and going on from a parent costs only the child's own tokens. It is no cryptographic hash; where
-a wrong answer would be a wrong token, page identities decide (see :mod:`identities`).
+a wrong answer would be a wrong token, page identities decide (see :mod:`chunk_run`).
 """
 
 from __future__ import annotations

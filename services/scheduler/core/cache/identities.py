@@ -1,10 +1,51 @@
-"""Identities of a node's pages, computed when a transfer first needs them and kept in the node."""
+"""Identities of pages and names of chunks, worked out when they are first asked for.
+
+Those of a node's pages are kept in the node; those of a request's tokens that the tree does not have are computed one
+after another, as far as somebody asks.
+"""
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, PrefixTree
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, TOKEN_BYTES, Node, Path, PrefixTree
 from shared.chunks import chunk_pages
 from shared.ids import chain_pages, chain_root
+
+
+class ChunkNames:
+    """Identities of a sequence's pages. What the tree knows of them is taken from there, the rest is computed.
+
+    A chunk more costs its own pages: whoever stops at the first chunk that nobody has pays in proportion to the
+    hit. Only whole chunks of the first ``max_pages`` pages have a name here.
+    """
+
+    def __init__(self, tree: PrefixTree, namespace: str, tokens: bytes, path: Path, max_pages: int) -> None:
+        self.pages_each = chunk_pages(tree.page_size)
+        self.count = max_pages // self.pages_each
+        self._page_bytes = tree.page_token_bytes
+        self._tokens = tokens
+        self._root = chain_root(namespace)
+        self._known = bytearray()
+        for node, pages in path:
+            self._known += page_identities(tree, node)[: pages * IDENTITY_BYTES]
+
+    def __getitem__(self, index: int) -> bytes:
+        """The name of a chunk (16 bytes): the identity of its last page."""
+        end = (index + 1) * self.pages_each
+        return self.identities(end - 1, end)
+
+    def identities(self, start: int, end: int) -> bytes:
+        """Of pages [start, end), 16 bytes each."""
+        known = len(self._known) // IDENTITY_BYTES
+        if known < end:
+            above = bytes(self._known[-IDENTITY_BYTES:]) or self._root
+            tokens = self._tokens[known * self._page_bytes : end * self._page_bytes]
+            self._known += chain_pages(above, tokens, self._page_bytes)
+        return bytes(self._known[start * IDENTITY_BYTES : end * IDENTITY_BYTES])
+
+
+def usable_pages(tree: PrefixTree, tokens: bytes) -> int:
+    """Whole pages that a request with these tokens may reuse: its last token must be computed."""
+    return (len(tokens) // TOKEN_BYTES - 1) // tree.page_size
 
 
 def page_identities(tree: PrefixTree, node: Node) -> bytes:

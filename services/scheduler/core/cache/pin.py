@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+from services.scheduler.core.cache.prefix_tree import ancestors, namespace_of
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.state import CellState, Storage
 
 
 class Pin(msgspec.Struct):
@@ -21,3 +29,16 @@ class Pin(msgspec.Struct):
     pages: int = 0  # Host pages that it holds.
     chunks: bytes = b""  # What the storage was told to keep on its disk.
     refusal: str = ""
+
+
+def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
+    """Whether a pin of this storage asks for the node, which then gets a copy whatever admission says of it.
+
+    Does not mutate.
+    """
+    pins = [pin for pin in state.pins.values() if pin.storage_id == storage.storage_id]
+    if not pins:
+        return False
+    path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
+    namespace = namespace_of(state.tree, node)
+    return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.pin import Pin
-from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, namespace_of, page_count
+from services.scheduler.core.cache.prefix_tree import Node, ancestors, match_prefix, page_count
 from services.scheduler.core.cache.residency import lock_host, split_node, unlock_host
 from shared.chunks import chunk_names, chunk_pages
 from shared.ids import split_digests
@@ -81,19 +81,6 @@ def take_hold(step: Step, storage: Storage) -> None:
     for pin in step.state.pins.values():
         if pin.storage_id == storage.storage_id:
             _take_hold(step, pin)
-
-
-def is_wanted(state: CellState, storage: Storage, node: Node) -> bool:
-    """Whether a pin of this storage asks for the node, which then gets a copy whatever admission says of it.
-
-    Does not mutate.
-    """
-    pins = [pin for pin in state.pins.values() if pin.storage_id == storage.storage_id]
-    if not pins:
-        return False
-    path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
-    namespace = namespace_of(state.tree, node)
-    return any(pin.namespace == namespace and pin.prefix.startswith(path) for pin in pins)
 
 
 def pinned_nodes(state: CellState, storage: Storage) -> set[int]:

@@ -9,11 +9,11 @@ import msgspec
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.hotness.expression import parse
-from services.scheduler.core.cache.hotness.room import fit_widths
+from services.scheduler.core.cache.hotness.tracking import fit_widths
 from services.scheduler.core.cache.node_importance import forget_importance
 from services.scheduler.core.hidden.hidden_form import parse_form
 from services.scheduler.core.members.storages import request_missing_pools
-from services.scheduler.core.tiers.neighbours import attach_neighbours
+from services.scheduler.core.tiers.loads import attach_neighbours
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:

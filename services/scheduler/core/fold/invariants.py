@@ -22,12 +22,12 @@ from services.scheduler.core.members.drain_invariants import check_drain
 from services.scheduler.core.queue.placement import takes_requests
 from services.scheduler.core.queue.queue_invariants import check_queues
 from services.scheduler.core.quotas.quota_invariants import check_quotas
+from services.scheduler.core.require import require
 from services.scheduler.core.restoring.fetch_invariants import check_fetches, pages_of_fetches
 from services.scheduler.core.sparse.sparse_invariants import check_sparse
 from services.scheduler.core.tiers.loads import copies_up
 from services.scheduler.core.tiers.save_invariants import check_neighbours, check_saves, locks_beside_requests
-from services.scheduler.core.waiting.ready_order import waiting_at
-from shared.errors import InvariantViolated
+from services.scheduler.core.waiting.fair_share import waiting_at
 from shared.messages.base import unpack_int32
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_invariants(state: CellState) -> None:
             _check_host_pool(state, storage)
         if storage.hidden_pool is not None:
             _check_pool(f"state pool of {storage.storage_id}", storage.hidden_pool, state_pages(state, storage))
-            _require(not storage.hidden_pool.cached, f"{storage.storage_id} caches pages in its state pool")
+            require(not storage.hidden_pool.cached, f"{storage.storage_id} caches pages in its state pool")
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
@@ -65,12 +65,7 @@ def check_invariants(state: CellState) -> None:
     _check_hotness(state)
     for name, order in state.orders.items():
         fault = order.check()
-        _require(not fault, f"{state.policy} of {name}: {fault}")
-
-
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)
+        require(not fault, f"{state.policy} of {name}: {fault}")
 
 
 def _check_tree(state: CellState) -> None:
@@ -78,65 +73,65 @@ def _check_tree(state: CellState) -> None:
     reachable = 0
     for node in tree.nodes.values():
         if not node.parent:
-            _require(tree.roots.get(node.namespace) == node.id, f"root {node.id} is not its namespace's")
-            _require(bool(node.children), f"root {node.id} has no children")
+            require(tree.roots.get(node.namespace) == node.id, f"root {node.id} is not its namespace's")
+            require(bool(node.children), f"root {node.id} has no children")
         reachable += len(node.children)
         for child_id in node.children.values():
             child = tree.nodes.get(child_id)
-            _require(child is not None and child.parent == node.id, f"child {child_id} of {node.id} is elsewhere")
-            _require(child is not None and child_of(tree, node, child.tokens, 0) is child, f"{child_id} is not found")
+            require(child is not None and child.parent == node.id, f"child {child_id} of {node.id} is elsewhere")
+            require(child is not None and child_of(tree, node, child.tokens, 0) is child, f"{child_id} is not found")
         if node.parent:
             _check_node(state, node)
-    _require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
+    require(reachable + len(tree.roots) == len(tree.nodes), "a node hangs nowhere")
 
 
 def _check_node(state: CellState, node: Node) -> None:
     tree = state.tree
     name = f"node {node.id}"
     pages = page_count(tree, node)
-    _require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
-    _require(bool(node.device or node.loading or node.host), f"{name} is resident nowhere")
+    require(pages > 0 and len(node.tokens) == pages * tree.page_token_bytes, f"{name} is no span of whole pages")
+    require(bool(node.device or node.loading or node.host), f"{name} is resident nowhere")
     parent = tree.nodes[node.parent]
-    _require(node.depth == parent.depth + len(parent.tokens) // TOKEN_BYTES, f"{name} begins elsewhere")
-    _require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
-    _require(node.end_digest == extend(parent.end_digest, node.tokens), f"{name} has another digest at its end")
+    require(node.depth == parent.depth + len(parent.tokens) // TOKEN_BYTES, f"{name} begins elsewhere")
+    require(node.digest == extend(parent.end_digest, head_of(tree, node.tokens)), f"{name} has another digest")
+    require(node.end_digest == extend(parent.end_digest, node.tokens), f"{name} has another digest at its end")
     maps = (node.children, node.device, node.loading, node.host, node.locks, node.host_locks, node.below)
-    _require(all(held or held is EMPTY_MAP for held in maps), f"{name} keeps an empty dictionary of its own")
+    require(all(held or held is EMPTY_MAP for held in maps), f"{name} keeps an empty dictionary of its own")
     for worker_id, held in (*node.device.items(), *node.loading.items()):
-        _require(worker_id in state.workers, f"{name} is on the unknown device {worker_id}")
-        _require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
+        require(worker_id in state.workers, f"{name} is on the unknown device {worker_id}")
+        require(len(held) == pages * 4, f"{name} has a wrong number of pages on {worker_id}")
     for worker_id in node.device:
-        _require(worker_id not in node.loading, f"{name} is loading where it is already")
-        _require(not parent.parent or worker_id in parent.device, f"{name} is on {worker_id} without its parent")
+        require(worker_id not in node.loading, f"{name} is loading where it is already")
+        require(not parent.parent or worker_id in parent.device, f"{name} is on {worker_id} without its parent")
     for worker_id in node.loading:
         above = not parent.parent or worker_id in parent.device or worker_id in parent.loading
-        _require(above, f"{name} is loading to {worker_id} without its parent")
+        require(above, f"{name} is loading to {worker_id} without its parent")
     for storage_id, held in node.host.items():
-        _require(storage_id in state.storages, f"{name} is in the unknown host pool {storage_id}")
-        _require(len(held) == pages * 4, f"{name} has a wrong number of pages in {storage_id}")
-    _require(all(owner in node.host for owner in node.quarantined), f"{name} has no copy to quarantine")
-    _require(len(node.identities) in (0, pages * IDENTITY_BYTES), f"{name} has a wrong number of identities")
-    _require(len(node.backup_pages) in (0, pages * 4), f"{name} has a wrong number of pages under backup")
+        require(storage_id in state.storages, f"{name} is in the unknown host pool {storage_id}")
+        require(len(held) == pages * 4, f"{name} has a wrong number of pages in {storage_id}")
+    require(all(owner in node.host for owner in node.quarantined), f"{name} has no copy to quarantine")
+    require(len(node.identities) in (0, pages * IDENTITY_BYTES), f"{name} has a wrong number of identities")
+    require(len(node.backup_pages) in (0, pages * 4), f"{name} has a wrong number of pages under backup")
     below: dict[str, int] = {}
     for child_id in node.children.values():
         child = tree.nodes[child_id]
         for worker_id in (*child.device, *child.loading):
             below[worker_id] = below.get(worker_id, 0) + 1
-    _require(below == node.below, f"{name} miscounts its children on devices")
+    require(below == node.below, f"{name} miscounts its children on devices")
 
 
 def _check_pool(name: str, pool: PagePool, owned: list[bytes]) -> None:
     """Each page is free or owned exactly once."""
-    _require(len(pool.free_map) == pool.total, f"{name} has a map of another size")
+    require(len(pool.free_map) == pool.total, f"{name} has a map of another size")
     seen = bytearray(pool.free_map)
-    _require(pool.free == sum(seen), f"{name} miscounts its free pages")
-    _require(not any(seen[: pool.lowest]), f"{name} has a free page below its lowest")
+    require(pool.free == sum(seen), f"{name} miscounts its free pages")
+    require(not any(seen[: pool.lowest]), f"{name} has a free page below its lowest")
     for pages in (unpack_int32(held) for held in owned):
         for page in pages:
-            _require(0 <= page < pool.total, f"{name} has no page {page}")
-            _require(not seen[page], f"{name}: page {page} is owned twice")
+            require(0 <= page < pool.total, f"{name} has no page {page}")
+            require(not seen[page], f"{name}: page {page} is owned twice")
             seen[page] = 1
-    _require(all(seen), f"{name} lost a page")
+    require(all(seen), f"{name} lost a page")
 
 
 def _check_device_pool(state: CellState, worker: Worker) -> None:
@@ -149,15 +144,15 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
         locked += len(held) // 4 if node.locks.get(worker.worker_id) else 0
     owned += [state.requests[request_id].own_pages for request_id in worker.running]
     _check_pool(name, worker.pool, owned)
-    _require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
-    _require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
+    require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
+    require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
     if not worker.running and not worker.batches:
         promoted = sum(
             len(node.loading[worker.worker_id]) // 4 for _, nodes in copies_up(state, worker) for node in nodes
         )
-        _require(worker.pool.leased == promoted, f"{name} has leased pages at idle")
+        require(worker.pool.leased == promoted, f"{name} has leased pages at idle")
         is_read = bool(locks_beside_requests(state, worker))
-        _require(worker.pool.locked == 0 or is_read, f"{name} has locked pages at idle")
+        require(worker.pool.locked == 0 or is_read, f"{name} has locked pages at idle")
 
 
 def _check_host_pool(state: CellState, storage: Storage) -> None:
@@ -172,14 +167,14 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
             owned.append(node.backup_pages)
     transfers = [item for item in state.transfers.values() if item.storage_id == storage.storage_id]
     late = sum(transfer.is_timed_out for transfer in transfers)
-    _require(storage.late_backups == late, f"{storage.storage_id} has another number of late backups")
+    require(storage.late_backups == late, f"{storage.storage_id} has another number of late backups")
     owned += [transfer.held for transfer in transfers]
     fetched = pages_of_fetches(state, storage)
     owned.append(fetched)
     _check_pool(name, pool, owned)
-    _require(pool.cached == cached, f"{name} miscounts its cached pages")
+    require(pool.cached == cached, f"{name} miscounts its cached pages")
     if not transfers:
-        _require(pool.leased == len(fetched) // 4, f"{name} has leased pages without a transfer")
+        require(pool.leased == len(fetched) // 4, f"{name} has leased pages without a transfer")
 
 
 def _check_locks(state: CellState, worker: Worker) -> None:
@@ -192,9 +187,9 @@ def _check_locks(state: CellState, worker: Worker) -> None:
                 locks[node.id] = locks.get(node.id, 0) + 1
     for node in state.tree.nodes.values():
         held = node.locks.get(worker.worker_id, 0)
-        _require(held == locks.get(node.id, 0), f"node {node.id} has {held} locks of {worker.worker_id}")
-        _require(not held or worker.worker_id in node.device or worker.worker_id in node.loading, "a lock on nothing")
-        _require(worker.worker_id not in node.locks or held > 0, f"node {node.id} keeps an empty lock")
+        require(held == locks.get(node.id, 0), f"node {node.id} has {held} locks of {worker.worker_id}")
+        require(not held or worker.worker_id in node.device or worker.worker_id in node.loading, "a lock on nothing")
+        require(worker.worker_id not in node.locks or held > 0, f"node {node.id} keeps an empty lock")
 
 
 def _check_worker(state: CellState, worker: Worker) -> None:
@@ -204,10 +199,10 @@ def _check_worker(state: CellState, worker: Worker) -> None:
             loading[node.id] = loading.get(node.id, 0) + 1
     for node in state.tree.nodes.values():
         expected = 1 if worker.worker_id in node.loading else 0
-        _require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} copies")
-    _require(worker.leaving == _pages_leaving(state, worker), f"{worker.worker_id} miscounts the pages under backup")
+        require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} copies")
+    require(worker.leaving == _pages_leaving(state, worker), f"{worker.worker_id} miscounts the pages under backup")
     for wait in worker.lease_waits:
-        _require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
+        require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
 
 
 def _pages_leaving(state: CellState, worker: Worker) -> int:
@@ -226,10 +221,10 @@ def _check_transfers(state: CellState) -> None:
     members: dict[int, int] = {}
     host_locks: dict[tuple[int, str], int] = {}
     for transfer in state.transfers.values():
-        _require(transfer.storage_id in state.storages, f"transfer {transfer.transfer_id} has no storage")
+        require(transfer.storage_id in state.storages, f"transfer {transfer.transfer_id} has no storage")
         for node_id in transfer.nodes:
             node = state.tree.nodes.get(node_id)
-            _require(node is not None and transfer.worker_id in node.device, f"node {node_id} left under a backup")
+            require(node is not None and transfer.worker_id in node.device, f"node {node_id} left under a backup")
             members[node_id] = transfer.transfer_id
         _check_order(state, transfer)
     for worker in state.workers.values():
@@ -240,26 +235,26 @@ def _check_transfers(state: CellState) -> None:
         for node in ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else ():
             host_locks[node.id, pin.storage_id] = host_locks.get((node.id, pin.storage_id), 0) + 1
     for node in state.tree.nodes.values():
-        _require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
-        _require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
+        require(node.transfer == members.get(node.id, 0), f"node {node.id} is in another backup than it thinks")
+        require(bool(node.transfer) or not node.backup_pages, f"node {node.id} keeps pages of a backup that is over")
         for storage_id, held in node.host_locks.items():
-            _require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
-            _require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
-    _require(not host_locks, "a copy up reads a host copy without a lock")
+            require(held > 0 and held == host_locks.pop((node.id, storage_id), 0), f"host locks of node {node.id}")
+            require(storage_id in node.host, f"node {node.id} has a host lock and no copy")
+    require(not host_locks, "a copy up reads a host copy without a lock")
 
 
 def _check_pins(state: CellState) -> None:
     """Each pin counts the pages that it locks, and together they keep to their budget."""
     for pin in state.pins.values():
         path = ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else []
-        _require(pin.pages == sum(page_count(state.tree, node) for node in path), f"pin {pin.pin_id} miscounts")
+        require(pin.pages == sum(page_count(state.tree, node) for node in path), f"pin {pin.pin_id} miscounts")
         tokens = b"".join(node.tokens for node in reversed(path))
-        _require(pin.prefix.startswith(tokens), f"pin {pin.pin_id} holds other tokens")
-        _require(pin.timer_id in state.timers, f"pin {pin.pin_id} would never end")
+        require(pin.prefix.startswith(tokens), f"pin {pin.pin_id} holds other tokens")
+        require(pin.timer_id in state.timers, f"pin {pin.pin_id} would never end")
     for storage in state.storages.values():
         if storage.pool is not None:
             held = sum(pin.pages for pin in state.pins.values() if pin.storage_id == storage.storage_id)
-            _require(held <= storage.pool.total, f"pins hold more than {storage.storage_id} has")
+            require(held <= storage.pool.total, f"pins hold more than {storage.storage_id} has")
 
 
 def _check_order(state: CellState, transfer: Transfer) -> None:
@@ -267,7 +262,7 @@ def _check_order(state: CellState, transfer: Transfer) -> None:
     place = {node_id: index for index, node_id in enumerate(transfer.nodes)}
     for node_id in transfer.nodes:
         above = state.tree.nodes[node_id].parent
-        _require(place.get(above, len(place)) > place[node_id], f"node {above} would leave before its child {node_id}")
+        require(place.get(above, len(place)) > place[node_id], f"node {above} would leave before its child {node_id}")
 
 
 def _check_requests(state: CellState) -> None:
@@ -276,25 +271,25 @@ def _check_requests(state: CellState) -> None:
     for worker in state.workers.values():
         for request_id in (*waiting_at(worker), *worker.running):
             places[request_id] = places.get(request_id, 0) + 1
-            _require(state.requests[request_id].worker_id == worker.worker_id, f"{request_id} is at another worker")
+            require(state.requests[request_id].worker_id == worker.worker_id, f"{request_id} is at another worker")
         for request_id in worker.running:
-            _require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
+            require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
     for request_id in state.unplaced:
         places[request_id] = places.get(request_id, 0) + 1
-    _require(not state.unplaced or not takes_requests(state), "a request is unplaced though there are workers")
+    require(not state.unplaced or not takes_requests(state), "a request is unplaced though there are workers")
     queued = tokens = 0
     for request in state.requests.values():
         name = request.request_id
         expected = 0 if request.state is RequestState.RESUMING else 1
-        _require(places.get(name, 0) == expected, f"{name} is in {places.get(name, 0)} places")
+        require(places.get(name, 0) == expected, f"{name} is in {places.get(name, 0)} places")
         _check_last_match(state, request)
         if request.state is RequestState.WAITING:
             queued, tokens = queued + 1, tokens + request.token_count
         if request.state not in ADMITTED:
-            _require(not request.pages and not request.node, f"{name} owns pages and does not run")
+            require(not request.pages and not request.node, f"{name} owns pages and does not run")
             continue
         _check_page_table(state, request.request_id)
-    _require((queued, tokens) == (state.queued, state.queued_tokens), "the queue is miscounted")
+    require((queued, tokens) == (state.queued, state.queued_tokens), "the queue is miscounted")
 
 
 def _check_last_match(state: CellState, request: Request) -> None:
@@ -304,7 +299,7 @@ def _check_last_match(state: CellState, request: Request) -> None:
         path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
         length = request.matched_tokens * TOKEN_BYTES
         is_known = length <= len(path) and request.submit.prompt[:length] == path[:length]
-        _require(is_known, f"{request.request_id} remembers a match of other tokens")
+        require(is_known, f"{request.request_id} remembers a match of other tokens")
 
 
 def _check_page_table(state: CellState, request_id: str) -> None:
@@ -314,33 +309,33 @@ def _check_page_table(state: CellState, request_id: str) -> None:
     held = b"".join(
         node.device.get(request.worker_id) or node.loading.get(request.worker_id, b"") for node in reversed(path)
     )
-    _require(request.pages[: request.shared * 4] == held, f"{request_id} and the tree disagree on its pages")
+    require(request.pages[: request.shared * 4] == held, f"{request_id} and the tree disagree on its pages")
     tokens = b"".join(node.tokens for node in reversed(path))
     sequence_tokens = request.tokens
-    _require(sequence_tokens.startswith(tokens), f"{request_id} holds a path of other tokens")
-    _require(request.computed <= request.planned <= request.token_count, f"{request_id} computed more than planned")
+    require(sequence_tokens.startswith(tokens), f"{request_id} holds a path of other tokens")
+    require(request.computed <= request.planned <= request.token_count, f"{request_id} computed more than planned")
 
 
 def _check_timers(state: CellState) -> None:
     for timer_id, timer in state.timers.items():
         if timer.kind == "pin":
-            _require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
+            require(state.pins[timer.subject].timer_id == timer_id, f"timer {timer_id} is for no pin")
         elif timer.kind == "save":
             is_known = int(timer.subject) in state.saves or int(timer.subject) in state.hidden_saves
-            _require(is_known, f"timer {timer_id} is for no save")
+            require(is_known, f"timer {timer_id} is for no save")
         elif timer.kind == "hidden_lease":
-            _require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
+            require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
         elif timer.kind == "hidden_fetch":
-            _require(int(timer.subject) in state.hidden_fetches, f"timer {timer_id} is for no fetch of state")
+            require(int(timer.subject) in state.hidden_fetches, f"timer {timer_id} is for no fetch of state")
         elif timer.kind == "reads":
-            _require(timer_id in state.late_reads, f"timer {timer_id} is for no late reads")
+            require(timer_id in state.late_reads, f"timer {timer_id} is for no late reads")
         elif timer.kind == "drain":
             drain = state.workers[timer.subject].drain
-            _require(drain is not None and drain.timer_id == timer_id, f"timer {timer_id} is for no drain")
+            require(drain is not None and drain.timer_id == timer_id, f"timer {timer_id} is for no drain")
         elif timer.kind == "fetch":
-            _require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
+            require(int(timer.subject) in state.fetches, f"timer {timer_id} is for no fetch")
         elif timer.kind == "backup":
-            _require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
+            require(int(timer.subject) in state.transfers, f"timer {timer_id} is for no transfer")
         else:
             request = state.requests.get(timer.subject)
             known = request is not None and timer_id in (
@@ -349,13 +344,13 @@ def _check_timers(state: CellState) -> None:
                 request.prefetch_timer,
                 request.resume_timer,
             )
-            _require(known, f"timer {timer_id} is for no request")
+            require(known, f"timer {timer_id} is for no request")
 
 
 def _check_hotness(state: CellState) -> None:
     """The filter counts its entries right and knows every node, unless there was once no room for one."""
     hotness = state.hotness
-    _require(hotness.occupied == hotness.count_entries(), "the hotness filter miscounts its entries")
+    require(hotness.occupied == hotness.count_entries(), "the hotness filter miscounts its entries")
     if "hotness_overflows" not in state.counters:
         for node in state.tree.nodes.values():
-            _require(not node.parent or hotness.lookup(node.digest)[0] > 0, f"how hot node {node.id} is, is not known")
+            require(not node.parent or hotness.lookup(node.digest)[0] > 0, f"how hot node {node.id} is, is not known")

@@ -16,11 +16,17 @@ from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
 from services.scheduler.core.members.membership import remove_worker, worker_joined
 from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
-from services.scheduler.core.queue.cancellation import cancel_gateway, end_early
-from services.scheduler.core.queue.completion import batch_done, request_finished, request_preempted
+from services.scheduler.core.queue.completion import (
+    batch_done,
+    cancel_gateway,
+    end_early,
+    reclaim,
+    request_finished,
+    request_preempted,
+    resume,
+)
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit
-from services.scheduler.core.queue.resumption import reclaim, resume
 from services.scheduler.core.restoring.fetches import cancel_unwanted, chunks_fetched
 from services.scheduler.core.restoring.prefetch import begin_due
 from services.scheduler.core.step import Output, SetTimer, Step

@@ -8,7 +8,7 @@ from services.scheduler.core.cache.eviction_orders import prepare
 from services.scheduler.core.members.draining import go_on_draining
 from services.scheduler.core.queue.batching import send_batches
 from services.scheduler.core.queue.leases import serve_leases
-from services.scheduler.core.queue.stealing import steal
+from services.scheduler.core.queue.queueing import steal
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
 from services.scheduler.core.waiting.waits import wake_load_waiters

@@ -1,16 +1,39 @@
-"""The cell's status as published."""
+"""The cell's status as published.
+
+What each tenant has in the queue, at workers and in the cache, for the cell's status. Nothing here mutates.
+
+What is cached, node by node, for operators. Nothing is decided here.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.fold.usage import owner_bytes, tenant_loads
+from services.scheduler.core.cache.identities import chunks_ending_in
+from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.cache.residency import DEVICE, HOST
 from services.scheduler.core.waiting.waits import transient_nodes
-from shared.messages.status import CellStatus, PoolStatus, RestorationStatus, StorageBudget, WorkerStatus
+from shared.messages.base import count_int32
+from shared.messages.status import (
+    OWNERS_TOLD,
+    CachedNode,
+    CacheListing,
+    CellStatus,
+    ListCache,
+    OwnerBytes,
+    PinStatus,
+    PoolStatus,
+    RestorationStatus,
+    StorageBudget,
+    TenantLoad,
+    WorkerStatus,
+)
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.page_pool import PagePool
-    from services.scheduler.core.prediction_error import MethodError
+    from services.scheduler.core.cache.pin import Pin
+    from services.scheduler.core.quotas.quota_accounts import Account
+    from services.scheduler.core.speed_fit import MethodError
     from services.scheduler.core.state import CellState, Storage, Worker
 
 
@@ -124,4 +147,123 @@ def _state(storage: Storage, pool: PagePool) -> PoolStatus:
         cached=pool.cached,
         leased=pool.leased,
         form=storage.hidden_handle.geometry.form if storage.hidden_handle is not None else "",
+    )
+
+
+def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
+    """Running and waiting requests of every tenant that has any; those beyond ``OWNERS_TOLD`` count as tenant ""."""
+    running: dict[str, int] = {}
+    for worker in state.workers.values():
+        for request_id in worker.running:
+            tenant = state.requests[request_id].submit.tenant
+            running[tenant] = running.get(tenant, 0) + 1
+    loads = [
+        TenantLoad(tenant=tenant, running=running.get(tenant, 0), waiting=state.tenants.get(tenant, 0))
+        for tenant in dict.fromkeys((*running, *state.tenants))
+    ]
+    if len(loads) > OWNERS_TOLD:
+        loads.sort(key=lambda load: -(load.running + load.waiting))
+        loads, rest = loads[:OWNERS_TOLD], loads[OWNERS_TOLD:]
+        running_rest, waiting_rest = sum(load.running for load in rest), sum(load.waiting for load in rest)
+        loads.append(TenantLoad(tenant="", running=running_rest, waiting=waiting_rest))
+    return tuple(loads)
+
+
+def owner_bytes(state: CellState) -> tuple[OwnerBytes, ...]:
+    """Bytes on devices and in host memory by owner, and what is nobody's; disks are not known here.
+
+    As quotas count them: what is being loaded or copied for an owner is its own already, and nobody else's.
+    """
+    if state.geometry is None:
+        return ()
+    page_bytes = state.geometry.page_bytes
+    owners = [
+        OwnerBytes(
+            owner=account.name,
+            device=_pages(account, DEVICE) * page_bytes,
+            host=_pages(account, HOST) * page_bytes,
+        )
+        for account in state.quotas.accounts.values()
+        if account.pages
+    ]
+    if len(owners) > OWNERS_TOLD:
+        owners = sorted(owners, key=lambda one: -(one.device + one.host))[:OWNERS_TOLD]
+    device = sum(worker.pool.cached for worker in state.workers.values()) * page_bytes
+    host = sum(storage.pool.cached for storage in state.storages.values() if storage.pool is not None) * page_bytes
+    rest = OwnerBytes(
+        owner="",
+        device=max(0, device - sum(one.device for one in owners)),
+        host=max(0, host - sum(one.host for one in owners)),
+    )
+    return (rest, *owners)
+
+
+def _pages(account: Account, tier: str) -> int:
+    return sum(pages for pool, pages in account.pages.items() if pool.startswith(f"{tier}/"))
+
+
+MOST_NODES = 1024
+_HEAD_TOKENS = 16
+
+
+def list_cache(state: CellState, call: ListCache) -> CacheListing:
+    """One page of the listing: nodes by id (the order in which they were made), and all pins. Does not mutate.
+
+    ``host_tokens`` and the like are not added up here: a node is as long as it is, on each tier that has it.
+    """
+    tree = state.tree
+    most = min(max(1, call.max_nodes), MOST_NODES)
+    wanted = sorted(node_id for node_id, node in tree.nodes.items() if node_id > call.after and node.parent)
+    if call.namespace:
+        wanted = [node_id for node_id in wanted if namespace_of(tree, tree.nodes[node_id]) == call.namespace]
+    pinned = _pins_by_node(state)
+    nodes = tuple(_describe(state, tree.nodes[node_id], pinned) for node_id in wanted[:most])
+    pins = tuple(_pin(state, pin) for pin in state.pins.values() if call.namespace in ("", pin.namespace))
+    return CacheListing(nodes=nodes, pins=pins, next_after=nodes[-1].id if len(wanted) > most else 0)
+
+
+def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> CachedNode:
+    tree = state.tree
+    return CachedNode(
+        id=node.id,
+        parent=node.parent if tree.nodes[node.parent].parent else 0,
+        namespace=namespace_of(tree, node),
+        depth=node.depth,
+        tokens=count_int32(node.tokens),
+        hits=node.hits,
+        head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
+        device={owner: len(pages) // 4 for owner, pages in node.device.items()},
+        host={owner: len(pages) // 4 for owner, pages in node.host.items()},
+        disk=_chunks_by_storage(tree, node, {name: found.chunks for name, found in state.storages.items()}),
+        state=_chunks_by_storage(tree, node, {name: found.hidden_chunks for name, found in state.storages.items()}),
+        pins=tuple(pinned.get(node.id, ())),
+    )
+
+
+def _chunks_by_storage(tree: PrefixTree, node: Node, disks: dict[str, dict[bytes, None]]) -> dict[str, int]:
+    """By storage, the chunks that end in this node and that its disk has, where the identities are known already."""
+    if not node.identities:
+        return {}
+    names = chunks_ending_in(tree, node)
+    found = {storage_id: sum(name in chunks for name in names) for storage_id, chunks in disks.items() if chunks}
+    return {storage_id: held for storage_id, held in found.items() if held}
+
+
+def _pins_by_node(state: CellState) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for pin in state.pins.values():
+        for node in ancestors(state.tree, state.tree.nodes[pin.node]) if pin.node else ():
+            found.setdefault(node.id, []).append(pin.pin_id)
+    return found
+
+
+def _pin(state: CellState, pin: Pin) -> PinStatus:
+    return PinStatus(
+        pin_id=pin.pin_id,
+        namespace=pin.namespace,
+        tokens=count_int32(pin.prefix),
+        held_tokens=pin.pages * state.tree.page_size,
+        pages=pin.pages,
+        expires_ns=pin.expires_ns,
+        refusal=pin.refusal,
     )

@@ -8,12 +8,12 @@ from services.scheduler.core.cache.pins import expire_pin
 from services.scheduler.core.hidden.hidden_leases import expire_lease
 from services.scheduler.core.hidden.hidden_saves import expire_hidden_save
 from services.scheduler.core.members.draining import expire_drain
-from services.scheduler.core.queue.cancellation import end_early
+from services.scheduler.core.queue.completion import end_early
 from services.scheduler.core.queue.queueing import fail
 from services.scheduler.core.restoring.fetch_waits import expire_fetch_wait
 from services.scheduler.core.restoring.fetches import expire_fetch, hidden_fetch_expired
 from services.scheduler.core.tiers.backups import expire_backup
-from services.scheduler.core.tiers.neighbours import end_late_reads
+from services.scheduler.core.tiers.loads import end_late_reads
 from services.scheduler.core.tiers.saves import expire_save
 from services.scheduler.core.waiting.waits import expire_deferral
 from shared.errors import Unavailable

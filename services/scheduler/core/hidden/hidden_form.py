@@ -20,8 +20,8 @@ from services.scheduler.core.hidden.partition import (
     layer_times,
     made,
     tokens_only,
+    worth_storing,
 )
-from services.scheduler.core.hidden.storing import worth_storing
 from services.scheduler.core.rates import disk_bytes_per_us
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.hidden.layer_costs import LayerCosts
     from services.scheduler.core.state import CellState, Storage, Worker
+    from services.scheduler.core.step import Step
+    from shared.messages.storage_events import HostPoolCreated
+
 
 TYPICAL_TOKENS = 4096
 """Of the prefix that decides whether state is worth keeping."""
@@ -198,3 +201,9 @@ def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
         return None
     layout = storage.hidden_handle.geometry
     return layout if can_restore(worker, layout) else None
+
+
+def _is_of_this_cell(step: Step, message: HostPoolCreated) -> bool:
+    geometry = message.handle.geometry if message.handle is not None else None
+    is_sound = geometry is not None and geometry.is_state and not geometry.fault()
+    return is_sound and geometry is not None and geometry.as_kv == step.state.geometry

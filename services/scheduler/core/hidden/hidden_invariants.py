@@ -1,19 +1,24 @@
-"""What must hold of state pools, state leases and saves of state, checked from scratch. For tests."""
+"""What must hold of state pools, state leases and saves of state, checked from scratch. For tests.
+
+What must hold of runs of state and of the fetches that bring them, checked from scratch. For tests.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
 from services.scheduler.core.hidden.hidden_runs import pages_of_runs
-from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.hidden.stretches import hole_at, next_hidden, page_at
+from services.scheduler.core.lifecycle import ADMITTED, RequestState
+from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.errors import InvariantViolated
-from shared.ids import DIGEST_BYTES, split_digests
+from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
 
 if TYPE_CHECKING:
-    from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenRun, HiddenSave
+    from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage
 
 
@@ -28,7 +33,7 @@ def check_state(state: CellState) -> None:
     for request in state.requests.values():
         lease_of = state.leases.get(request.lease)
         is_its = lease_of is not None and lease_of.request_id == request.request_id
-        _require(not request.lease or is_its, f"{request.request_id} has a lease that is not its own")
+        require(not request.lease or is_its, f"{request.request_id} has a lease that is not its own")
 
 
 def state_pages(state: CellState, storage: Storage) -> list[bytes]:
@@ -43,53 +48,53 @@ def _check_lease(state: CellState, lease: HiddenLease) -> None:
     name = f"state lease {lease.lease_id}"
     page_size = state.tree.page_size
     storage, worker = state.storages.get(lease.storage_id), state.workers.get(lease.worker_id)
-    _require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
-    _require(worker is not None and storage is not None and worker.node == storage.node, f"{name} is of no worker")
+    require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
+    require(worker is not None and storage is not None and worker.node == storage.node, f"{name} is of no worker")
     chunks = _whole_chunks(lease.pages, page_size)
-    _require(chunks > 0, f"{name} is not of whole chunks")
-    _require(lease.depth % chunk_tokens(page_size) == 0, f"{name} begins within a chunk")
-    _require(len(lease.names) // DIGEST_BYTES <= chunks, f"{name} saves more chunks than it has pages")
+    require(chunks > 0, f"{name} is not of whole chunks")
+    require(lease.depth % chunk_tokens(page_size) == 0, f"{name} begins within a chunk")
+    require(len(lease.names) // DIGEST_BYTES <= chunks, f"{name} saves more chunks than it has pages")
     request = state.requests.get(lease.request_id)
     if request is None:
-        _require(not lease.request_id, f"{name} is of a request that is gone")
+        require(not lease.request_id, f"{name} is of a request that is gone")
         timer = state.timers.get(lease.timer_id)
-        _require(timer is not None and timer.subject == str(lease.lease_id), f"{name} may never end")
+        require(timer is not None and timer.subject == str(lease.lease_id), f"{name} may never end")
         return
-    _require(request.lease == lease.lease_id, f"{name} is of a request that has another")
+    require(request.lease == lease.lease_id, f"{name} is of a request that has another")
     is_there = request.state in ADMITTED and request.worker_id == lease.worker_id
-    _require(is_there, f"{name} is of a request that does not run at its worker")
-    _require(not lease.timer_id, f"{name} has a deadline while its request runs")
-    _require(lease.depth >= (request.run.goal if request.run is not None else 0), f"{name} saves what is restored")
+    require(is_there, f"{name} is of a request that does not run at its worker")
+    require(not lease.timer_id, f"{name} has a deadline while its request runs")
+    require(lease.depth >= (request.run.goal if request.run is not None else 0), f"{name} saves what is restored")
 
 
 def _check_save(state: CellState, save: HiddenSave) -> None:
     name = f"save {save.save_id} of state"
-    _require(save.save_id not in state.saves, f"{name} is one of KV, too")
+    require(save.save_id not in state.saves, f"{name} is one of KV, too")
     storage = state.storages.get(save.storage_id)
-    _require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
-    _require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
+    require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
+    require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
     chunks = _whole_chunks(save.pages, state.tree.page_size)
-    _require(0 < chunks == len(save.names) // DIGEST_BYTES, f"{name} has another number of pages")
+    require(0 < chunks == len(save.names) // DIGEST_BYTES, f"{name} has another number of pages")
 
 
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
-    _require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
-    _require(storage.is_pool_requested or not storage.is_hidden_requested, f"{name} was asked for a state pool first")
-    _require((storage.hidden_pool is None) == (storage.hidden_handle is None), f"{name} has a state pool only in part")
-    _require(storage.hidden_pool is None or storage.is_hidden_requested, f"{name} has a state pool that nobody wanted")
+    require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
+    require(storage.is_pool_requested or not storage.is_hidden_requested, f"{name} was asked for a state pool first")
+    require((storage.hidden_pool is None) == (storage.hidden_handle is None), f"{name} has a state pool only in part")
+    require(storage.hidden_pool is None or storage.is_hidden_requested, f"{name} has a state pool that nobody wanted")
     saving: dict[bytes, int] = {}
     for lease in state.leases.values():
         for chunk in split_digests(lease.names) if lease.storage_id == name else ():
-            _require(chunk not in saving, f"a chunk of state lease {lease.lease_id} is saved twice")
+            require(chunk not in saving, f"a chunk of state lease {lease.lease_id} is saved twice")
             saving[chunk] = lease.lease_id
     for save in state.hidden_saves.values():
         for chunk in split_digests(save.names) if save.storage_id == name else ():
-            _require(chunk not in saving, f"a chunk of save {save.save_id} is saved twice")
+            require(chunk not in saving, f"a chunk of save {save.save_id} is saved twice")
             saving[chunk] = save.lease_id
-    _require(storage.hidden_saving == saving, f"{name} saves state of other chunks than it thinks")
+    require(storage.hidden_saving == saving, f"{name} saves state of other chunks than it thinks")
     most = most_chunks(state, storage, "state")
-    _require(len(storage.hidden_chunks) <= most, f"{name} has more chunks of state than room for them")
+    require(len(storage.hidden_chunks) <= most, f"{name} has more chunks of state than room for them")
 
 
 def _whole_chunks(pages: bytes, page_size: int) -> int:
@@ -98,6 +103,84 @@ def _whole_chunks(pages: bytes, page_size: int) -> int:
     return 0 if rest else chunks
 
 
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)
+def check_runs(state: CellState) -> None:
+    """Raise InvariantViolated if runs, their pages and their fetches contradict one another."""
+    for request in state.requests.values():
+        if request.run is not None:
+            _check_run(state, request, request.run)
+    for fetch in state.hidden_fetches.values():
+        _check_fetch(state, fetch)
+
+
+def check_hidden_wait(state: CellState, request: Request) -> None:
+    """Who waits for a fetch of state owns its run, or shares what it brings with the one who does."""
+    fetch = state.hidden_fetches[request.waits_fetch]
+    owns = request.run is not None and request.run.fetch == fetch.fetch_id
+    name = request.request_id
+    require(owns or name in fetch.followers, f"{name} waits for state that is not for it")
+    require(bool(fetch.request_id), f"{name} waits for state that nobody is to be restored from")
+
+
+def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
+    name = request.request_id
+    page_size = state.tree.page_size
+    storage = state.storages.get(run.storage_id)
+    require(storage is not None and storage.hidden_pool is not None, f"{name} is restored from no pool")
+    is_at_worker = request.state in ADMITTED or (request.state is RequestState.WAITING and bool(request.worker_id))
+    require(is_at_worker, f"{name} has state and no worker")
+    is_ordered = run.depth <= run.arrived <= run.end <= run.goal <= request.token_count - 1
+    require(is_ordered, f"the run of {name} is out of order")
+    pages = page_at(run, run.end, page_size)
+    require(len(run.pages) == pages * PAGE_NUMBER_BYTES, f"the run of {name} has another number of pages")
+    require(len(run.identities) == pages * IDENTITY_BYTES, f"the run of {name} has another number of identities")
+    require(not run.end % chunk_tokens(page_size), f"the run of {name} ends within a chunk")
+    _check_holes(name, run, chunk_tokens(page_size))
+    root, tokens = chain_root(request.submit.namespace), request.tokens[: run.end * TOKEN_BYTES]
+    chain = split_digests(chain_pages(root, tokens, state.tree.page_token_bytes))
+    held = [
+        identity
+        for page, identity in enumerate(chain)
+        if page * page_size >= run.depth and hole_at(run, page * page_size) is None
+    ]
+    require(b"".join(held) == run.identities, f"the run of {name} is of other tokens")
+    fetch = state.hidden_fetches.get(run.fetch)
+    is_its = fetch is not None and fetch.request_id == name
+    require(not run.fetch or is_its, f"the run of {name} is fetched for none")
+    require(bool(run.fetch) or run.arrived == run.end, f"the rest of the run of {name} never comes")
+    is_open = run.further == "asked" and not (run.fetch and run.goal == run.end)
+    require(not is_open, f"{name} waits for an answer that does not come, or counts on it")
+    is_left = bool(run.fetch) or run.end > run.depth or run.goal > run.end
+    require(is_left, f"{name} keeps a run of which nothing is left")
+    if request.state in ADMITTED and not request.is_poisoned:
+        is_there = request.planned <= next_hidden(run, run.arrived) or not run.fetch
+        require(is_there, f"{name} was to be restored from what has not arrived")
+        require(run.depth <= request.computed, f"{name} gave back state that it was not restored from")
+        is_moving = bool(run.fetch) or request.computed < next_hidden(run, run.end) or request.planned >= run.goal
+        is_leaving = request.state in (RequestState.PREEMPTING, RequestState.ABORTING)  # Then nothing more is fetched.
+        require(is_moving or is_leaving, f"{name} waits for state that nobody fetches")
+
+
+def _check_holes(name: str, run: HiddenRun, size: int) -> None:
+    end = -1  # A hole may begin with the first token; state lies between two of them and behind the last.
+    for hole in run.holes:
+        require(end < hole.start < hole.end < run.goal, f"a hole of the run of {name} is out of order")
+        is_whole = not hole.start % size and not hole.end % size
+        require(is_whole and run.depth < hole.end, f"a hole of the run of {name} is no hole")
+        end = hole.end
+
+
+def _check_fetch(state: CellState, fetch: HiddenFetch) -> None:
+    name = f"state fetch {fetch.fetch_id}"
+    require(fetch.fetch_id not in state.fetches, f"{name} has the number of a fetch of KV")
+    require(fetch.storage_id in state.storages, f"{name} has no storage")
+    request = state.requests.get(fetch.request_id)
+    if fetch.request_id:
+        owns = request is not None and request.run is not None and request.run.fetch == fetch.fetch_id
+        require(owns, f"{name} is for nobody")
+        require(not fetch.pages, f"{name} keeps pages of a request that has them")
+    else:
+        most = fetch.chunks * chunk_pages(state.tree.page_size) * PAGE_NUMBER_BYTES
+        require(len(fetch.pages) <= most, f"{name} keeps more pages than it was given")
+        require(fetch.is_cancelled, f"{name} goes on for nobody")
+    timer = state.timers.get(fetch.timer_id)
+    require((timer is None) == fetch.is_cancelled, f"{name} has no deadline, or keeps one")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.hidden.hidden_form import wanted_hidden
+from services.scheduler.core.hidden.hidden_form import _is_of_this_cell, wanted_hidden
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_storage
 from services.scheduler.core.hidden.hidden_saves import abandon_hidden_saves
 from shared.messages.storage_plans import CreateHostPool
@@ -57,12 +57,6 @@ def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) 
     for worker in state.workers.values():
         if worker.node == storage.node:
             attach_hidden_pool(step, storage, worker)
-
-
-def _is_of_this_cell(step: Step, message: HostPoolCreated) -> bool:
-    geometry = message.handle.geometry if message.handle is not None else None
-    is_sound = geometry is not None and geometry.is_state and not geometry.fault()
-    return is_sound and geometry is not None and geometry.as_kv == step.state.geometry
 
 
 def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:

@@ -28,7 +28,7 @@ from services.scheduler.core.hidden.stretches import (
     stretch_end,
 )
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.waiting.waits import wake
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_pages
@@ -37,11 +37,11 @@ from shared.messages.storage_plans import FetchChunks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.request import Request
     from services.scheduler.core.restoring.restoration_choice import Choice
     from services.scheduler.core.state import CellState, Storage
     from services.scheduler.core.step import Step
-    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 
 def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:

@@ -17,8 +17,8 @@ from services.scheduler.core.hidden.hidden_runs import drop_run, extend_run, fre
 from services.scheduler.core.hidden.layer_costs import layer_costs
 from services.scheduler.core.hidden.partition import pipelined_us
 from services.scheduler.core.hidden.stretches import hole_at, page_at, stretch_end, tokens_of_run
-from services.scheduler.core.prediction_error import KV_FROM_DISK
 from services.scheduler.core.rates import token_us
+from services.scheduler.core.speed_fit import KV_FROM_DISK
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_plans import RestoreChunk
 

@@ -17,8 +17,8 @@ from shared.ids import chain_root
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.state import Storage
-    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 Stretch = tuple[int, int]
 """[start, end)."""

@@ -12,12 +12,11 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.members.draining import end_drain
 from services.scheduler.core.members.pool_loss import strike_device
 from services.scheduler.core.members.storages import attach_worker, detach_worker, forget_host_pools
+from services.scheduler.core.queue.completion import worker_gone
 from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, replace_waiting, take_waiting
-from services.scheduler.core.queue.resumption import worker_gone
 from services.scheduler.core.state import CellState, Storage, Worker
 from services.scheduler.core.tiers.backups import abandon_backups_of_worker
-from services.scheduler.core.tiers.loads import copies_up
-from services.scheduler.core.tiers.neighbours import attach_neighbours, detach_neighbour
+from services.scheduler.core.tiers.loads import attach_neighbours, copies_up, detach_neighbour
 from services.scheduler.core.tiers.saves import abandon_saves_of_worker
 from shared.errors import Unavailable
 from shared.messages.worker_plans import Dismiss

@@ -54,7 +54,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`hidden_pools`)."""
+    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`hidden_form`)."""
     state = step.state
     if message.form == "state":
         hidden_pool_created(step, storage, message)

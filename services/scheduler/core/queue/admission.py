@@ -1,4 +1,7 @@
-"""Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so."""
+"""Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so.
+
+Where the tokens of a hit come from, for usage and counters: neighbours, the disk, the object store.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from services.scheduler.core.cache.eviction_orders import visit
 from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.prefix_match import PrefixMatch, matched_path, reach
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, ancestors, page_count
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, Path, ancestors, page_count
 from services.scheduler.core.cache.residency import (
     begin_loading,
     lock_host,
@@ -22,8 +25,6 @@ from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
 from services.scheduler.core.lifecycle import RequestEvent, next_state
-from services.scheduler.core.queue.hit_sources import fetched_tokens, neighbour_tokens_of
-from services.scheduler.core.queue.queueing import admitted_from_queue
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -34,10 +35,19 @@ from services.scheduler.core.sparse.sparse_prefixes import (
 from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.making_room import can_make_room, make_room
 from services.scheduler.core.tiers.under_way import Load
-from services.scheduler.core.waiting.waits import announce, withdraw
+from services.scheduler.core.waiting.fair_share import serve
+from services.scheduler.core.waiting.waits import (
+    announce,
+    count_waiting,
+    forget_deferral,
+    forget_fetch_waits,
+    let_go_of_fetch,
+    withdraw,
+)
 from shared.messages.worker_plans import AdmitRequest, PageLoad
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
     from services.scheduler.core.cache.prefix_tree import Node
     from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
     from services.scheduler.core.request import Request
@@ -76,11 +86,6 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     builder.stage += 1
     builder.places -= 1
     return True
-
-
-def pages_for(state: CellState, request: Request, tokens: int) -> int:
-    """Pages for so many tokens, never more than the longest possible answer needs."""
-    return -(-min(tokens, request.max_tokens_total) // state.tree.page_size)
 
 
 def _fresh_pages(state: CellState, request: Request, found: PrefixMatch, span: SparseSpan | None) -> int:
@@ -287,3 +292,39 @@ def follow_cuts(state: CellState, found: PrefixMatch) -> None:
     """
     if found.device:
         found.device = ancestors(state.tree, found.device[-1])[::-1]
+
+
+def neighbour_tokens_of(found: PrefixMatch, prompt_tokens: int) -> int:
+    """How many tokens of the prompt are copied from neighbours."""
+    spans = [
+        (node.depth, node.depth + len(node.tokens) // TOKEN_BYTES)
+        for node, source in zip([*found.joined, *found.loaded], found.sources, strict=True)
+        if source
+    ]
+    return sum(max(0, min(end, prompt_tokens) - start) for start, end in spans)
+
+
+def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tuple[int, int]:
+    """How many of the loaded tokens [start, end) were fetched for this request, from disk and from the object store.
+
+    ``elsewhere`` of them are copied from neighbours.
+    """
+    fetched = max(0, min(end, request.fetched_to) - max(start, request.fetched_from))
+    fetched = min(fetched, end - start - elsewhere)
+    remote = min(fetched, request.fetched_remote)
+    return fetched - remote, remote
+
+
+def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
+    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
+
+    What others expect of it stands: it is about to bring it.
+    """
+    state = step.state
+    serve(worker, request, uncached)
+    let_go_of_fetch(state, request)  # What has not arrived by now is computed.
+    forget_deferral(step, request)
+    forget_fetch_waits(step, request)
+    worker.queued_cost -= request.cost
+    request.cost = request.uncached = 0
+    count_waiting(state, request, -1)

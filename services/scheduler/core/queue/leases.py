@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.admission import pages_for
 from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.tiers.making_room import can_make_room, make_room
 from services.scheduler.core.waiting.waits import withdraw
@@ -30,8 +29,8 @@ def request_lease(step: Step, worker: Worker, request: Request, message: LeaseRe
         return
     held = len(request.pages) // PAGE_NUMBER_BYTES
     known = request.submit.prompt_tokens + message.generated
-    wanted = pages_for(state, request, known + state.config.lease_tokens)
-    most = pages_for(state, request, request.max_tokens_total)
+    wanted = request.pages_for(known + state.config.lease_tokens, state.tree.page_size)
+    most = request.pages_for(request.max_tokens_total, state.tree.page_size)
     # A worker that asks gets a page at least, however early it asks: it will not ask again before it used it.
     missing = min(max(wanted, held + 1), most) - held
     if missing > 0:

@@ -4,6 +4,8 @@ Everything is weighed in estimated time (see :mod:`rates`): what the worker woul
 after what it has to do already. Tokens that another request there is about to compute cost nothing more, because
 that request's own cost is counted in what goes before (Strata 4.3.1). Where nodes have disks of their own, tokens
 that a node's disk holds cost what fetching them takes, if that is less than computing them.
+
+Work stealing: a worker with nothing to do takes waiting requests from one that has no time for them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
-from services.scheduler.core.rates import backlog_at, backlog_us, load_us, recompute_us, unmeasured_token_us
+from services.scheduler.core.rates import backlog_at, backlog_us, disk_us, load_us, recompute_us, unmeasured_token_us
 from services.scheduler.core.restoring.restoration_ways import choose_way, usable_hidden_end, usable_stretches
 from services.scheduler.core.sparse.sparse_prefixes import usable_sparse_end
-from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
-from services.scheduler.core.tiers.fetch_speed import disk_us
 from services.scheduler.core.waiting.transient import tokens_coming
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Worker
+
 
 _ALL_COMPARED = 8
 """A cell of so many workers is compared as a whole; in a larger one, so many of those that hold something."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.waiting.ready_order import waiting_at
+from services.scheduler.core.require import require
+from services.scheduler.core.waiting.fair_share import waiting_at
 from services.scheduler.core.waiting.waits import is_deferred
-from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request
@@ -26,45 +26,40 @@ def check_queues(state: CellState) -> None:
     _check_transient(state)
 
 
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)
-
-
 def _check_ready_order(queue: Queue, name: str) -> None:
     """Lanes and their order say the same, and nothing empty is kept."""
     size = 0
     for level in queue.levels.values():
-        _require(bool(level.lanes), f"{name} keeps a priority that nobody waits at")
+        require(bool(level.lanes), f"{name} keeps a priority that nobody waits at")
         order = []
         for tenant, lane in level.lanes.items():
-            _require(bool(lane.waiting), f"{name} keeps an empty lane")
-            _require(lane.waiting == sorted(lane.waiting), f"a lane of {name} is out of order")
-            _require(tenant not in level.idle, f"tenant {tenant!r} waits and is idle")
+            require(bool(lane.waiting), f"{name} keeps an empty lane")
+            require(lane.waiting == sorted(lane.waiting), f"a lane of {name} is out of order")
+            require(tenant not in level.idle, f"tenant {tenant!r} waits and is idle")
             order.append((lane.tag, *lane.waiting[0][:2], tenant))
             size += len(lane.waiting)
-        _require(level.order == sorted(order), f"the lanes of {name} are out of order")
-    _require(queue.size == size, f"{name} miscounts its ready requests")
+        require(level.order == sorted(order), f"the lanes of {name} are out of order")
+    require(queue.size == size, f"{name} miscounts its ready requests")
 
 
 def _check_worker(state: CellState, worker: Worker) -> None:
     name = worker.worker_id
     waiting = [state.requests[request_id] for request_id in waiting_at(worker)]
-    _require(all(request.state is RequestState.WAITING for request in waiting), f"{name} queues what does not wait")
-    _require(worker.queued_cost == sum(request.cost for request in waiting), f"{name} miscounts its queue")
+    require(all(request.state is RequestState.WAITING for request in waiting), f"{name} queues what does not wait")
+    require(worker.queued_cost == sum(request.cost for request in waiting), f"{name} miscounts its queue")
     alike = {page: dict.fromkeys(sorted(names)) for page, names in worker.openings.items()}
-    _require(alike == _openings(state, worker), f"{name} does not know how its ready requests begin")
+    require(alike == _openings(state, worker), f"{name} does not know how its ready requests begin")
     running = [state.requests[request_id] for request_id in worker.running]
     unplanned = sum(request.token_count - request.planned for request in running)
-    _require(worker.unplanned == unplanned, f"{name} miscounts what it has not planned")
-    _require(worker.outstanding == sum(batch.tokens for batch in worker.batches), f"{name} miscounts its batches")
+    require(worker.unplanned == unplanned, f"{name} miscounts what it has not planned")
+    require(worker.outstanding == sum(batch.tokens for batch in worker.batches), f"{name} miscounts its batches")
     for batch in worker.batches:
         tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
-        _require(batch.tokens == tokens, f"a batch of {name} miscounts its tokens")
+        require(batch.tokens == tokens, f"a batch of {name} miscounts its tokens")
     for node_id, names in worker.load_waiters.items():
-        _require(bool(names), f"nobody waits for node {node_id}")
+        require(bool(names), f"nobody waits for node {node_id}")
         waits = all(state.requests[request_id].waits_node == node_id for request_id in names)
-        _require(waits, f"{name} keeps one who does not wait for node {node_id}")
+        require(waits, f"{name} keeps one who does not wait for node {node_id}")
 
 
 def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
@@ -84,20 +79,20 @@ def _check_tenants(state: CellState) -> None:
     for request in state.requests.values():
         if request.state is RequestState.WAITING:
             tenants[request.submit.tenant] = tenants.get(request.submit.tenant, 0) + 1
-    _require(tenants == state.tenants, "the waiting requests of tenants are miscounted")
+    require(tenants == state.tenants, "the waiting requests of tenants are miscounted")
 
 
 def _check_waiters(state: CellState) -> None:
     """Who is deferred waits for a producer on the same worker that is not deferred, or for a load there."""
     for producer_id, names in state.waiters.items():
-        _require(bool(names), f"nobody waits for {producer_id}")
+        require(bool(names), f"nobody waits for {producer_id}")
         producer = state.requests.get(producer_id)
-        _require(producer is not None and bool(producer.transient), f"{producer_id} will bring nothing")
+        require(producer is not None and bool(producer.transient), f"{producer_id} will bring nothing")
         for name in names:
             request = state.requests[name]
-            _require(request.waits_for == producer_id, f"{name} does not wait for {producer_id}")
+            require(request.waits_for == producer_id, f"{name} does not wait for {producer_id}")
             is_near = producer is not None and producer.worker_id == request.worker_id
-            _require(is_near, f"{name} waits for {producer_id} at another worker")
+            require(is_near, f"{name} waits for {producer_id} at another worker")
     for request in state.requests.values():
         _check_deferral(state, request)
 
@@ -105,23 +100,23 @@ def _check_waiters(state: CellState) -> None:
 def _check_deferral(state: CellState, request: Request) -> None:
     name = request.request_id
     if request.state is not RequestState.WAITING:
-        _require(not request.deferral_timer, f"{name} does not wait and has a deadline for that")
+        require(not request.deferral_timer, f"{name} does not wait and has a deadline for that")
     worker = state.workers.get(request.worker_id)
     is_out = worker is not None and name in worker.deferred
-    _require(is_out == is_deferred(request), f"{name} is deferred only in part")
+    require(is_out == is_deferred(request), f"{name} is deferred only in part")
     if not is_deferred(request) or worker is None:
         return
     awaited = bool(request.waits_for) + bool(request.waits_node) + bool(request.waits_fetch)
-    _require(awaited == 1, f"{name} waits for {awaited} things")
-    _require(not request.is_impatient, f"{name} is deferred past its deadline")
+    require(awaited == 1, f"{name} waits for {awaited} things")
+    require(not request.is_impatient, f"{name} is deferred past its deadline")
     if request.waits_fetch:
-        _require(not request.is_fetch_overdue, f"{name} waits for a fetch past its deadline")
+        require(not request.is_fetch_overdue, f"{name} waits for a fetch past its deadline")
         return
-    _require(request.deferral_timer in state.timers, f"{name} is deferred without a deadline")
+    require(request.deferral_timer in state.timers, f"{name} is deferred without a deadline")
     if request.waits_for:
-        _require(name in state.waiters.get(request.waits_for, {}), f"{request.waits_for} knows nothing of {name}")
+        require(name in state.waiters.get(request.waits_for, {}), f"{request.waits_for} knows nothing of {name}")
     else:
-        _require(name in worker.load_waiters.get(request.waits_node, {}), f"{name} is not among those who wait")
+        require(name in worker.load_waiters.get(request.waits_node, {}), f"{name} is not among those who wait")
 
 
 def _check_transient(state: CellState) -> None:
@@ -135,11 +130,11 @@ def _check_transient(state: CellState) -> None:
         is_coming = request.state is RequestState.PREFILLING or (
             request.state is RequestState.WAITING and bool(request.worker_id) and not is_deferred(request)
         )
-        _require(is_coming, f"{name} marks what it will not compute")
+        require(is_coming, f"{name} marks what it will not compute")
         path = ancestors(tree, tree.nodes[request.transient])
         tokens = b"".join(node.tokens for node in reversed(path))
-        _require(request.tokens.startswith(tokens), f"{name} marks other tokens than its own")
-        _require(len(request.tokens) - len(tokens) < tree.page_token_bytes, f"{name} marks only a part of its tokens")
+        require(request.tokens.startswith(tokens), f"{name} marks other tokens than its own")
+        require(len(request.tokens) - len(tokens) < tree.page_token_bytes, f"{name} marks only a part of its tokens")
         for node in path:
             expected.setdefault(node.id, {}).setdefault(request.worker_id, []).append(name)
     found = {
@@ -149,5 +144,5 @@ def _check_transient(state: CellState) -> None:
     wanted = {
         node_id: {worker_id: sorted(names) for worker_id, names in marks.items()} for node_id, marks in expected.items()
     }
-    _require(found == wanted, "the marks of transient nodes and their producers disagree")
-    _require(len(tree.nodes) == len(found) + len(tree.roots), "a transient node has no mark")
+    require(found == wanted, "the marks of transient nodes and their producers disagree")
+    require(len(tree.nodes) == len(found) + len(tree.roots), "a transient node has no mark")

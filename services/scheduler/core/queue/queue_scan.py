@@ -11,7 +11,7 @@ from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate,
 from services.scheduler.core.restoring.fetch_waits import waits_for_fetch
 from services.scheduler.core.restoring.prefetch import prefetch_for_first
 from services.scheduler.core.sparse.sparse_prefixes import current_span
-from services.scheduler.core.waiting.ready_order import first_in_line, opened_by
+from services.scheduler.core.waiting.fair_share import first_in_line, opened_by
 from services.scheduler.core.waiting.waits import announce, defer_for_load, defer_for_producer, find_producer
 
 if TYPE_CHECKING:

@@ -6,21 +6,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.core.cache.prefix_match import matched_path
 from services.scheduler.core.cache.recollection import forget_waits
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
-from services.scheduler.core.queue.placement import Placement, place, takes_requests
+from services.scheduler.core.queue.placement import Placement, estimate, fits, place, takes_requests
 from services.scheduler.core.quotas.quota_owners import remember_quota
+from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.request import Request
-from services.scheduler.core.restoring.prefetch import let_go_of_fetch, prefetch_when_near
+from services.scheduler.core.restoring.prefetch import prefetch, prefetch_when_near
 from services.scheduler.core.store_answers import StoreLacks
 from services.scheduler.core.tiers.saves import remember_key
-from services.scheduler.core.waiting.ready_order import serve, stand_in_line, step_out, waiting_at
+from services.scheduler.core.waiting.fair_share import first_in_line, stand_in_line, step_out, waiting_at
+from services.scheduler.core.waiting.transient import tokens_coming
 from services.scheduler.core.waiting.waits import (
+    count_waiting,
     end_deferral,
     forget_deferral,
     forget_fetch_waits,
     is_deferred,
+    let_go_of_fetch,
     withdraw,
 )
 from shared.errors import DeadlineExceeded, DuplicateRequest, InvalidRequest, QueueFull, RequestCancelled
@@ -121,7 +126,7 @@ def enqueue(step: Step, request: Request) -> None:
     if placement is None and takes_requests(state):
         fail(step, request, "context_length_exceeded", "prompt and answer do not fit any worker's context and pool")
         return
-    _count_waiting(state, request, 1)
+    count_waiting(state, request, 1)
     if placement is None:
         state.unplaced[request.request_id] = request.accepted_seq
     else:
@@ -162,33 +167,7 @@ def dequeue(state: CellState, request: Request) -> None:
         step_away(state, request)
     else:
         del state.unplaced[request.request_id]
-    _count_waiting(state, request, -1)
-
-
-def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: int) -> None:
-    """A request that is ready leaves the queue to compute ``uncached`` tokens at the worker where it waited.
-
-    What others expect of it stands: it is about to bring it.
-    """
-    state = step.state
-    serve(worker, request, uncached)
-    let_go_of_fetch(state, request)  # What has not arrived by now is computed.
-    forget_deferral(step, request)
-    forget_fetch_waits(step, request)
-    worker.queued_cost -= request.cost
-    request.cost = request.uncached = 0
-    _count_waiting(state, request, -1)
-
-
-def _count_waiting(state: CellState, request: Request, change: int) -> None:
-    state.queued += change
-    state.queued_tokens += change * request.token_count
-    tenant = request.submit.tenant
-    waiting = state.tenants.get(tenant, 0) + change
-    if waiting:
-        state.tenants[tenant] = waiting
-    else:
-        del state.tenants[tenant]
+    count_waiting(state, request, -1)
 
 
 def take_waiting(state: CellState, worker: Worker) -> list[Request]:
@@ -231,3 +210,65 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
     state.ended[request.request_id] = request.attempt
     if len(state.ended) > _ENDED_REMEMBERED:
         del state.ended[next(iter(state.ended))]
+
+
+_STEALING_AMONG = 16
+"""Waiting requests that one theft chooses among; it takes as many at the most."""
+
+
+def steal(step: Step) -> list[Worker]:
+    """Let idle workers take over what gains time there; returns those that have got something to do.
+
+    Ends with the first that finds nothing to take, so that many idle workers cost no more than one. A later turn
+    begins with another of them.
+    """
+    state = step.state
+    if not state.queued or len(state.workers) < 2:
+        return []
+    idle = [worker for worker in state.workers.values() if _is_idle(worker)]
+    first = step.seq % len(idle) if idle else 0
+    busy = []
+    for worker in (*idle[first:], *idle[:first]):
+        if not _steal_for(step, worker):
+            break
+        busy.append(worker)
+    return busy
+
+
+def _is_idle(worker: Worker) -> bool:
+    return not (worker.running or worker.batches or worker.queue.size or worker.deferred or worker.drain)
+
+
+def _steal_for(step: Step, thief: Worker) -> bool:
+    """Move requests from the most loaded queue, those first that lose least, as long as each is done earlier."""
+    state = step.state
+    victim: Worker | None = None
+    most = 0.0
+    for worker in state.workers.values():
+        backlog = backlog_us(state, worker) if worker.queue.size else 0.0
+        if backlog > most:
+            victim, most = worker, backlog
+    if victim is None:
+        return False
+    taken = 0
+    for request, placement in _by_loss(state, victim, thief):
+        if placement.cost_us + backlog_us(state, thief) >= backlog_us(state, victim):
+            continue
+        step_away(state, request)
+        stand_at(state, request, placement)
+        prefetch(step, request)
+        taken += 1
+    state.count("requests_stolen", taken)
+    return taken > 0
+
+
+def _by_loss(state: CellState, victim: Worker, thief: Worker) -> list[tuple[Request, Placement]]:
+    """The next requests of a queue and what they would cost elsewhere; the least loss first, then in order."""
+    found = []
+    for name in first_in_line(state, victim, _STEALING_AMONG):
+        request = state.requests[name]
+        if fits(state, request, thief):
+            path = matched_path(state, request)
+            coming = tokens_coming(state, request).get(thief.worker_id, 0)
+            found.append((request, estimate(state, request, thief, path, coming)))
+    return sorted(found, key=lambda pair: pair[1].cost_us - pair[0].cost)

@@ -13,8 +13,8 @@ from services.scheduler.core.cache.residency import (
     leaves_with_backup,
 )
 from services.scheduler.core.quotas.quota_accounts import most_bytes
+from services.scheduler.core.require import require
 from services.scheduler.core.tiers.under_way import leased_pages
-from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
     from services.scheduler.core.quotas.quota_accounts import Account
@@ -26,27 +26,27 @@ Counts = dict[tuple[int, str], int]
 def check_quotas(state: CellState) -> None:
     """Raise InvariantViolated if owners, what is counted as theirs and who is above a quota contradict one another."""
     quotas = state.quotas
-    _require(all(number in quotas.accounts for number in state.tree.owners.values()), "an owner has no account")
+    require(all(number in quotas.accounts for number in state.tree.owners.values()), "an owner has no account")
     named = {account.name: number for number, account in quotas.accounts.items()}
-    _require(quotas.numbers == named, "accounts are found under other names")
+    require(quotas.numbers == named, "accounts are found under other names")
     pages, leaving = _recount(state)
     for number, account in quotas.accounts.items():
         counted = {pool: pages.pop((number, pool)) for owner, pool in list(pages) if owner == number}
-        _require(account.pages == counted, f"owner {number} has {counted} and counts {account.pages}")
+        require(account.pages == counted, f"owner {number} has {counted} and counts {account.pages}")
         counted = {pool: leaving.pop((number, pool)) for owner, pool in list(leaving) if owner == number}
-        _require(account.leaving == counted, f"owner {number} gives up {counted} and counts {account.leaving}")
+        require(account.leaving == counted, f"owner {number} gives up {counted} and counts {account.leaving}")
         for pool in account.pages:
             is_above = state.quotas.excess(number, pool) > 0
-            _require(
+            require(
                 is_above == (number in quotas.above.get(pool, {})), f"owner {number} is above in {pool}: {is_above}"
             )
         for pool, order in account.orders.items():
             is_there = all(_is_in(state, node_id, pool) for node_id in order.latest)
-            _require(is_there, f"owner {number} would give what it has not in {pool}")
-    _require(not pages and not leaving, "an owner without an account has pages")
+            require(is_there, f"owner {number} would give what it has not in {pool}")
+    require(not pages and not leaving, "an owner without an account has pages")
     for pool, above in quotas.above.items():
         has_pages = all(pool in quotas.accounts[number].pages for number in above)
-        _require(bool(above) and has_pages, f"{pool} counts somebody as above who has nothing there")
+        require(bool(above) and has_pages, f"{pool} counts somebody as above who has nothing there")
 
 
 def _is_in(state: CellState, node_id: int, pool: str) -> bool:
@@ -61,7 +61,7 @@ def _recount(state: CellState) -> tuple[Counts, Counts]:
     leaving: Counts = {}
     for node in state.tree.nodes.values():
         owner = state.tree.owner_of(namespace_of(state.tree, node))
-        _require(node.owner == owner, f"node {node.id} is of owner {node.owner}, its namespace of {owner}")
+        require(node.owner == owner, f"node {node.id} is of owner {node.owner}, its namespace of {owner}")
         if owner and node.parent:
             _recount_node(state, node, pages, leaving)
     for fetch in state.fetches.values():
@@ -92,14 +92,9 @@ def _recount_node(state: CellState, node: Node, pages: Counts, leaving: Counts) 
 
 def _require_offered(account: Account, node: Node, pool: str) -> None:
     is_offered = pool in account.orders and node.id in account.orders[pool].latest
-    _require(is_offered or not most_bytes(account, pool), f"node {node.id} could leave {pool} unnoticed")
+    require(is_offered or not most_bytes(account, pool), f"node {node.id} could leave {pool} unnoticed")
 
 
 def _add(counts: Counts, owner: int, pool: str, pages: int) -> None:
     if owner and pages:
         counts[owner, pool] = counts.get((owner, pool), 0) + pages
-
-
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)

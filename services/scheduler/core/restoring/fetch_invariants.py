@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
-from services.scheduler.core.hidden.run_invariants import check_hidden_wait, check_runs
+from services.scheduler.core.hidden.hidden_invariants import check_hidden_wait, check_runs
 from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks
 from services.scheduler.core.tiers.under_way import NOWHERE, leased_pages
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.errors import InvariantViolated
 from shared.ids import DIGEST_BYTES, split_digests
 from shared.messages.base import pack_int32, unpack_int32
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def check_fetches(state: CellState) -> None:
     """Raise InvariantViolated if fetches, their pages, their chunks and their waiters contradict one another."""
-    _require(not state.unwanted and not state.roomy, "something of this step was left for the next")
+    require(not state.unwanted and not state.roomy, "something of this step was left for the next")
     for fetch in state.fetches.values():
         _check_fetch(state, fetch)
     for storage in state.storages.values():
@@ -42,72 +42,65 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
     name = f"fetch {fetch.fetch_id}"
     page_size = state.tree.page_size
     chunks = len(fetch.names) // DIGEST_BYTES
-    _require(fetch.storage_id in state.storages, f"{name} has no storage")
-    _require(
+    require(fetch.storage_id in state.storages, f"{name} has no storage")
+    require(
         len(fetch.pages) == chunks * chunk_pages(page_size) * PAGE_NUMBER_BYTES, f"{name} has another number of pages"
     )
     end = fetch.depth + chunks * chunk_tokens(page_size)
-    _require(len(fetch.tokens) == end * TOKEN_BYTES, f"{name} has another number of tokens")
+    require(len(fetch.tokens) == end * TOKEN_BYTES, f"{name} has another number of tokens")
     inserted = fetch.chunks * chunk_pages(page_size)
-    _require(leased_pages(fetch.pages[: inserted * PAGE_NUMBER_BYTES]) == 0, f"{name} leases what is in the tree")
+    require(leased_pages(fetch.pages[: inserted * PAGE_NUMBER_BYTES]) == 0, f"{name} leases what is in the tree")
     if fetch.is_cancelled:
-        _require(not fetch.waiters, f"somebody waits for {name}, which was cut off")
+        require(not fetch.waiters, f"somebody waits for {name}, which was cut off")
     else:
         timer = state.timers.get(fetch.timer_id)
-        _require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")
+        require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")
         is_for_somebody = bool(fetch.waiters) or fetch.is_warming
-        _require(is_for_somebody or fetch.chunks == chunks, f"nobody waits for {name}")
-    _require(not fetch.is_cancelled or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
+        require(is_for_somebody or fetch.chunks == chunks, f"nobody waits for {name}")
+    require(not fetch.is_cancelled or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
     for request_id in fetch.waiters:
         request = state.requests.get(request_id)
-        _require(request is not None and request.fetch == fetch.fetch_id, f"{request_id} does not want {name}")
+        require(request is not None and request.fetch == fetch.fetch_id, f"{request_id} does not want {name}")
 
 
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     own = [fetch for fetch in state.fetches.values() if fetch.storage_id == name]
-    _require(storage.fetch_pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
+    require(storage.fetch_pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
     own_hidden = [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == name]
     late = sum(fetch.is_late for fetch in own) + sum(fetch.is_late for fetch in own_hidden)
-    _require(storage.late_fetches == late, f"{name} miscounts its late fetches")
+    require(storage.late_fetches == late, f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
         for chunk in () if fetch.is_cancelled else split_digests(fetch.names):
-            _require(chunk not in coming, f"a chunk of {name} is fetched twice")
+            require(chunk not in coming, f"a chunk of {name} is fetched twice")
             coming[chunk] = fetch.fetch_id
-    _require(storage.fetching == coming, f"{name} fetches other chunks than it thinks")
-    _require(len(storage.chunks) <= most_chunks(state, storage), f"{name} has more chunks than room for them")
+    require(storage.fetching == coming, f"{name} fetches other chunks than it thinks")
+    require(len(storage.chunks) <= most_chunks(state, storage), f"{name} has more chunks than room for them")
     for request_id in (*storage.due, *storage.ahead):
         request = state.requests.get(request_id)
         is_waiting = request is not None and request.state is RequestState.WAITING
-        _require(is_waiting, f"{name} keeps room for {request_id}, which does not wait")
+        require(is_waiting, f"{name} keeps room for {request_id}, which does not wait")
         is_due = request is not None and request.is_fetch_due
-        _require(request_id not in storage.due or is_due, f"{request_id} waits for room and has nothing to fetch")
-    _require(not own or storage.pool is not None, f"{name} fetches into no pool")
+        require(request_id not in storage.due or is_due, f"{request_id} waits for room and has nothing to fetch")
+    require(not own or storage.pool is not None, f"{name} fetches into no pool")
 
 
 def _check_request(state: CellState, request: Request) -> None:
     name = request.request_id
     if request.fetch:
         fetch = state.fetches.get(request.fetch)
-        _require(fetch is not None and name in fetch.waiters, f"{name} wants a fetch that is not for it")
-        _require(
-            request.state is RequestState.WAITING and bool(request.worker_id), f"{name} wants KV and does not wait"
-        )
+        require(fetch is not None and name in fetch.waiters, f"{name} wants a fetch that is not for it")
+        require(request.state is RequestState.WAITING and bool(request.worker_id), f"{name} wants KV and does not wait")
         if fetch is not None:
             storage = state.storages[fetch.storage_id]
-            _require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
+            require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
             shared = fetch.tokens[: request.fetch_end * TOKEN_BYTES]
-            _require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
+            require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
     if request.waits_fetch in state.hidden_fetches:
         check_hidden_wait(state, request)
     else:
-        _require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
+        require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
     if request.state is not RequestState.WAITING:
         is_past = not (request.prefetch_timer or request.is_fetch_overdue or request.fetched_to)
-        _require(is_past, f"{name} does not wait and remembers a fetch")
-
-
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)
+        require(is_past, f"{name} does not wait and remembers a fetch")

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.hidden.hidden_runs import drop_run, is_unanswered
-from services.scheduler.core.rates import recompute_us
-from services.scheduler.core.restoring.prefetch import let_go_of_fetch, prefetch
-from services.scheduler.core.tiers.fetch_speed import has_compute_speed
-from services.scheduler.core.waiting.waits import defer_for_fetch, end_fetch_wait, wake
+from services.scheduler.core.rates import has_compute_speed, recompute_us
+from services.scheduler.core.restoring.prefetch import prefetch
+from services.scheduler.core.waiting.waits import defer_for_fetch, end_fetch_wait, let_go_of_fetch, wake
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenRun

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.prefix_match import matched_path, reach
 from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.restoring.exploration import note_decision, note_trial
@@ -35,7 +36,6 @@ from services.scheduler.core.restoring.restoration_ways import (
 from services.scheduler.core.restoring.store_questions import form_to_ask
 from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
 from services.scheduler.core.tiers.catalogue import has_lower_tiers
-from services.scheduler.core.tiers.chunk_run import ChunkNames, usable_pages
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
 from services.scheduler.core.waiting.transient import tokens_coming
 from shared.chunks import chunk_tokens
@@ -161,22 +161,6 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if has_room:
         note_trial(state, storage, choice)
     return has_room
-
-
-def let_go_of_fetch(state: CellState, request: Request) -> None:
-    """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
-    if request.is_fetch_due or request.fetched_to:
-        for storage in state.storages.values():
-            storage.due.pop(request.request_id, None)
-            if storage.ahead.pop(request.request_id, 0) and storage.due:
-                state.roomy[storage.storage_id] = None
-    request.is_fetch_due = False
-    fetch = state.fetches.get(request.fetch)
-    request.fetch = request.fetch_end = 0
-    if fetch is not None:
-        del fetch.waiters[request.request_id]
-        if not fetch.waiters and not fetch.is_cancelled:
-            state.unwanted[fetch.fetch_id] = None
 
 
 def _covered_pages(state: CellState, path: Path, worker: Worker) -> int:

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Literal
 from services.scheduler.core.hidden.hidden_form import layout_for
 from services.scheduler.core.hidden.layer_costs import layer_costs
 from services.scheduler.core.hidden.partition import layer_times, made, pipelined_us
-from services.scheduler.core.prediction_error import IMPORTANT_FROM_DISK, KV_FROM_DISK
-from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us
-from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us, queued_bytes
+from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:

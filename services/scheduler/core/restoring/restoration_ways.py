@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.hidden.hidden_form import layout_for
 from services.scheduler.core.hidden.stretches import HIDDEN_FETCH_CHUNKS, Stretch, hidden_end, stretches_behind
-from services.scheduler.core.prediction_error import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.restoring.exploration import (
     find_trial,
@@ -23,14 +22,15 @@ from services.scheduler.core.restoring.exploration import (
 )
 from services.scheduler.core.restoring.restoration_choice import Choice, Prices, Ways, choose, hidden_kind, prices_of
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
+from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage, Worker
-    from services.scheduler.core.tiers.chunk_run import ChunkNames
     from shared.messages.pools import KvGeometry
 
 

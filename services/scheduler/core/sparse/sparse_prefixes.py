@@ -27,9 +27,9 @@ from shared.messages.base import pack_int32
 from shared.messages.worker_plans import SparsePrefix
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage, Worker
-    from services.scheduler.core.tiers.chunk_run import ChunkNames
     from shared.messages.requests import Importance
 
 SPARSE_CHUNKS = 4096

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path
 from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
-from services.scheduler.core.tiers.fetch_speed import queued_bytes
+from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.tiers.host_admission import displace_colder, take_host_pages
 from services.scheduler.core.tiers.under_way import NOWHERE, Fetch, leased_pages
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Storage
     from services.scheduler.core.step import Step
-    from services.scheduler.core.tiers.chunk_run import ChunkNames
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.cache.unsaved import MOST_UNSAVED
-from shared.errors import InvariantViolated
+from services.scheduler.core.require import require
 from shared.ids import split_digests
 
 if TYPE_CHECKING:
@@ -19,22 +19,22 @@ def check_saves(state: CellState) -> None:
     late: dict[str, int] = {}
     for save in state.saves.values():
         name = f"save {save.save_id}"
-        _require(save.storage_id in state.storages, f"{name} has no storage")
-        _require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
-        _require(not save.worker_id or save.worker_id in state.workers, f"{name} reads a worker that is gone")
-        _require(bool(save.worker_id) == bool(save.node), f"{name} reads a device only in part")
+        require(save.storage_id in state.storages, f"{name} has no storage")
+        require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
+        require(not save.worker_id or save.worker_id in state.workers, f"{name} reads a worker that is gone")
+        require(bool(save.worker_id) == bool(save.node), f"{name} reads a device only in part")
         late[save.storage_id] = late.get(save.storage_id, 0) + save.is_late
         for chunk in split_digests(save.chunks):
             known = saving.setdefault(save.storage_id, {})
-            _require(chunk not in known, f"a chunk of {name} is in two saves")
+            require(chunk not in known, f"a chunk of {name} is in two saves")
             known[chunk] = save.save_id
     for hidden_save in state.hidden_saves.values():
         late[hidden_save.storage_id] = late.get(hidden_save.storage_id, 0) + hidden_save.is_late
     for storage in state.storages.values():
-        _require(storage.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
-        _require(storage.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves")
-        _require(len(storage.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
-        _require(storage.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
+        require(storage.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
+        require(storage.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves")
+        require(len(storage.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
+        require(storage.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
 
 
 def check_neighbours(state: CellState) -> None:
@@ -43,14 +43,14 @@ def check_neighbours(state: CellState) -> None:
         near = [
             other.worker_id for other in state.workers.values() if other.node == worker.node and other is not worker
         ]
-        _require(all(name in near for name in worker.neighbours), f"{worker.worker_id} knows a neighbour that is none")
+        require(all(name in near for name in worker.neighbours), f"{worker.worker_id} knows a neighbour that is none")
         for load in (load for batch in worker.batches for load in batch.loads if load.neighbour_id):
-            _require(load.neighbour_id in worker.neighbours, f"{worker.worker_id} reads {load.neighbour_id} unmapped")
-            _require(not load.storage_id, f"a load of {worker.worker_id} has two sources")
-            _require(worker.worker_id in state.tree.nodes[load.node].loading, "a load that is over locks a neighbour")
+            require(load.neighbour_id in worker.neighbours, f"{worker.worker_id} reads {load.neighbour_id} unmapped")
+            require(not load.storage_id, f"a load of {worker.worker_id} has two sources")
+            require(worker.worker_id in state.tree.nodes[load.node].loading, "a load that is over locks a neighbour")
     for timer_id, reads in state.late_reads.items():
-        _require(timer_id in state.timers, "what a lost worker was reading is locked for ever")
-        _require(all(read.neighbour_id in state.workers for read in reads), "a neighbour that is gone is read")
+        require(timer_id in state.timers, "what a lost worker was reading is locked for ever")
+        require(all(read.neighbour_id in state.workers for read in reads), "a neighbour that is gone is read")
 
 
 def locks_beside_requests(state: CellState, worker: Worker) -> dict[int, int]:
@@ -66,8 +66,3 @@ def locks_beside_requests(state: CellState, worker: Worker) -> dict[int, int]:
         for node in ancestors(state.tree, state.tree.nodes[node_id]):
             locks[node.id] = locks.get(node.id, 0) + 1
     return locks
-
-
-def _require(holds: bool, text: str) -> None:
-    if not holds:
-        raise InvariantViolated(text)

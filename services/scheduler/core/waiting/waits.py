@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from services.scheduler.core.cache.recollection import note_wait
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.waiting import transient
-from services.scheduler.core.waiting.ready_order import stand_in_line, step_out
+from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
 from shared.messages.explanations import Wait
 
 if TYPE_CHECKING:
@@ -210,3 +210,30 @@ def forget_fetch_waits(step: Step, request: Request) -> None:
     """A request is admitted or over: what it waited for fetches is past."""
     end_fetch_wait(step, request)
     request.is_fetch_overdue, request.fetch_wait_ns, request.follows = False, 0, 0
+
+
+def count_waiting(state: CellState, request: Request, change: int) -> None:
+    state.queued += change
+    state.queued_tokens += change * request.token_count
+    tenant = request.submit.tenant
+    waiting = state.tenants.get(tenant, 0) + change
+    if waiting:
+        state.tenants[tenant] = waiting
+    else:
+        del state.tenants[tenant]
+
+
+def let_go_of_fetch(state: CellState, request: Request) -> None:
+    """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
+    if request.is_fetch_due or request.fetched_to:
+        for storage in state.storages.values():
+            storage.due.pop(request.request_id, None)
+            if storage.ahead.pop(request.request_id, 0) and storage.due:
+                state.roomy[storage.storage_id] = None
+    request.is_fetch_due = False
+    fetch = state.fetches.get(request.fetch)
+    request.fetch = request.fetch_end = 0
+    if fetch is not None:
+        del fetch.waiters[request.request_id]
+        if not fetch.waiters and not fetch.is_cancelled:
+            state.unwanted[fetch.fetch_id] = None

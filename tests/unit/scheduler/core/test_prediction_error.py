@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.prediction_error import (
+from services.scheduler.core.speed_fit import (
     MOST_KINDS,
     OTHER,
     PredictionErrors,

@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.scheduler.core.cache.hotness.columns import SIZES, parted, read, store, vector
-from services.scheduler.core.cache.hotness.mixing import MULTIPLIER, mix, mix_all
+from services.scheduler.core.cache.hotness.columns import MULTIPLIER, SIZES, mix, mix_all, parted, read, store, vector
 
 SLOTS = 4  # Entries of a bucket.
 MOST_BUCKETS = 64

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core import status
-from services.scheduler.core.fold import usage
+from services.scheduler.core.fold import status as usage
 from shared.messages.requests import CacheQuota
 from shared.messages.status import OwnerBytes, TenantLoad
 from tests.stateful.cell_model import geometry

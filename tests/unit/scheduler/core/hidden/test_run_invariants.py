@@ -4,7 +4,7 @@ import pytest
 
 from services.scheduler.core import check_invariants
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.queue.cancellation import end_early
+from services.scheduler.core.queue.completion import end_early
 from services.scheduler.core.queue.leases import preempt
 from services.scheduler.core.step import Step
 from shared.chunks import chunk_pages

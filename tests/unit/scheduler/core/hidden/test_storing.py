@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bench.planner.model_shape import ModelShape, costs_of_shape
-from services.scheduler.core.hidden.storing import worth_storing
+from services.scheduler.core.hidden.partition import worth_storing
 from tests.unit.bench.planner.cases import costs
 from tests.unit.bench.planner.test_model_shape import GROUPED, PAPER
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.scheduler.core.cache.identities import ChunkNames
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
 from services.scheduler.core.hidden.hidden_fetches import cut_off_hidden
 from services.scheduler.core.hidden.hidden_in_flight import HiddenRun, Hole
@@ -20,7 +21,6 @@ from services.scheduler.core.hidden.stretches import (
 )
 from services.scheduler.core.state import Storage
 from services.scheduler.core.step import Step
-from services.scheduler.core.tiers.chunk_run import ChunkNames
 from shared.ids import chain_root
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.queue.queue_invariants import check_queues
-from services.scheduler.core.waiting.ready_order import opened_by
+from services.scheduler.core.waiting.fair_share import opened_by
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
 

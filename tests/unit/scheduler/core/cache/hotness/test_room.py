@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
-from services.scheduler.core.cache.hotness.room import make_room
+from services.scheduler.core.cache.hotness.tracking import make_room
 from services.scheduler.core.cache.prefix_tree import add_child, root_of
 from services.scheduler.core.state import new_state
 from shared.messages.base import pack_int32

@@ -1,0 +1,11 @@
+"""The check that every invariant is written with."""
+
+from __future__ import annotations
+
+from shared.errors import InvariantViolated
+
+
+def require(holds: bool, text: str) -> None:
+    """Raise InvariantViolated with ``text`` unless ``holds``."""
+    if not holds:
+        raise InvariantViolated(text)
