@@ -101,9 +101,9 @@ def lossy_pages_are_shared(patch: Patch) -> None:
     wanted = completion.sequence_computed
 
     def forget(step: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
-        sparse, request.sparse = request.sparse, None
+        sparse, request.sparse.span = request.sparse.span, None
         wanted(step, worker, request, tokens, known)
-        request.sparse = sparse
+        request.sparse.span = sparse
 
     patch.setattr(completion, "sequence_computed", forget)
     patch.setattr(insertion, "_may_share", lambda request: request.submit.cache.write and not request.is_poisoned)

@@ -1,4 +1,4 @@
-"""A request's life as a table. The table is data: the machine follows it and the docs draw it."""
+"""A request's life, and what it waits for, as tables: the machine follows them and the docs draw them."""
 
 from __future__ import annotations
 
@@ -72,6 +72,63 @@ def next_state(state: RequestState, event: RequestEvent) -> RequestState:
         return TRANSITIONS[state, event]
     except KeyError as error:
         raise IllegalTransition(f"a {state.value} request cannot take {event.value}") from error
+
+
+class WaitKind(Enum):
+    """What a waiting request waits for."""
+
+    NOWHERE = "nowhere"  # It is in no queue: it does not wait, or no worker takes requests.
+    TURN = "turn"  # Ready: it stands in its worker's queue.
+    PRODUCER = "producer"  # Another request computes what both share.
+    LOAD = "load"  # A part of its prefix is being loaded to the device.
+    FETCH = "fetch"  # A part of its prefix is being fetched to host memory.
+    RUN = "run"  # Hidden states of its prefix are being fetched, for it or for another.
+
+
+class WaitEvent(Enum):
+    """What changes it."""
+
+    PLACED = "placed"  # It was put into a worker's queue.
+    FOR_PRODUCER = "for_producer"
+    FOR_LOAD = "for_load"
+    FOR_FETCH = "for_fetch"
+    FOR_RUN = "for_run"
+    WOKEN = "woken"  # What it stood aside for is there, or is not worth waiting for any more.
+    MOVED = "moved"  # It was taken out of its worker's queue: it goes to another, or is over.
+    ADMITTED = "admitted"
+
+
+_K, _V = WaitKind, WaitEvent
+
+WAIT_TRANSITIONS: dict[tuple[WaitKind, WaitEvent], WaitKind] = {
+    (_K.NOWHERE, _V.PLACED): _K.TURN,
+    (_K.TURN, _V.FOR_PRODUCER): _K.PRODUCER,
+    (_K.TURN, _V.FOR_LOAD): _K.LOAD,
+    (_K.TURN, _V.FOR_FETCH): _K.FETCH,
+    (_K.TURN, _V.FOR_RUN): _K.RUN,
+    (_K.TURN, _V.MOVED): _K.NOWHERE,
+    (_K.TURN, _V.ADMITTED): _K.NOWHERE,
+    (_K.PRODUCER, _V.WOKEN): _K.TURN,
+    (_K.PRODUCER, _V.MOVED): _K.NOWHERE,
+    (_K.LOAD, _V.WOKEN): _K.TURN,
+    (_K.LOAD, _V.MOVED): _K.NOWHERE,
+    (_K.FETCH, _V.WOKEN): _K.TURN,
+    (_K.FETCH, _V.MOVED): _K.NOWHERE,
+    (_K.RUN, _V.WOKEN): _K.TURN,
+    (_K.RUN, _V.MOVED): _K.NOWHERE,
+}
+"""Every legal move of a request that waits; what is missing here cannot happen."""
+
+DEFERRED = (_K.PRODUCER, _K.LOAD, _K.FETCH, _K.RUN)
+"""Kinds of waits in which a request is out of the ready order."""
+
+
+def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
+    """What a request waits for after ``event``; raises IllegalTransition when the table has no entry."""
+    try:
+        return WAIT_TRANSITIONS[kind, event]
+    except KeyError as error:
+        raise IllegalTransition(f"a request that waits for {kind.value} cannot take {event.value}") from error
 
 
 FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}

@@ -52,7 +52,7 @@ def observe(state: CellState, worker: Worker, batch: Batch, message: BatchDone) 
 def _is_lossy(state: CellState, chunk: Chunk) -> bool:
     """Whether a chunk stands on a sparse prefix. Does not mutate."""
     request = state.requests.get(chunk.request_id)
-    return request is not None and request.sparse is not None
+    return request is not None and request.sparse.span is not None
 
 
 def recompute_us(state: CellState, worker: Worker, depth: int, tokens: int) -> float:
@@ -178,9 +178,9 @@ def queued_bytes(state: CellState, storage: Storage) -> float:
         if (
             hidden_fetch.storage_id == name
             and request is not None
-            and request.run is not None
+            and request.hidden.run is not None
             and storage.hidden_handle
         ):
-            left = (request.run.end - request.run.arrived) // chunk_tokens(state.tree.page_size)
+            left = (request.hidden.run.end - request.hidden.run.arrived) // chunk_tokens(state.tree.page_size)
             total += left * chunk_bytes(storage.hidden_handle.geometry)
     return float(total)

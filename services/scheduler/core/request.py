@@ -7,10 +7,98 @@ import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenRun
-from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
 from services.scheduler.core.store_answers import StoreLacks
 from shared.messages.requests import SubmitRequest
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What a waiting request waits for, by :data:`lifecycle.WAIT_TRANSITIONS`, and since when it stands aside for it.
+
+    ``subject`` names it: a producer's request id, a tree node, a fetch of KV or of hidden states.
+    """
+
+    kind: WaitKind = WaitKind.NOWHERE
+    subject: str | int = 0
+    since_ns: int = 0
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it is out of the ready order."""
+        return self.kind in DEFERRED
+
+    @property
+    def producer(self) -> str:
+        """The request that is to compute what both share; "" where it waits for none."""
+        return str(self.subject) if self.kind is WaitKind.PRODUCER else ""
+
+    @property
+    def node(self) -> int:
+        """The node that is being loaded; 0 where it waits for none."""
+        return int(self.subject) if self.kind is WaitKind.LOAD else 0
+
+    @property
+    def fetch(self) -> int:
+        """The fetch, of KV or of hidden states, that brings a part of its prefix; 0 where it waits for none."""
+        return int(self.subject) if self.kind in (WaitKind.FETCH, WaitKind.RUN) else 0
+
+
+class Patience(msgspec.Struct):
+    """How long a request may still be deferred before it is admitted."""
+
+    timer: str = ""  # Runs from its first deferral for another on.
+    is_over: bool = False  # That timer fired: it is not deferred again.
+    fetch_since_ns: int = 0  # When it was first deferred for a fetch.
+    fetch_timer: str = ""  # Runs while it is, where that wait is bounded.
+    is_fetch_over: bool = False  # That timer fired: it waits for no fetch.
+
+
+class QueuePlace(msgspec.Struct):
+    """Where a request waits in its worker's queue, and what it was estimated to cost there."""
+
+    cost: int = 0  # Microseconds of its prefill, loads included.
+    uncached: int = 0  # Tokens that it would compute.
+    lane: str = ""  # Whose share of the queue it waits in: its tenant's, or "" where all share one.
+    is_returned: bool = False  # It came back from a deferral and stands at the front.
+    marks: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
+
+
+class Prefetch(msgspec.Struct):
+    """What is fetched for a waiting request from below host memory, ahead of its turn."""
+
+    fetch: int = 0  # The fetch that brings a part of its prefix, deferred for it or not; 0 is none.
+    end: int = 0  # How far that fetch can bring it, in tokens.
+    is_due: bool = False  # There may be something to fetch, and that could not be begun yet.
+    follows: int = 0  # A fetch of hidden states for another that brings what it needs next, as far as was known.
+    brought_to: int = 0  # Its prefix was fetched for it up to this many tokens,
+    brought_from: int = 0  # beginning with this one,
+    brought_remote: int = 0  # of which so many came from the object store.
+    kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
+    lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
+
+
+class LastMatch(msgspec.Struct):
+    """Where a request's last match ended, and after how many tokens: the next one goes on from there."""
+
+    node: int = 0
+    tokens: int = 0
+
+
+class HiddenPart(msgspec.Struct):
+    """What a request has to do with hidden states."""
+
+    run: HiddenRun | None = None  # Its prefix comes back from them.
+    lease: int = 0  # Under which its own are being saved; 0 is none.
+    refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
+
+
+class SparsePart(msgspec.Struct):
+    """What a request that allows a lossy prefix reads in part."""
+
+    choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
+    span: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
+    is_refused: bool = False  # Such a prefix could not be read: it does without from then on.
 
 
 class Request(msgspec.Struct):
@@ -18,7 +106,7 @@ class Request(msgspec.Struct):
 
     ``pages`` is the page table as the worker has it; the tree owns its first ``shared`` pages, on the path that
     ends in ``node``, and the request owns the rest. KV is known to be valid for the first ``computed`` tokens,
-    as far as that can be said of what stands on a ``sparse`` prefix.
+    as far as that can be said of what stands on a sparse prefix.
     """
 
     submit: SubmitRequest
@@ -29,28 +117,14 @@ class Request(msgspec.Struct):
     failures: int = 0  # Lost workers and failed chunks so far.
     output: bytes = b""  # Output tokens of earlier attempts, packed.
     deadline_timer: str = ""
-    resume_timer: str = ""
     worker_id: str = ""  # Where it waits or runs; "" is nowhere.
-    cost: int = 0  # Estimated microseconds of its prefill, loads included, at the worker where it waits.
-    uncached: int = 0  # Tokens that it was estimated to compute there.
-    lane: str = ""  # Whose share of the queue it waits in: its tenant's, or "" where all share one.
-    is_returned: bool = False  # It came back from a deferral and stands at the front.
-    transient: int = 0  # Deepest node of its marks in the transient tree; 0 is none.
-    waits_for: str = ""  # Deferred until this producer has computed what both share ...
-    waits_node: int = 0  # ... or until this node is not being loaded any more ...
-    waits_fetch: int = 0  # ... or until this fetch has brought what it can.
-    fetch: int = 0  # The fetch that brings a part of its prefix while it waits, deferred for it or not; 0 is none.
-    fetch_end: int = 0  # How far that fetch can bring it, in tokens.
-    is_fetch_due: bool = False  # There may be something to fetch for it, and that could not be begun yet.
-    fetch_wait_ns: int = 0  # When it was first deferred for a fetch.
-    prefetch_timer: str = ""  # Runs while it is, where the wait is bounded.
-    is_fetch_overdue: bool = False  # That timer fired: it waits for no fetch before it is admitted.
-    fetched_to: int = 0  # Its prefix was fetched for it up to this many tokens,
-    fetched_from: int = 0  # beginning with this one,
-    fetched_remote: int = 0  # of which so many came from the object store.
-    deferred_ns: int = 0  # When the deferral began that it is in.
-    deferral_timer: str = ""  # Runs from its first deferral until it is admitted.
-    is_impatient: bool = False  # That timer fired: it is not deferred again.
+    wait: Wait = Wait()
+    place: QueuePlace = msgspec.field(default_factory=QueuePlace)
+    patience: Patience = msgspec.field(default_factory=Patience)
+    prefetch: Prefetch = msgspec.field(default_factory=Prefetch)
+    match: LastMatch = msgspec.field(default_factory=LastMatch)
+    hidden: HiddenPart = msgspec.field(default_factory=HiddenPart)
+    sparse: SparsePart = msgspec.field(default_factory=SparsePart)
     admission: int = 0  # Number of its last admission in the cell.
     pages: bytes = b""
     shared: int = 0  # pages
@@ -60,17 +134,6 @@ class Request(msgspec.Struct):
     is_poisoned: bool = False  # A chunk failed; what this attempt computed since is not to be trusted.
     ending: str = ""  # "cancelled" or "deadline" once it is to end; a code of shared.errors when it failed too often.
     lease_generated: int = -1  # ``generated`` of the last lease request that was granted.
-    matched_node: int = 0  # Where its last match ended, and after how many tokens: the next one goes on from there.
-    matched_tokens: int = 0
-    run: HiddenRun | None = None  # Its prefix comes back from state below host memory.
-    follows: int = 0  # A fetch of state for another that brings what it needs next, as far as was known.
-    lease: int = 0  # Under which its own state is being saved; 0 is none.
-    hidden_refusals: int = 0  # Restorations of it that failed; past the first it is not restored again.
-    fetched_kv: FetchedKv | None = None  # What its next load will complete, where that was predicted.
-    lacks: StoreLacks = msgspec.field(default_factory=StoreLacks)
-    sparse_choice: SparseChoice | None = None  # While it waits: what is to be read in part of what follows.
-    sparse: SparseSpan | None = None  # The same once it is admitted: what this attempt computes is lossy.
-    is_sparse_refused: bool = False  # Such a prefix could not be read: it does without from then on.
 
     @property
     def request_id(self) -> str:
@@ -80,6 +143,10 @@ class Request(msgspec.Struct):
     def tokens(self) -> bytes:
         """Prompt and output so far, packed. Copies."""
         return self.submit.prompt + self.output if self.output else self.submit.prompt
+
+    def advance_wait(self, event: WaitEvent, subject: str | int = 0, now_ns: int = 0) -> None:
+        """Wait for something else from now on, as the table has it. Raises IllegalTransition where it has no entry."""
+        self.wait = Wait(next_wait(self.wait.kind, event), subject, now_ns)
 
     @property
     def may_reuse(self) -> bool:
@@ -105,13 +172,18 @@ class Request(msgspec.Struct):
         return -(-min(tokens, self.max_tokens_total) // page_size)
 
     @property
+    def resume_timer(self) -> str:
+        """The timer that runs while its gateway is asked what this attempt is to go on from."""
+        return f"resume.{self.accepted_seq}.{self.attempt}"
+
+    @property
     def own_pages(self) -> bytes:
         """Pages of its worker that no tree node owns, packed. Copies."""
         behind = self.pages[self.shared * PAGE_NUMBER_BYTES :]
-        if self.sparse is None:
+        if self.sparse.span is None:
             return behind
         table = np.frombuffer(behind, dtype="<i4")
-        return table[table >= 0].tobytes() + self.sparse.pages
+        return table[table >= 0].tobytes() + self.sparse.span.pages
 
 
 class LeaseWait(msgspec.Struct):

@@ -89,7 +89,7 @@ def publish_final(step: Step, request: Request, worker: Worker, tokens: bytes, v
 
 def _may_share(request: Request) -> bool:
     """Whether others may have what a request computes: not what may be wrong, nor what is lossy."""
-    return request.submit.cache.write and not request.is_poisoned and request.sparse is None
+    return request.submit.cache.write and not request.is_poisoned and request.sparse.span is None
 
 
 def _parent_of_private(state: CellState, request: Request) -> Node:

@@ -75,14 +75,14 @@ def matched_path(state: CellState, request: Request) -> Path:
     page_size = state.tree.page_size
     max_pages = (request.token_count - 1) // page_size
     path = match_again(
-        state.tree, submit.namespace, request.tokens, max_pages, request.matched_node, request.matched_tokens
+        state.tree, submit.namespace, request.tokens, max_pages, request.match.node, request.match.tokens
     )
-    request.matched_node = request.matched_tokens = 0
+    request.match.node = request.match.tokens = 0
     if path:
         node, pages = path[-1]
         # Another attempt may go on with other tokens behind the prompt; the prompt itself never changes.
-        request.matched_node = node.id
-        request.matched_tokens = min(node.depth + pages * page_size, submit.prompt_tokens // page_size * page_size)
+        request.match.node = node.id
+        request.match.tokens = min(node.depth + pages * page_size, submit.prompt_tokens // page_size * page_size)
     return path
 
 

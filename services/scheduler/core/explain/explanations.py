@@ -106,13 +106,13 @@ def _reused(request: Request, found: PrefixMatch, prompt_tokens: int) -> list[Pr
     spans: list[PromptSpan] = []
     sources: list[Source] = ["device"] * len(found.device)
     sources += ["neighbour" if name else "host" for name in found.sources]
-    fetched_to = request.fetched_to
+    fetched_to = request.prefetch.brought_to
     for node, source in zip(found.nodes, sources, strict=True):
         end = node.depth + len(node.tokens) // TOKEN_BYTES
-        if source == "host" and request.fetched_from < fetched_to:
-            cut = min(max(node.depth, request.fetched_from), end)
+        if source == "host" and request.prefetch.brought_from < fetched_to:
+            cut = min(max(node.depth, request.prefetch.brought_from), end)
             behind = max(cut, min(end, fetched_to))
-            remote = max(cut, min(behind, fetched_to - request.fetched_remote))
+            remote = max(cut, min(behind, fetched_to - request.prefetch.brought_remote))
             _add(spans, cut, "host", prompt_tokens)
             _add(spans, remote, "disk", prompt_tokens)
             _add(spans, behind, "remote", prompt_tokens)

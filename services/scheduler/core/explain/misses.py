@@ -109,7 +109,7 @@ def _not_reached(
     for node, pages in path[used:]:
         reason: Reason = "elsewhere"
         if worker.worker_id in node.loading:
-            reason = "deadline" if request.is_impatient else "pending"
+            reason = "deadline" if request.patience.is_over else "pending"
         elif storage_id in node.quarantined:
             reason = "failed"
         elif storage_id in node.host:
@@ -119,12 +119,12 @@ def _not_reached(
 
 def _on_its_way(request: Request, missed: Missed) -> None:
     """What is being fetched for it, as KV or as state, and is not waited for any longer."""
-    reason: Reason = "deadline" if request.is_fetch_overdue else "pending"
-    if request.fetch:
-        missed.reach(request.fetch_end, reason)
-    if request.run is not None and request.run.depth <= missed.position < request.run.arrived:
-        missed.reach(request.run.goal, "pending")  # What is restored of it is noted when it is.
-    if request.hidden_refusals:
+    reason: Reason = "deadline" if request.patience.is_fetch_over else "pending"
+    if request.prefetch.fetch:
+        missed.reach(request.prefetch.end, reason)
+    if request.hidden.run is not None and request.hidden.run.depth <= missed.position < request.hidden.run.arrived:
+        missed.reach(request.hidden.run.goal, "pending")  # What is restored of it is noted when it is.
+    if request.hidden.refusals:
         missed.reach(missed.limit, "failed")
 
 
@@ -138,7 +138,7 @@ def _being_computed(state: CellState, request: Request, worker: Worker, missed: 
             return
         for name in state.transient.marks[node.id].get(worker.worker_id, ()):
             if name != request.request_id:
-                missed.reach(end, "deadline" if request.is_impatient else "pending")
+                missed.reach(end, "deadline" if request.patience.is_over else "pending")
                 return
         end -= pages * page_size
 

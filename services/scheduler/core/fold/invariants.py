@@ -294,10 +294,10 @@ def _check_requests(state: CellState) -> None:
 
 def _check_last_match(state: CellState, request: Request) -> None:
     """Where the last match ended is still on the way of the request's tokens, if the node lives."""
-    node = state.tree.nodes.get(request.matched_node)
+    node = state.tree.nodes.get(request.match.node)
     if node is not None:
         path = b"".join(above.tokens for above in reversed(ancestors(state.tree, node)))
-        length = request.matched_tokens * TOKEN_BYTES
+        length = request.match.tokens * TOKEN_BYTES
         is_known = length <= len(path) and request.submit.prompt[:length] == path[:length]
         require(is_known, f"{request.request_id} remembers a match of other tokens")
 
@@ -340,8 +340,8 @@ def _check_timers(state: CellState) -> None:
             request = state.requests.get(timer.subject)
             known = request is not None and timer_id in (
                 request.deadline_timer,
-                request.deferral_timer,
-                request.prefetch_timer,
+                request.patience.timer,
+                request.patience.fetch_timer,
                 request.resume_timer,
             )
             require(known, f"timer {timer_id} is for no request")

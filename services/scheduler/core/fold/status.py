@@ -88,7 +88,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         in_flight_nodes=in_flight,
         restorations=tuple(_restoration(kind, found) for kind, found in state.predictions.by_kind.items()),
         deferred_for_fetch=sum(
-            state.requests[request_id].waits_fetch > 0
+            state.requests[request_id].wait.fetch > 0
             for worker in state.workers.values()
             for request_id in worker.deferred
         ),

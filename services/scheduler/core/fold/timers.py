@@ -61,7 +61,6 @@ def _hidden_fetch(step: Step, timer: Timer) -> None:
 
 def _resume(step: Step, timer: Timer) -> None:
     request = step.state.requests[timer.subject]
-    request.resume_timer = ""
     fail(step, request, Unavailable.code, "the gateway did not say from where to resume")
 
 

@@ -39,8 +39,8 @@ def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: Ch
     state = step.state
     chunks_gone(state, storage, message.missing, "state")
     request = state.requests.get(fetch.request_id)
-    if request is not None and request.run is not None:
-        _arrive(step, request, request.run, fetch, message.chunks)
+    if request is not None and request.hidden.run is not None:
+        _arrive(step, request, request.hidden.run, fetch, message.chunks)
     return _finish(step, storage, fetch, message) if message.is_over else None
 
 
@@ -62,21 +62,21 @@ def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
     step.cancel_timer(fetch.timer_id)
     step.to_storage(state.storages[fetch.storage_id], CancelFetch(fetch_id=fetch.fetch_id))
     request = state.requests.get(fetch.request_id)
-    if request is not None and request.run is not None:
-        cut_run(state, request.run)
+    if request is not None and request.hidden.run is not None:
+        cut_run(state, request.hidden.run)
     wake_followers(state, fetch)
 
 
 def cancel_hidden_fetches(step: Step, namespace: str) -> None:
     """State of a namespace, or of all if it is "", is to be forgotten: who waits for it computes instead."""
     for request in step.state.requests.values():
-        if request.run is None or namespace not in ("", request.submit.namespace):
+        if request.hidden.run is None or namespace not in ("", request.submit.namespace):
             continue
         if request.state is RequestState.WAITING:
             _stop_waiting(step, request)
             drop_run(step.state, request)
-        elif request.run.fetch:
-            cut_off_hidden(step, step.state.hidden_fetches[request.run.fetch])
+        elif request.hidden.run.fetch:
+            cut_off_hidden(step, step.state.hidden_fetches[request.hidden.run.fetch])
             end_run(step.state, request)
 
 
@@ -91,9 +91,9 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
         del state.hidden_fetches[fetch.fetch_id]
         state.count("state_fetches_failed")
     for request in state.requests.values():
-        if request.run is not None and request.run.storage_id == storage.storage_id:
+        if request.hidden.run is not None and request.hidden.run.storage_id == storage.storage_id:
             _stop_waiting(step, request)
-            request.run = None
+            request.hidden.run = None
 
 
 def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, chunks: int) -> None:
@@ -119,7 +119,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
     if not message.remote_chunks and message.nbytes > 0:
         storage.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
     request = state.requests.get(fetch.request_id)
-    run = request.run if request is not None else None
+    run = request.hidden.run if request is not None else None
     if request is None or run is None:
         state.count("state_fetches_cancelled")
         return None
@@ -158,14 +158,14 @@ def _was_not_there(
     if has_come or run.chunks > fetch.chunks:
         state.count("store_questions_answered")
         storage.blanks.note_something("state")
-        request.lacks.note("state", run.arrived)
+        request.prefetch.lacks.note("state", run.arrived)
     else:
         state.count("store_questions_in_vain")
         storage.blanks.note_nothing("state")
-        request.lacks.note("state", run.arrived)
+        request.prefetch.lacks.note("state", run.arrived)
     for name in fetch.followers:
         if name in state.requests:
-            state.requests[name].lacks.note("state", run.arrived)
+            state.requests[name].prefetch.lacks.note("state", run.arrived)
     cut_run(state, run)
     wake_followers(state, fetch)
     return _go_on_without(step, request)
@@ -173,7 +173,7 @@ def _was_not_there(
 
 def _end_early(step: Step, request: Request) -> Request | None:
     """Less has come than was ordered. What has not is fetched as KV, if it can be, or computed."""
-    request.hidden_refusals += 1
+    request.hidden.refusals += 1
     return _go_on_without(step, request)
 
 
@@ -182,13 +182,13 @@ def _go_on_without(step: Step, request: Request) -> Request | None:
     state = step.state
     _stop_waiting(step, request)
     end_run(state, request)
-    return request if request.run is None and request.state is RequestState.WAITING else None
+    return request if request.hidden.run is None and request.state is RequestState.WAITING else None
 
 
 def _stop_waiting(step: Step, request: Request) -> None:
     """Whoever waited for a part of its run stands in line again."""
-    if request.run is not None and request.waits_fetch:
+    if request.hidden.run is not None and request.wait.fetch:
         wake(step.state, request)
-    if request.run is not None:
+    if request.hidden.run is not None:
         end_fetch_wait(step, request)
         step.touch(request.worker_id)

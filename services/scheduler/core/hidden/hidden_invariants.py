@@ -31,9 +31,9 @@ def check_state(state: CellState) -> None:
     for storage in state.storages.values():
         _check_storage(state, storage)
     for request in state.requests.values():
-        lease_of = state.leases.get(request.lease)
+        lease_of = state.leases.get(request.hidden.lease)
         is_its = lease_of is not None and lease_of.request_id == request.request_id
-        require(not request.lease or is_its, f"{request.request_id} has a lease that is not its own")
+        require(not request.hidden.lease or is_its, f"{request.request_id} has a lease that is not its own")
 
 
 def state_pages(state: CellState, storage: Storage) -> list[bytes]:
@@ -60,11 +60,14 @@ def _check_lease(state: CellState, lease: HiddenLease) -> None:
         timer = state.timers.get(lease.timer_id)
         require(timer is not None and timer.subject == str(lease.lease_id), f"{name} may never end")
         return
-    require(request.lease == lease.lease_id, f"{name} is of a request that has another")
+    require(request.hidden.lease == lease.lease_id, f"{name} is of a request that has another")
     is_there = request.state in ADMITTED and request.worker_id == lease.worker_id
     require(is_there, f"{name} is of a request that does not run at its worker")
     require(not lease.timer_id, f"{name} has a deadline while its request runs")
-    require(lease.depth >= (request.run.goal if request.run is not None else 0), f"{name} saves what is restored")
+    require(
+        lease.depth >= (request.hidden.run.goal if request.hidden.run is not None else 0),
+        f"{name} saves what is restored",
+    )
 
 
 def _check_save(state: CellState, save: HiddenSave) -> None:
@@ -106,16 +109,16 @@ def _whole_chunks(pages: bytes, page_size: int) -> int:
 def check_runs(state: CellState) -> None:
     """Raise InvariantViolated if runs, their pages and their fetches contradict one another."""
     for request in state.requests.values():
-        if request.run is not None:
-            _check_run(state, request, request.run)
+        if request.hidden.run is not None:
+            _check_run(state, request, request.hidden.run)
     for fetch in state.hidden_fetches.values():
         _check_fetch(state, fetch)
 
 
 def check_hidden_wait(state: CellState, request: Request) -> None:
     """Who waits for a fetch of state owns its run, or shares what it brings with the one who does."""
-    fetch = state.hidden_fetches[request.waits_fetch]
-    owns = request.run is not None and request.run.fetch == fetch.fetch_id
+    fetch = state.hidden_fetches[request.wait.fetch]
+    owns = request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
     name = request.request_id
     require(owns or name in fetch.followers, f"{name} waits for state that is not for it")
     require(bool(fetch.request_id), f"{name} waits for state that nobody is to be restored from")
@@ -175,7 +178,7 @@ def _check_fetch(state: CellState, fetch: HiddenFetch) -> None:
     require(fetch.storage_id in state.storages, f"{name} has no storage")
     request = state.requests.get(fetch.request_id)
     if fetch.request_id:
-        owns = request is not None and request.run is not None and request.run.fetch == fetch.fetch_id
+        owns = request is not None and request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
         require(owns, f"{name} is for nobody")
         require(not fetch.pages, f"{name} keeps pages of a request that has them")
     else:

@@ -68,7 +68,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     )
     state.next_lease += 1
     state.leases[lease.lease_id] = lease
-    request.lease = lease.lease_id
+    request.hidden.lease = lease.lease_id
     _claim(storage, lease, [names[index] for index in range(first, min(first + chunks, names.count))])
     state.count("state_leases")
     return StateLease(
@@ -83,7 +83,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
 def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
     """Pages for the chunks that a request can complete since it got ``granted`` device pages more."""
     state = step.state
-    lease = state.leases.get(request.lease)
+    lease = state.leases.get(request.hidden.lease)
     if lease is None:
         return b""
     storage, each = state.storages[lease.storage_id], chunk_pages(state.tree.page_size)
@@ -108,8 +108,8 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
     Unless ``is_good``, nothing of it is to be saved.
     """
     state = step.state
-    lease = state.leases.get(request.lease)
-    request.lease = 0
+    lease = state.leases.get(request.hidden.lease)
+    request.hidden.lease = 0
     if lease is None:
         return
     storage = state.storages[lease.storage_id]
@@ -168,7 +168,7 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
-    storage = state.storage_of(worker) if is_wanted and request.sparse is None else None
+    storage = state.storage_of(worker) if is_wanted and request.sparse.span is None else None
     if storage is None or storage.hidden_handle is None or not storage.disk_bytes or not may_save(storage):
         return None
     if not can_restore(worker, storage.hidden_handle.geometry) or not is_worth_keeping(state, storage):
@@ -233,7 +233,7 @@ def _close(step: Step, lease: HiddenLease) -> None:
     step.cancel_timer(lease.timer_id)
     request = state.requests.get(lease.request_id)
     if request is not None:
-        request.lease = 0
+        request.hidden.lease = 0
     for name in split_digests(lease.names):
         if state.storages[lease.storage_id].hidden_saving.get(name) == lease.lease_id:
             del state.storages[lease.storage_id].hidden_saving[name]
@@ -258,7 +258,7 @@ def first_new_chunk(state: CellState, storage: Storage, request: Request, names:
     It is behind the last hole of what the request is restored from: a worker captures tokens in a row, and what is
     restored between two holes does not pass its model.
     """
-    known = request.planned if request.run is None else max(request.planned, request.run.goal)
+    known = request.planned if request.hidden.run is None else max(request.planned, request.hidden.run.goal)
     first = -(-known // chunk_tokens(state.tree.page_size))
     while first < names.count and _is_kept(storage, names[first]):
         first += 1

@@ -49,7 +49,7 @@ def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:
     pool = storage.hidden_pool
     if pool is None:
         return 0
-    held = len(request.run.pages) // PAGE_NUMBER_BYTES if request.run is not None else 0
+    held = len(request.hidden.run.pages) // PAGE_NUMBER_BYTES if request.hidden.run is not None else 0
     return max(0, min(pool.free, pool.total // 2 - held)) // pages_each
 
 
@@ -81,7 +81,7 @@ def begin_run(
         state.count("state_runs_without_room")
         return False
     depth = first * each * page_size
-    request.run = HiddenRun(
+    request.hidden.run = HiddenRun(
         storage_id=storage.storage_id,
         fetch=0,
         depth=depth,
@@ -98,9 +98,9 @@ def begin_run(
         holes=holes_between(names, first, stretches, page_size, request.submit.namespace),
     )
     identities = names.identities(begin * each, (begin + chunks) * each)
-    _order(step, request, request.run, storage, pages, identities)
+    _order(step, request, request.hidden.run, storage, pages, identities)
     state.count("state_runs")
-    state.count("state_holes_planned", len(request.run.holes))
+    state.count("state_holes_planned", len(request.hidden.run.holes))
     return True
 
 
@@ -109,7 +109,7 @@ def extend_run(step: Step, request: Request) -> None:
 
     Where none of it can be had, and nothing of the run is left that would make room, the rest is computed.
     """
-    run = request.run
+    run = request.hidden.run
     start = next_hidden(run, run.end) if run is not None else 0
     if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
         return
@@ -125,12 +125,12 @@ def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
     state = step.state
     storage = state.storages.get(run.storage_id)
     is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
-    if storage is None or storage.late_fetches or request.hidden_refusals or not is_going_on:
+    if storage is None or storage.late_fetches or request.hidden.refusals or not is_going_on:
         return False
     tree = state.tree
     each, size = chunk_pages(tree.page_size), chunk_tokens(tree.page_size)
     limit = run.goal if run.further == "goal" else request.token_count - 1
-    lease = state.leases.get(request.lease)
+    lease = state.leases.get(request.hidden.lease)
     if lease is not None:
         limit = min(limit, lease.depth)
     start = next_hidden(run, run.end)
@@ -217,7 +217,7 @@ def is_unanswered(run: HiddenRun) -> bool:
 
 def drop_run(state: CellState, request: Request) -> None:
     """A request comes back by other means, or not at all. A fetch that runs is called off when the step ends."""
-    run, request.run = request.run, None
+    run, request.hidden.run = request.hidden.run, None
     if run is None:
         return
     fetch = state.hidden_fetches.get(run.fetch)
@@ -252,7 +252,7 @@ def _leave_to(state: CellState, run: HiddenRun, fetch: HiddenFetch) -> None:
 
 def free_restored(state: CellState, request: Request) -> None:
     """Give back the pages of a run from which everything was restored."""
-    run = request.run
+    run = request.hidden.run
     if run is None:
         return
     reached = max(run.depth, min(request.computed, run.end))
@@ -269,7 +269,7 @@ def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
     """Let everybody go on who waited for a part of this fetch."""
     for name in fetch.followers:
         request = state.requests.get(name)
-        if request is not None and request.waits_fetch == fetch.fetch_id:
+        if request is not None and request.wait.fetch == fetch.fetch_id:
             wake(state, request)
 
 
@@ -280,10 +280,10 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> Hidde
     """
     for fetch in state.hidden_fetches.values():
         other = state.requests.get(fetch.request_id)
-        if other is None or other is request or other.run is None or other.state is not RequestState.WAITING:
+        if other is None or other is request or other.hidden.run is None or other.state is not RequestState.WAITING:
             continue
-        place = page_at(other.run, end, state.tree.page_size) * IDENTITY_BYTES
-        is_same = place > 0 and other.run.identities[place - IDENTITY_BYTES : place] == name
+        place = page_at(other.hidden.run, end, state.tree.page_size) * IDENTITY_BYTES
+        is_same = place > 0 and other.hidden.run.identities[place - IDENTITY_BYTES : place] == name
         if is_same and other.worker_id == request.worker_id:
             return fetch
     return None
@@ -299,9 +299,9 @@ def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:
     """State pages that runs and fetches of this storage hold (packed). Does not mutate."""
     held = [
-        request.run.pages
+        request.hidden.run.pages
         for request in state.requests.values()
-        if request.run is not None and request.run.storage_id == storage.storage_id
+        if request.hidden.run is not None and request.hidden.run.storage_id == storage.storage_id
     ]
     held += [fetch.pages for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]
     return b"".join(held)

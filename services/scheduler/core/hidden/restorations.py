@@ -36,19 +36,19 @@ LEAST_SHARE = 1 / 8
 
 def is_restoring(request: Request) -> bool:
     """Whether the next tokens of an admitted request come from state. Does not mutate."""
-    run = request.run
+    run = request.hidden.run
     return run is not None and request.planned < run.goal and hole_at(run, request.planned) is None
 
 
 def end_of_computing(request: Request) -> int:
     """Up to where the next tokens of a request are computed: its last, or where state goes on. Does not mutate."""
-    hole = hole_at(request.run, request.planned) if request.run is not None else None
+    hole = hole_at(request.hidden.run, request.planned) if request.hidden.run is not None else None
     return request.token_count if hole is None else hole.end
 
 
 def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
     """A request is admitted with ``cached`` tokens: its run is of use if it goes on there with what has arrived."""
-    run = request.run
+    run = request.hidden.run
     if run is not None and not run.depth <= cached < run.arrived:
         state.count("state_runs_unusable")
         drop_run(state, request)
@@ -60,7 +60,7 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
     Where the next ones have not, nothing is planned: the request is served again when they have. Whole pages are
     restored, one at least: the loads of a request that was just admitted go with its first chunk.
     """
-    run = request.run
+    run = request.hidden.run
     if run is None or request.planned >= run.arrived:
         return
     page_size = state.tree.page_size
@@ -116,7 +116,7 @@ def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
 
 def tokens_to_restore(request: Request, cached: int) -> int:
     """How many tokens a waiting request would restore if it were admitted with so many cached. Does not mutate."""
-    run = request.run
+    run = request.hidden.run
     return tokens_of_run(run, cached, run.goal) if run is not None and run.depth <= cached < run.arrived else 0
 
 
@@ -125,11 +125,11 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 
     With the last the run is over.
     """
-    if request.run is None:
+    if request.hidden.run is None:
         return
     if chunk.is_restored and message.restored_tokens > 0:
         part = (chunk.end - chunk.start) / message.restored_tokens
-        request.run.restored_us += max(0, message.restore_us) * min(1.0, part)
+        request.hidden.run.restored_us += max(0, message.restore_us) * min(1.0, part)
         note_restored(step.state, request, chunk)
     free_restored(step.state, request)
     extend_run(step, request)
@@ -139,7 +139,7 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 def refused(state: CellState, request: Request) -> None:
     """State pages of a request were not what was saved: it starts again without its state."""
     state.count("restores_refused")
-    request.hidden_refusals += 1
+    request.hidden.refusals += 1
     drop_run(state, request)
 
 
@@ -150,9 +150,9 @@ def end_run(state: CellState, request: Request) -> None:
     which includes their wait for the disk, and of its restorations as the worker says it, the shorter hidden by the
     longer but for a part (:func:`pipelined_us`). What the request waited for admission is in neither.
     """
-    run = request.run
+    run = request.hidden.run
     if run is not None and not run.fetch and run.depth == run.end == run.goal:
-        request.run = None
+        request.hidden.run = None
         _note(state, run)
 
 
@@ -165,7 +165,7 @@ def _note(state: CellState, run: HiddenRun) -> None:
 def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
     """KV was fetched for a request as predicted; its next load completes what the prediction was of."""
     if predicted_us > 0:
-        request.fetched_kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
+        request.prefetch.kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
 
 
 def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
@@ -177,7 +177,7 @@ def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
         request = state.requests.get(load.request_id)
         if request is None or request.attempt != load.attempt:
             continue
-        fetched, request.fetched_kv = request.fetched_kv, None
+        fetched, request.prefetch.kv = request.prefetch.kv, None
         if fetched is not None and message.loaded_tokens > 0 and not message.load_failures:
             loading_us = message.load_us * min(1.0, fetched.tokens / message.loaded_tokens)
             state.predictions.note(KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)

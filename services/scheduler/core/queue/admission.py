@@ -24,7 +24,7 @@ from services.scheduler.core.cache.residency import (
 from services.scheduler.core.explain.explanations import note_admission
 from services.scheduler.core.hidden.hidden_leases import open_lease
 from services.scheduler.core.hidden.restorations import keep_usable_run
-from services.scheduler.core.lifecycle import RequestEvent, next_state
+from services.scheduler.core.lifecycle import RequestEvent, WaitEvent, next_state
 from services.scheduler.core.sparse.sparse_prefixes import (
     begin_sparse,
     pages_for_chosen,
@@ -136,7 +136,7 @@ def _take_over(
 ) -> None:
     """Write down where the request runs and what it owns."""
     state = step.state
-    request.sparse_choice = None
+    request.sparse.choice = None
     own = fresh if span is None else begin_sparse(state, request, worker, span, fresh, found.loaded_pages)
     cached = found.pages * state.tree.page_size if span is None else span.end
     uncached = request.token_count - cached
@@ -241,8 +241,8 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
     loaded_tokens = min(device_hit + loaded_hit, prompt_tokens) - device_tokens
     neighbour_tokens = neighbour_tokens_of(found, prompt_tokens) if found.neighbour_pages else 0
     disk_tokens, remote_tokens = fetched_tokens(request, device_tokens, device_tokens + loaded_tokens, neighbour_tokens)
-    request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.lacks = StoreLacks()
+    request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
+    request.prefetch.lacks = StoreLacks()
     step.to_worker(
         worker,
         AdmitRequest(
@@ -253,7 +253,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             prompt_tokens=prompt_tokens,
             sampling=submit.sampling,
             pages=request.pages,
-            cached_tokens=device_hit + loaded_hit if request.sparse is None else request.sparse.end,
+            cached_tokens=device_hit + loaded_hit if request.sparse.span is None else request.sparse.span.end,
             device_tokens=device_tokens,
             host_tokens=loaded_tokens - neighbour_tokens - disk_tokens - remote_tokens,
             disk_tokens=disk_tokens,
@@ -309,9 +309,9 @@ def fetched_tokens(request: Request, start: int, end: int, elsewhere: int) -> tu
 
     ``elsewhere`` of them are copied from neighbours.
     """
-    fetched = max(0, min(end, request.fetched_to) - max(start, request.fetched_from))
+    fetched = max(0, min(end, request.prefetch.brought_to) - max(start, request.prefetch.brought_from))
     fetched = min(fetched, end - start - elsewhere)
-    remote = min(fetched, request.fetched_remote)
+    remote = min(fetched, request.prefetch.brought_remote)
     return fetched - remote, remote
 
 
@@ -322,9 +322,10 @@ def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: 
     """
     state = step.state
     serve(worker, request, uncached)
+    request.advance_wait(WaitEvent.ADMITTED)
     let_go_of_fetch(state, request)  # What has not arrived by now is computed.
     forget_deferral(step, request)
     forget_fetch_waits(step, request)
-    worker.queued_cost -= request.cost
-    request.cost = request.uncached = 0
+    worker.queued_cost -= request.place.cost
+    request.place.cost = request.place.uncached = 0
     count_waiting(state, request, -1)

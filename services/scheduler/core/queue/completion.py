@@ -105,7 +105,7 @@ def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDo
     request.is_poisoned = True
     if request.request_id in message.restores_refused:
         refused(step.state, request)
-    elif request.request_id in message.sparse_refused and request.sparse is not None:
+    elif request.request_id in message.sparse_refused and request.sparse.span is not None:
         sparse_refused(step.state, request)
     else:
         request.failures += 1
@@ -175,7 +175,7 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
     drop_lease_wait(worker, request.request_id)
     drop_run(state, request)
-    request.fetched_kv = request.sparse = None
+    request.prefetch.kv = request.sparse.span = None
     worker.running.remove(request.request_id)
     request.worker_id = ""
 
@@ -222,7 +222,7 @@ def worker_gone(step: Step, request: Request) -> None:
     """An admitted request lost its worker and all its pages there."""
     withdraw(step.state, request)
     drop_run(step.state, request)
-    request.fetched_kv = request.sparse = None
+    request.prefetch.kv = request.sparse.span = None
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0
     request.worker_id = ""
@@ -238,8 +238,7 @@ def worker_gone(step: Step, request: Request) -> None:
 
 
 def _ask_gateway(step: Step, request: Request) -> None:
-    timer_id = f"resume.{request.accepted_seq}.{request.attempt}"
-    request.resume_timer = step.set_timer(timer_id, "resume", request.request_id, RESUME_TIMEOUT_MS)
+    step.set_timer(request.resume_timer, "resume", request.request_id, RESUME_TIMEOUT_MS)
     step.state.count("resumes_needed")
     step.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
 
@@ -269,7 +268,6 @@ def resume(step: Step, request: Request, message: ResumeRequest) -> None:
         step.state.count("stale_inputs")
         return
     step.cancel_timer(request.resume_timer)
-    request.resume_timer = ""
     request.state = next_state(request.state, RequestEvent.RESUME)
     most = min(len(message.output) // 4, request.submit.sampling.max_tokens - 1)
     request.output = message.output[: most * 4]

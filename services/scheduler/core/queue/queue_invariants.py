@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import ancestors
-from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.lifecycle import RequestState, WaitKind
 from services.scheduler.core.require import require
 from services.scheduler.core.waiting.fair_share import waiting_at
-from services.scheduler.core.waiting.waits import is_deferred
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request
@@ -46,7 +45,7 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     name = worker.worker_id
     waiting = [state.requests[request_id] for request_id in waiting_at(worker)]
     require(all(request.state is RequestState.WAITING for request in waiting), f"{name} queues what does not wait")
-    require(worker.queued_cost == sum(request.cost for request in waiting), f"{name} miscounts its queue")
+    require(worker.queued_cost == sum(request.place.cost for request in waiting), f"{name} miscounts its queue")
     alike = {page: dict.fromkeys(sorted(names)) for page, names in worker.openings.items()}
     require(alike == _openings(state, worker), f"{name} does not know how its ready requests begin")
     running = [state.requests[request_id] for request_id in worker.running]
@@ -58,7 +57,7 @@ def _check_worker(state: CellState, worker: Worker) -> None:
         require(batch.tokens == tokens, f"a batch of {name} miscounts its tokens")
     for node_id, names in worker.load_waiters.items():
         require(bool(names), f"nobody waits for node {node_id}")
-        waits = all(state.requests[request_id].waits_node == node_id for request_id in names)
+        waits = all(state.requests[request_id].wait.node == node_id for request_id in names)
         require(waits, f"{name} keeps one who does not wait for node {node_id}")
 
 
@@ -87,10 +86,10 @@ def _check_waiters(state: CellState) -> None:
     for producer_id, names in state.waiters.items():
         require(bool(names), f"nobody waits for {producer_id}")
         producer = state.requests.get(producer_id)
-        require(producer is not None and bool(producer.transient), f"{producer_id} will bring nothing")
+        require(producer is not None and bool(producer.place.marks), f"{producer_id} will bring nothing")
         for name in names:
             request = state.requests[name]
-            require(request.waits_for == producer_id, f"{name} does not wait for {producer_id}")
+            require(request.wait.producer == producer_id, f"{name} does not wait for {producer_id}")
             is_near = producer is not None and producer.worker_id == request.worker_id
             require(is_near, f"{name} waits for {producer_id} at another worker")
     for request in state.requests.values():
@@ -99,24 +98,27 @@ def _check_waiters(state: CellState) -> None:
 
 def _check_deferral(state: CellState, request: Request) -> None:
     name = request.request_id
+    is_queued = request.state is RequestState.WAITING and bool(request.worker_id)
+    is_nowhere = request.wait.kind is WaitKind.NOWHERE
+    require(is_queued != is_nowhere, f"{name} waits for {request.wait.kind.value} while {request.state.value}")
     if request.state is not RequestState.WAITING:
-        require(not request.deferral_timer, f"{name} does not wait and has a deadline for that")
+        require(not request.patience.timer, f"{name} does not wait and has a deadline for that")
     worker = state.workers.get(request.worker_id)
     is_out = worker is not None and name in worker.deferred
-    require(is_out == is_deferred(request), f"{name} is deferred only in part")
-    if not is_deferred(request) or worker is None:
+    require(is_out == request.wait.is_deferred, f"{name} is deferred only in part")
+    if not request.wait.is_deferred or worker is None:
         return
-    awaited = bool(request.waits_for) + bool(request.waits_node) + bool(request.waits_fetch)
-    require(awaited == 1, f"{name} waits for {awaited} things")
-    require(not request.is_impatient, f"{name} is deferred past its deadline")
-    if request.waits_fetch:
-        require(not request.is_fetch_overdue, f"{name} waits for a fetch past its deadline")
+    require(not request.patience.is_over, f"{name} is deferred past its deadline")
+    if request.wait.fetch:
+        require(not request.patience.is_fetch_over, f"{name} waits for a fetch past its deadline")
         return
-    require(request.deferral_timer in state.timers, f"{name} is deferred without a deadline")
-    if request.waits_for:
-        require(name in state.waiters.get(request.waits_for, {}), f"{request.waits_for} knows nothing of {name}")
+    require(request.patience.timer in state.timers, f"{name} is deferred without a deadline")
+    if request.wait.producer:
+        require(
+            name in state.waiters.get(request.wait.producer, {}), f"{request.wait.producer} knows nothing of {name}"
+        )
     else:
-        require(name in worker.load_waiters.get(request.waits_node, {}), f"{name} is not among those who wait")
+        require(name in worker.load_waiters.get(request.wait.node, {}), f"{name} is not among those who wait")
 
 
 def _check_transient(state: CellState) -> None:
@@ -124,14 +126,14 @@ def _check_transient(state: CellState) -> None:
     tree = state.transient.tree
     expected: dict[int, dict[str, list[str]]] = {}
     for request in state.requests.values():
-        if not request.transient:
+        if not request.place.marks:
             continue
         name = request.request_id
         is_coming = request.state is RequestState.PREFILLING or (
-            request.state is RequestState.WAITING and bool(request.worker_id) and not is_deferred(request)
+            request.state is RequestState.WAITING and bool(request.worker_id) and not request.wait.is_deferred
         )
         require(is_coming, f"{name} marks what it will not compute")
-        path = ancestors(tree, tree.nodes[request.transient])
+        path = ancestors(tree, tree.nodes[request.place.marks])
         tokens = b"".join(node.tokens for node in reversed(path))
         require(request.tokens.startswith(tokens), f"{name} marks other tokens than its own")
         require(len(request.tokens) - len(tokens) < tree.page_token_bytes, f"{name} marks only a part of its tokens")

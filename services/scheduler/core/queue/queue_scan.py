@@ -104,7 +104,7 @@ def _computes_for_others(request: Request) -> bool:
 
     One that is fetched for does not compute all of that, or it would have waited.
     """
-    return not request.fetch and request.sparse_choice is None
+    return not request.prefetch.fetch and request.sparse.choice is None
 
 
 def _examine(
@@ -114,7 +114,7 @@ def _examine(
     state = step.state
     path = matched_path(state, request)
     found = reach(state, path, worker, builder.loading)
-    if found.awaited is not None and not request.is_impatient:
+    if found.awaited is not None and not request.patience.is_over:
         defer_for_load(step, request, worker, found.awaited)
         return None
     page_size = state.tree.page_size
@@ -125,9 +125,9 @@ def _examine(
         name, needed = producer
         defer_for_producer(step, request, worker, name, needed, needed - cached)
         return None
-    if request.fetch or request.is_fetch_due or request.follows or request.run is not None:
+    if request.prefetch.fetch or request.prefetch.is_due or request.prefetch.follows or request.hidden.run is not None:
         # To make room for a fetch may evict or cut what others matched.
-        builder.stage += bool(request.is_fetch_due or request.follows)
+        builder.stage += bool(request.prefetch.is_due or request.prefetch.follows)
         if waits_for_fetch(step, request, worker, cached):
             return None
         span = current_span(state, request, worker, cached)

@@ -9,7 +9,7 @@ import msgspec
 from services.scheduler.core.cache.prefix_match import matched_path
 from services.scheduler.core.cache.recollection import forget_waits
 from services.scheduler.core.hidden.hidden_runs import drop_run
-from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
+from services.scheduler.core.lifecycle import RequestEvent, RequestState, WaitEvent, next_state
 from services.scheduler.core.queue.placement import Placement, estimate, fits, place, takes_requests
 from services.scheduler.core.quotas.quota_owners import remember_quota
 from services.scheduler.core.rates import backlog_us
@@ -24,7 +24,6 @@ from services.scheduler.core.waiting.waits import (
     end_deferral,
     forget_deferral,
     forget_fetch_waits,
-    is_deferred,
     let_go_of_fetch,
     withdraw,
 )
@@ -138,9 +137,11 @@ def enqueue(step: Step, request: Request) -> None:
 def stand_at(state: CellState, request: Request, placement: Placement) -> None:
     """Let a waiting request that is in no queue wait at this worker."""
     worker = placement.worker
-    request.worker_id, request.cost, request.uncached = worker.worker_id, placement.cost_us, placement.uncached
-    request.lane = request.submit.tenant if state.config.fair_share else ""
-    worker.queued_cost += request.cost
+    request.worker_id, place = worker.worker_id, request.place
+    place.cost, place.uncached = placement.cost_us, placement.uncached
+    place.lane = request.submit.tenant if state.config.fair_share else ""
+    worker.queued_cost += place.cost
+    request.advance_wait(WaitEvent.PLACED)
     stand_in_line(worker, request)
 
 
@@ -148,17 +149,18 @@ def step_away(state: CellState, request: Request) -> None:
     """Take a waiting request from its worker's queue, and what others expected of it. It still counts as queued."""
     withdraw(state, request)
     worker = state.workers[request.worker_id]
-    if is_deferred(request):
+    if request.wait.is_deferred:
         end_deferral(state, request)
     else:
         step_out(worker, request)
+    request.advance_wait(WaitEvent.MOVED)
     let_go_of_fetch(state, request)
     drop_run(state, request)
-    request.fetched_kv = request.sparse_choice = None
-    worker.queued_cost -= request.cost
-    request.worker_id, request.cost, request.uncached = "", 0, 0
-    request.fetched_from = request.fetched_to = request.fetched_remote = 0
-    request.lacks = StoreLacks()
+    request.prefetch.kv = request.sparse.choice = None
+    worker.queued_cost -= request.place.cost
+    request.worker_id, request.place.cost, request.place.uncached = "", 0, 0
+    request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
+    request.prefetch.lacks = StoreLacks()
 
 
 def dequeue(state: CellState, request: Request) -> None:
@@ -271,4 +273,4 @@ def _by_loss(state: CellState, victim: Worker, thief: Worker) -> list[tuple[Requ
             path = matched_path(state, request)
             coming = tokens_coming(state, request).get(thief.worker_id, 0)
             found.append((request, estimate(state, request, thief, path, coming)))
-    return sorted(found, key=lambda pair: pair[1].cost_us - pair[0].cost)
+    return sorted(found, key=lambda pair: pair[1].cost_us - pair[0].place.cost)

@@ -60,7 +60,7 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
     require(not fetch.is_cancelled or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
     for request_id in fetch.waiters:
         request = state.requests.get(request_id)
-        require(request is not None and request.fetch == fetch.fetch_id, f"{request_id} does not want {name}")
+        require(request is not None and request.prefetch.fetch == fetch.fetch_id, f"{request_id} does not want {name}")
 
 
 def _check_storage(state: CellState, storage: Storage) -> None:
@@ -81,26 +81,26 @@ def _check_storage(state: CellState, storage: Storage) -> None:
         request = state.requests.get(request_id)
         is_waiting = request is not None and request.state is RequestState.WAITING
         require(is_waiting, f"{name} keeps room for {request_id}, which does not wait")
-        is_due = request is not None and request.is_fetch_due
+        is_due = request is not None and request.prefetch.is_due
         require(request_id not in storage.due or is_due, f"{request_id} waits for room and has nothing to fetch")
     require(not own or storage.pool is not None, f"{name} fetches into no pool")
 
 
 def _check_request(state: CellState, request: Request) -> None:
     name = request.request_id
-    if request.fetch:
-        fetch = state.fetches.get(request.fetch)
+    if request.prefetch.fetch:
+        fetch = state.fetches.get(request.prefetch.fetch)
         require(fetch is not None and name in fetch.waiters, f"{name} wants a fetch that is not for it")
         require(request.state is RequestState.WAITING and bool(request.worker_id), f"{name} wants KV and does not wait")
         if fetch is not None:
             storage = state.storages[fetch.storage_id]
             require(storage.node == state.workers[request.worker_id].node, f"{name} waits for another node's fetch")
-            shared = fetch.tokens[: request.fetch_end * TOKEN_BYTES]
+            shared = fetch.tokens[: request.prefetch.end * TOKEN_BYTES]
             require(request.tokens.startswith(shared), f"{name} wants other tokens than are fetched for it")
-    if request.waits_fetch in state.hidden_fetches:
+    if request.wait.fetch in state.hidden_fetches:
         check_hidden_wait(state, request)
     else:
-        require(request.waits_fetch in (0, request.fetch), f"{name} waits for another fetch than it wants")
+        require(request.wait.fetch in (0, request.prefetch.fetch), f"{name} waits for another fetch than it wants")
     if request.state is not RequestState.WAITING:
-        is_past = not (request.prefetch_timer or request.is_fetch_overdue or request.fetched_to)
+        is_past = not (request.patience.fetch_timer or request.patience.is_fetch_over or request.prefetch.brought_to)
         require(is_past, f"{name} does not wait and remembers a fetch")

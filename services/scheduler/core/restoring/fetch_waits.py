@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.hidden.hidden_runs import drop_run, is_unanswered
 from services.scheduler.core.rates import has_compute_speed, recompute_us
 from services.scheduler.core.restoring.prefetch import prefetch
-from services.scheduler.core.waiting.waits import defer_for_fetch, end_fetch_wait, let_go_of_fetch, wake
+from services.scheduler.core.waiting.waits import defer_for_fetch, defer_for_run, end_fetch_wait, let_go_of_fetch, wake
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
@@ -28,21 +28,21 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
     ``cached`` tokens of it need not be computed as it is. A fetch that found no room before is tried once more.
     """
-    if request.is_fetch_due or request.follows:
-        request.follows = 0
+    if request.prefetch.is_due or request.prefetch.follows:
+        request.prefetch.follows = 0
         prefetch(step, request, is_next=True)
-    if request.run is not None:
-        return _waits_for_run(step, request, worker, request.run, cached)
-    if request.follows:
+    if request.hidden.run is not None:
+        return _waits_for_run(step, request, worker, request.hidden.run, cached)
+    if request.prefetch.follows:
         return _waits_for_other(step, request, worker, cached)
-    if not request.fetch:
+    if not request.prefetch.fetch:
         return False
-    if cached >= request.fetch_end:
+    if cached >= request.prefetch.end:
         let_go_of_fetch(step.state, request)  # Others brought it first.
         return False
-    if not _may_wait(step, request, worker, cached, request.fetch_end):
+    if not _may_wait(step, request, worker, cached, request.prefetch.end):
         return False
-    defer_for_fetch(step, request, worker, request.fetch)
+    defer_for_fetch(step, request, worker, request.prefetch.fetch)
     return True
 
 
@@ -56,7 +56,7 @@ def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun,
         return False
     is_coming = run.depth <= cached < run.end and run.fetch
     if is_coming and _may_wait(step, request, worker, cached, run.end):
-        defer_for_fetch(step, request, worker, run.fetch)
+        defer_for_run(step, request, worker, run.fetch)
         return True
     end_fetch_wait(step, request)
     if not is_there:
@@ -70,20 +70,20 @@ def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) 
     It is waited for until that one can be admitted. From then on it is a producer like any other.
     """
     state = step.state
-    fetch = state.hidden_fetches[request.follows]
-    run = state.requests[fetch.request_id].run
+    fetch = state.hidden_fetches[request.prefetch.follows]
+    run = state.requests[fetch.request_id].hidden.run
     is_coming = run is not None and (run.arrived <= cached or is_unanswered(run)) and cached < run.end
     if run is None or not is_coming or not _may_wait(step, request, worker, cached, run.end):
         return False
     fetch.followers[request.request_id] = None
-    defer_for_fetch(step, request, worker, fetch.fetch_id)
+    defer_for_run(step, request, worker, fetch.fetch_id)
     return True
 
 
 def _may_wait(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
     """Whether a request may wait for what a fetch brings up to ``end`` tokens; sets the bound of the wait, if any."""
     wait = step.state.config.prefetch_wait
-    if wait == "best_effort" or request.is_impatient or request.is_fetch_overdue:
+    if wait == "best_effort" or request.patience.is_over or request.patience.is_fetch_over:
         return False
     return wait != "deadline" or _set_deadline(step, request, worker, cached, end)
 
@@ -91,21 +91,21 @@ def _may_wait(step: Step, request: Request, worker: Worker, cached: int, end: in
 def _set_deadline(step: Step, request: Request, worker: Worker, cached: int, end: int) -> bool:
     """Bound the wait; False if there is nothing left of it."""
     state = step.state
-    request.fetch_wait_ns = request.fetch_wait_ns or step.time_ns
-    left_ms = state.config.prefetch_deadline_ms - (step.time_ns - request.fetch_wait_ns) // 1_000_000
+    request.patience.fetch_since_ns = request.patience.fetch_since_ns or step.time_ns
+    left_ms = state.config.prefetch_deadline_ms - (step.time_ns - request.patience.fetch_since_ns) // 1_000_000
     if has_compute_speed(state, worker):
         left_ms = min(left_ms, round(recompute_us(state, worker, cached, end - cached) / 1000))
     if left_ms < 1:
         return False
     timer_id = f"prefetch.{request.accepted_seq}.{request.attempt}"
-    request.prefetch_timer = step.set_timer(timer_id, "prefetch", request.request_id, left_ms)
+    request.patience.fetch_timer = step.set_timer(timer_id, "prefetch", request.request_id, left_ms)
     return True
 
 
 def expire_fetch_wait(step: Step, request: Request) -> None:
     """The wait is over: the request runs as soon as it can, with what has arrived by then."""
-    request.prefetch_timer = ""
-    request.is_fetch_overdue = True
-    if request.waits_fetch:
+    request.patience.fetch_timer = ""
+    request.patience.is_fetch_over = True
+    if request.wait.fetch:
         step.state.count("prefetch_deadlines")
         wake(step.state, request)

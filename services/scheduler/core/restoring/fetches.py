@@ -66,7 +66,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     else:
         reached = fetch.depth + arrived * chunk_tokens(state.tree.page_size)
         for name in list(fetch.waiters):
-            if state.requests[name].fetch_end <= reached:
+            if state.requests[name].prefetch.end <= reached:
                 _settle(step, fetch, state.requests[name], is_whole=True)
 
 
@@ -145,7 +145,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
         note_fetched_kv(state.requests[first], fetch.predicted_us, message.seconds * 1e6, tokens)
     for name in list(fetch.waiters):
         request = state.requests[name]
-        is_done = request.fetch_end <= reached
+        is_done = request.prefetch.end <= reached
         _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
 
 
@@ -158,10 +158,10 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
     if not storage.has_remote or not may_restore(step.state, request, worker, storage):
         return False
     if fetch.chunks:
-        request.lacks.note("kv", reached)
+        request.prefetch.lacks.note("kv", reached)
     else:
         storage.blanks.note_nothing("kv")
-        request.lacks.note("kv", reached)
+        request.prefetch.lacks.note("kv", reached)
     return True
 
 
@@ -185,12 +185,12 @@ def _settle(step: Step, fetch: Fetch, request: Request, *, is_whole: bool) -> No
     del fetch.waiters[request.request_id]
     if not fetch.waiters:
         step.state.unwanted[fetch.fetch_id] = None
-    request.fetch = request.fetch_end = 0
+    request.prefetch.fetch = request.prefetch.end = 0
     end_fetch_wait(step, request)
     if is_whole:
         prefetch(step, request)
     # One that waits for a producer may have got from below what that would have computed.
-    if request.waits_fetch or request.waits_for:
+    if request.wait.fetch or request.wait.producer:
         wake(step.state, request)
     step.touch(request.worker_id)
 
@@ -207,8 +207,8 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
         storage.ahead[first] = storage.ahead.get(first, 0) + chunks * chunk_pages(state.tree.page_size)
     for name in fetch.waiters:
         request = state.requests[name]
-        request.fetched_to = max(request.fetched_to, min(reached, request.fetch_end))
-        request.fetched_remote += remote * size
+        request.prefetch.brought_to = max(request.prefetch.brought_to, min(reached, request.prefetch.end))
+        request.prefetch.brought_remote += remote * size
 
 
 def _forget_names(storage: Storage, fetch: Fetch) -> None:

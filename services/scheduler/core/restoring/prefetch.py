@@ -73,7 +73,7 @@ def prefetch_when_near(step: Step, request: Request) -> None:
         prefetch(step, request)
     else:
         storage = state.storage_of(worker)
-        request.is_fetch_due = storage is not None and (storage.disk_bytes > 0 or storage.has_remote)
+        request.prefetch.is_due = storage is not None and (storage.disk_bytes > 0 or storage.has_remote)
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None
     if storage is None or not has_lower_tiers(storage):
         return
     for name in names:
-        if state.requests[name].is_fetch_due and name not in storage.due:
+        if state.requests[name].prefetch.is_due and name not in storage.due:
             prefetch(step, state.requests[name])
 
 
@@ -93,7 +93,7 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     ``is_next`` says that it would run now: it waits neither for another's computation nor behind other fetches.
     """
     state = step.state
-    request.is_fetch_due = False
+    request.prefetch.is_due = False
     worker = state.workers[request.worker_id]
     storage = state.storage_of(worker)
     is_possible = request.may_reuse and state.config.restoring != "recompute"
@@ -105,7 +105,7 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     if has_room:
         storage.due.pop(request.request_id, None)
     else:
-        request.is_fetch_due = True
+        request.prefetch.is_due = True
         storage.due[request.request_id] = None  # It keeps its place if it stood there.
 
 
@@ -116,7 +116,7 @@ def begin_due(step: Step) -> None:
         storage = state.storages.get(storage_id)
         for name in list(storage.due)[:_STARTS_AT_ONCE] if storage is not None else ():
             prefetch(step, state.requests[name])
-            if state.requests[name].is_fetch_due:
+            if state.requests[name].prefetch.is_due:
                 break
     state.roomy.clear()
 
@@ -131,18 +131,22 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     names = ChunkNames(tree, request.submit.namespace, tokens, path, most_pages)
     first = covered // names.pages_each
     page_size = tree.page_size
-    if first >= names.count or covered * page_size < request.fetched_to:  # What came and went is not fetched again.
+    if (
+        first >= names.count or covered * page_size < request.prefetch.brought_to
+    ):  # What came and went is not fetched again.
         return True
-    if request.run is not None or request.sparse_choice is not None:  # What follows those is computed.
+    if request.hidden.run is not None or request.sparse.choice is not None:  # What follows those is computed.
         return True
     if not is_next and _is_being_computed(state, request, worker, covered * page_size):
-        request.is_fetch_due = True  # What follows that has nothing to stand on yet.
+        request.prefetch.is_due = True  # What follows that has nothing to stand on yet.
         return True
     end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.get(names[first])
     if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == "state"):
         _join(state, request, storage, shared_fetch, names, first)
-        request.fetched_from = request.fetched_from if request.fetched_to else covered * page_size
+        request.prefetch.brought_from = (
+            request.prefetch.brought_from if request.prefetch.brought_to else covered * page_size
+        )
         return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
@@ -155,7 +159,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
     is_behind = bool(storage.due) and next(iter(storage.due)) != request.request_id
-    if is_behind and not is_next and not request.fetched_to:
+    if is_behind and not is_next and not request.prefetch.brought_to:
         return False
     has_room = begin_fetch(step, request, storage, path, run)
     if has_room:
@@ -183,7 +187,7 @@ def _end_of_run(
     That is what the catalogue has and then, where KV is what to ask for, what the store may have.
     """
     size = names.pages_each * state.tree.page_size
-    if request.lacks.is_known("kv", first * size):  # A fetch of it ended there.
+    if request.prefetch.lacks.is_known("kv", first * size):  # A fetch of it ended there.
         return first, form_to_ask(state, request, worker, storage, first * size)
     most = min(names.count, first + FETCH_CHUNKS)
     end = first
@@ -191,7 +195,7 @@ def _end_of_run(
         end += 1
     asked = form_to_ask(state, request, worker, storage, end * size) if end < most else None
     if asked == "kv":
-        most = most if request.fetched_to > 0 else min(most, end + PROBED_CHUNKS)
+        most = most if request.prefetch.brought_to > 0 else min(most, end + PROBED_CHUNKS)
         while end < most and names[end] not in storage.fetching:
             end += 1
     return end, asked
@@ -215,9 +219,9 @@ def _ask_for_hidden(
         state.count("store_questions_state")
         return True
     if is_next:
-        request.lacks.note("state", run.first * size)
+        request.prefetch.lacks.note("state", run.first * size)
         return False
-    request.is_fetch_due = True
+    request.prefetch.is_due = True
     return True
 
 
@@ -226,7 +230,7 @@ def _follows(state: CellState, request: Request, run: KvRun) -> bool:
     chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
     other = run_with(state, request, run.names[run.first], chunk_end)
     if other is not None:
-        request.follows = other.fetch_id
+        request.prefetch.follows = other.fetch_id
         other.followers[request.request_id] = None
     return other is not None
 
@@ -242,7 +246,7 @@ def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, n
     while end < names.count and storage.fetching.get(names[end]) == fetch_id:
         end += 1
     state.fetches[fetch_id].waiters[request.request_id] = None
-    request.fetch, request.fetch_end = fetch_id, end * names.pages_each * state.tree.page_size
+    request.prefetch.fetch, request.prefetch.end = fetch_id, end * names.pages_each * state.tree.page_size
     state.count("fetches_shared")
 
 
@@ -311,7 +315,7 @@ def _chosen(
     if choice.form == "sparse":
         choose_sparse(state, request, storage, run.names, run.first, end_of_sparse)
     if has_no_room and would_compute and not is_next:
-        request.is_fetch_due = True
+        request.prefetch.is_due = True
     elif choice.form != "kv":
         state.count(f"restorations_planned_{choice.form}")
     note_decision(storage, choice)

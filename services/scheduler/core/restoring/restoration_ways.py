@@ -58,7 +58,7 @@ def usable_stretches(
 
 def may_restore(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
     """Whether a request may be restored from state of this storage, if there is any. Does not mutate."""
-    may_use = state.config.restoring in ("planned", "state") and not request.hidden_refusals
+    may_use = state.config.restoring in ("planned", "state") and not request.hidden.refusals
     return may_use and layout_for(storage, worker) is not None
 
 
@@ -161,6 +161,6 @@ def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
 
 def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
     """What a worker does before it comes to a request: what it was told to, and what waits there besides."""
-    own = request.cost if request.worker_id == worker.worker_id else 0
+    own = request.place.cost if request.worker_id == worker.worker_id else 0
     before = 0 if is_next else worker.queued_cost - own
     return backlog_us(state, worker) - worker.queued_cost + before

@@ -32,14 +32,14 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
     if not storage.has_remote:
         return None
     for place, form in enumerate(_forms(state, request, worker, storage)):
-        if request.lacks.is_known(form, start):
+        if request.prefetch.lacks.is_known(form, start):
             continue
         blanks = storage.blanks.of(form)
         if place == 0 or blanks < _PATIENCE or blanks % _PATIENCE == 0:
             return form
         state.count("store_questions_spared")
         storage.blanks.note_nothing(form)
-        request.lacks.note(form, start)
+        request.prefetch.lacks.note(form, start)
     return None
 
 

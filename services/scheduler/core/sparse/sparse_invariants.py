@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def check_sparse(state: CellState) -> None:
     """Raise InvariantViolated if anything lossy could be anybody's but the request's that allowed it."""
     for request in state.requests.values():
-        if request.sparse_choice is not None:
-            _check_choice(state, request, request.sparse_choice)
-        if request.sparse is not None:
-            _check_span(state, request, request.sparse)
+        if request.sparse.choice is not None:
+            _check_choice(state, request, request.sparse.choice)
+        if request.sparse.span is not None:
+            _check_span(state, request, request.sparse.span)
     for storage in state.storages.values():
         name, shares = storage.storage_id, storage.shares
         require(len(storage.sparse_chunks) <= most_chunks(state, storage, "sparse"), f"{name} has too many chunks")
@@ -39,8 +39,8 @@ def _check_choice(state: CellState, request: Request, choice: SparseChoice) -> N
     name = request.request_id
     _check_alone(state, request)
     require(request.state is RequestState.WAITING and bool(request.worker_id), f"{name} chose and does not wait")
-    require(not request.fetch and request.run is None, f"{name} is fetched for, too")
-    require(not request.is_sparse_refused, f"{name} is to be read for in part once more")
+    require(not request.prefetch.fetch and request.hidden.run is None, f"{name} is fetched for, too")
+    require(not request.sparse.is_refused, f"{name} is to be read for in part once more")
     require(choice.depth % chunk_tokens(state.tree.page_size) == 0, f"{name} chose from within a chunk on")
     require(bool(choice.chunks) and len(choice.chunks) % DIGEST_BYTES == 0, f"{name} chose no chunks")
 
@@ -50,7 +50,7 @@ def _check_span(state: CellState, request: Request, span: SparseSpan) -> None:
     size = chunk_tokens(page_size)
     _check_alone(state, request)
     require(request.state in ADMITTED, f"{name} has a sparse prefix and does not run")
-    require(not request.lease, f"{name} has lossy state saved")
+    require(not request.hidden.lease, f"{name} has lossy state saved")
     require(span.depth <= span.start < span.end < request.token_count, f"{name} has an impossible sparse prefix")
     require(span.start % page_size == span.end % size == span.depth % size == 0, f"{name} is off the grid")
     require(span.start - span.depth < size, f"{name} names chunks that it does not read")
@@ -72,4 +72,4 @@ def _check_alone(state: CellState, request: Request) -> None:
     """Whoever is lossy allowed it, and nobody counts on what it computes."""
     name = request.request_id
     require(request.submit.cache.importance is not None, f"{name} is to be exact and has a sparse prefix")
-    require(not request.transient and name not in state.waiters, f"others wait for what {name} computes")
+    require(not request.place.marks and name not in state.waiters, f"others wait for what {name} computes")

@@ -46,7 +46,7 @@ def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
     """
     importance = request.submit.cache.importance
     is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
-    is_possible = bool(storage.sparse_chunks) and not request.is_sparse_refused
+    is_possible = bool(storage.sparse_chunks) and not request.sparse.is_refused
     return is_allowed and is_possible and state.config.restoring == "planned"
 
 
@@ -71,7 +71,7 @@ def choose_sparse(
 ) -> None:
     """Chunks [first, end) of a waiting request are to be read in part: nobody may wait for what it computes."""
     chunks = b"".join(names[index] for index in range(first, end))
-    request.sparse_choice = SparseChoice(storage.storage_id, first * chunk_tokens(state.tree.page_size), chunks)
+    request.sparse.choice = SparseChoice(storage.storage_id, first * chunk_tokens(state.tree.page_size), chunks)
     withdraw(state, request)
 
 
@@ -80,7 +80,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 
     None where it was not chosen, or is of no use any more. Does not mutate; O(chunks).
     """
-    choice = request.sparse_choice
+    choice = request.sparse.choice
     if choice is None or covered < choice.depth:
         return None
     storage = state.storage_of(worker)
@@ -106,9 +106,9 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 def current_span(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
     """The same; a choice that is of no use any more is dropped, and what to do is to be decided anew."""
     span = span_for(state, request, worker, covered)
-    if span is None and request.sparse_choice is not None:
-        request.sparse_choice = None
-        request.is_fetch_due = True
+    if span is None and request.sparse.choice is not None:
+        request.sparse.choice = None
+        request.prefetch.is_due = True
         state.count("sparse_choices_dropped")
     return span
 
@@ -138,7 +138,7 @@ def begin_sparse(
     if prices is not None:
         tokens = span.end - span.start
         span.expected_us, span.predicted_us = prices.expecting(tokens), prices.reading(tokens)
-    request.sparse = span
+    request.sparse.span = span
     state.count("sparse_prefixes")
     state.count("sparse_tokens_planned", span.end - span.start)
     gap = pack_int32([NOT_LOADED] * pages_spared(span, page_size))
@@ -147,7 +147,7 @@ def begin_sparse(
 
 def sparse_order(request: Request) -> SparsePrefix | None:
     """What the worker is told of the sparse prefix of a request that was just admitted, if it has one."""
-    span = request.sparse
+    span = request.sparse.span
     if span is None:
         return None
     return SparsePrefix(

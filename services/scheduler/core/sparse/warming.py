@@ -115,7 +115,7 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
     request = state.requests.get(report.request_id)
     if request is None or request.attempt != report.attempt or request.worker_id != worker.worker_id:
         return  # It left while the step was under way.
-    span = request.sparse
+    span = request.sparse.span
     if span is None or request.state not in ADMITTED or len(report.shares) * DIGEST_BYTES != len(span.chunks):
         state.count("malformed_inputs")
         return
@@ -146,4 +146,4 @@ def sparse_refused(state: CellState, request: Request) -> None:
     The chunks are not forgotten: the storage says what it has lost.
     """
     state.count("sparse_refused")
-    request.is_sparse_refused = True
+    request.sparse.is_refused = True

@@ -158,8 +158,10 @@ def _order(
     storage.fetching.update(dict.fromkeys(names, fetch_id))
     storage.fetch_pages += leased_pages(pages)
     if not is_warming:
-        request.fetch, request.fetch_end = fetch_id, end * each * page_size
-        request.fetched_from = request.fetched_from if request.fetched_to else run.covered_pages * page_size
+        request.prefetch.fetch, request.prefetch.end = fetch_id, end * each * page_size
+        request.prefetch.brought_from = (
+            request.prefetch.brought_from if request.prefetch.brought_to else run.covered_pages * page_size
+        )
         state.count("restorations_planned_kv")
     state.count("fetches_started")
     order = FetchChunks(

@@ -34,7 +34,7 @@ def sequence_computed(step: Step, worker: Worker, request: Request, tokens: byte
     """
     state = step.state
     config = state.config
-    if request.sparse is not None:
+    if request.sparse.span is not None:
         return  # What it computed is lossy, and what it stood on is being kept already.
     if config.host_writes == "on_evict" and config.disk_writes in ("on_evict", "off"):
         return

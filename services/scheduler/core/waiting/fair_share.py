@@ -192,7 +192,7 @@ def _remember(level: Level, tenant: str, tag: int) -> None:
 
 def stand_in_line(worker: Worker, request: Request) -> None:
     """Put a waiting request where its priority, its tenant's share and its arrival say."""
-    fair_share.add(worker.queue, request.submit.priority, request.lane, _entry(request))
+    fair_share.add(worker.queue, request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     alike = worker.openings.get(opening)
     if alike is not None:
@@ -203,7 +203,7 @@ def stand_in_line(worker: Worker, request: Request) -> None:
 
 def step_out(worker: Worker, request: Request) -> None:
     """Take a waiting request that is ready out of the order."""
-    fair_share.remove(worker.queue, request.submit.priority, request.lane, _entry(request))
+    fair_share.remove(worker.queue, request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     if opening:
         alike = worker.openings[opening]
@@ -214,19 +214,19 @@ def step_out(worker: Worker, request: Request) -> None:
 
 def serve(worker: Worker, request: Request, tokens: int) -> None:
     """Take a request out of the order because it is admitted, and charge its tenant what it will compute."""
-    fair_share.charge(worker.queue, request.submit.priority, request.lane, tokens, is_start=True)
+    fair_share.charge(worker.queue, request.submit.priority, request.place.lane, tokens, is_start=True)
     step_out(worker, request)
 
 
 def charge_output(worker: Worker, request: Request, tokens: int) -> None:
     """Charge a tenant the output of a request that leaves its worker."""
-    fair_share.charge(worker.queue, request.submit.priority, request.lane, tokens, is_start=False)
+    fair_share.charge(worker.queue, request.submit.priority, request.place.lane, tokens, is_start=False)
 
 
 def first_in_line(state: CellState, worker: Worker, limit: int) -> list[str]:
     """The requests that would be served next, at most ``limit``. Does not mutate."""
     requests = state.requests
-    return fair_share.window(worker.queue, limit, lambda name: requests[name].uncached)
+    return fair_share.window(worker.queue, limit, lambda name: requests[name].place.uncached)
 
 
 def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:
@@ -257,4 +257,4 @@ def _opening(worker: Worker, request: Request) -> bytes:
 
 
 def _entry(request: Request) -> Entry:
-    return (0 if request.is_returned else 1, request.accepted_seq, request.request_id)
+    return (0 if request.place.is_returned else 1, request.accepted_seq, request.request_id)

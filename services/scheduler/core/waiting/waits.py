@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from services.scheduler.core.cache.recollection import note_wait
-from services.scheduler.core.lifecycle import RequestState
+from services.scheduler.core.lifecycle import RequestState, WaitEvent
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
-from shared.messages.explanations import Wait
+from shared.messages import explanations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ def find_producer(
     Does not mutate.
     """
     threshold = state.config.defer_tokens
-    if threshold <= 0 or request.is_impatient or not request.may_reuse:
+    if threshold <= 0 or request.patience.is_over or not request.may_reuse:
         return None
     page_size = state.tree.page_size
     max_pages = (request.token_count - 1) // page_size
@@ -57,7 +57,7 @@ def find_producer(
 
 def announce(state: CellState, request: Request, uncached: int) -> None:
     """Mark what a request at a worker is about to compute, if it is enough for others to wait for."""
-    if request.transient:
+    if request.place.marks:
         if uncached <= state.config.defer_tokens:
             withdraw(state, request)
         return
@@ -66,16 +66,16 @@ def announce(state: CellState, request: Request, uncached: int) -> None:
     if not is_worth_it or not request.submit.cache.write:
         return
     state.count("transient_spans")
-    request.transient = transient.add_span(
+    request.place.marks = transient.add_span(
         state.transient, page_size, request.worker_id, request.request_id, request.submit.namespace, request.tokens
     )
 
 
 def withdraw(state: CellState, request: Request) -> None:
     """A request is about to compute nothing more that others could use: its marks go, and nobody waits for it."""
-    if request.transient:
-        transient.remove_span(state.transient, request.worker_id, request.request_id, request.transient)
-        request.transient = 0
+    if request.place.marks:
+        transient.remove_span(state.transient, request.worker_id, request.request_id, request.place.marks)
+        request.place.marks = 0
     for name in list(state.waiters.get(request.request_id, ())):
         wake(state, state.requests[name])
 
@@ -91,24 +91,27 @@ def defer_for_producer(step: Step, request: Request, worker: Worker, producer: s
     """Let a request wait until ``producer`` has computed its first ``needed`` tokens, which spares it ``spared``."""
     state = step.state
     state.count("deferred_tokens", spared)
-    request.waits_for = producer
     state.waiters.setdefault(producer, {})[request.request_id] = needed
-    _defer(step, request, worker, needed)
+    _defer(step, request, worker, WaitEvent.FOR_PRODUCER, producer, needed)
 
 
 def defer_for_load(step: Step, request: Request, worker: Worker, node: Node) -> None:
     """Let a request wait until ``node`` is not being loaded any more."""
     step.state.count("delay_hits_deferred")
-    request.waits_node = node.id
     worker.load_waiters.setdefault(node.id, {})[request.request_id] = 0
-    _defer(step, request, worker, 0)
+    _defer(step, request, worker, WaitEvent.FOR_LOAD, node.id, 0)
 
 
 def defer_for_fetch(step: Step, request: Request, worker: Worker, fetch_id: int) -> None:
-    """Let a request wait until a fetch is over or has brought what it can for it; of state, until a part is there."""
+    """Let a request wait until a fetch of KV is over or has brought what it can for it."""
     step.state.count("prefetch_waits")
-    request.waits_fetch = fetch_id
-    _step_aside(step, request, worker, 0)
+    _step_aside(step, request, worker, WaitEvent.FOR_FETCH, fetch_id, 0)
+
+
+def defer_for_run(step: Step, request: Request, worker: Worker, fetch_id: int) -> None:
+    """Let a request wait until a part of what a fetch of hidden states brings is there."""
+    step.state.count("prefetch_waits")
+    _step_aside(step, request, worker, WaitEvent.FOR_RUN, fetch_id, 0)
 
 
 def wake_load_waiters(state: CellState, worker: Worker) -> None:
@@ -123,49 +126,43 @@ def wake_load_waiters(state: CellState, worker: Worker) -> None:
 def wake(state: CellState, request: Request) -> None:
     """A deferred request stands at the front again."""
     end_deferral(state, request)
-    request.is_returned = True
+    request.advance_wait(WaitEvent.WOKEN)
+    request.place.is_returned = True
     stand_in_line(state.workers[request.worker_id], request)
 
 
 def end_deferral(state: CellState, request: Request) -> None:
-    """A deferred request waits for nobody any more; the caller says where it goes."""
-    worker = state.workers[request.worker_id]
+    """A deferred request is expected back by nothing any more; the caller says what it waits for instead."""
+    worker, wait = state.workers[request.worker_id], request.wait
     del worker.deferred[request.request_id]
-    waited_ms = max(0, state.now_ns - request.deferred_ns) // 1_000_000
-    kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if request.waits_fetch else "deferral"
-    wait = Wait(kind=kind, start_ns=request.deferred_ns, end_ns=state.now_ns)
-    note_wait(state.recollection, request.request_id, wait)
-    if request.waits_fetch:
-        request.waits_fetch = 0
+    waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
+    kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if wait.fetch else "deferral"
+    said = explanations.Wait(kind=kind, start_ns=wait.since_ns, end_ns=state.now_ns)
+    note_wait(state.recollection, request.request_id, said)
+    if wait.fetch:
         state.count("prefetch_wait_ms", waited_ms)
         return
-    if request.waits_for:
-        _drop(state.waiters, request.waits_for, request.request_id)
+    if wait.producer:
+        _drop(state.waiters, wait.producer, request.request_id)
     else:
-        _drop(worker.load_waiters, request.waits_node, request.request_id)
-    request.waits_for, request.waits_node = "", 0
+        _drop(worker.load_waiters, wait.node, request.request_id)
     state.count("deferral_ms", waited_ms)
-
-
-def is_deferred(request: Request) -> bool:
-    """Whether a waiting request is out of the ready order."""
-    return bool(request.waits_for or request.waits_node or request.waits_fetch)
 
 
 def expire_deferral(step: Step, request: Request) -> None:
     """The deadline passed: the request runs as soon as it can, whatever others bring."""
-    request.deferral_timer = ""
-    request.is_impatient = True
-    if is_deferred(request):
+    request.patience.timer = ""
+    request.patience.is_over = True
+    if request.wait.is_deferred:
         step.state.count("deferral_deadlines")
         wake(step.state, request)
 
 
 def forget_deferral(step: Step, request: Request) -> None:
     """A request is admitted or over: what it waited is past."""
-    step.cancel_timer(request.deferral_timer)
-    request.deferral_timer = ""
-    request.is_impatient = request.is_returned = False
+    step.cancel_timer(request.patience.timer)
+    request.patience.timer = ""
+    request.patience.is_over = request.place.is_returned = False
 
 
 def transient_nodes(state: CellState) -> tuple[int, int]:
@@ -177,21 +174,23 @@ def transient_nodes(state: CellState) -> tuple[int, int]:
     return len(state.transient.marks) - in_flight, in_flight
 
 
-def _defer(step: Step, request: Request, worker: Worker, needed: int) -> None:
+def _defer(step: Step, request: Request, worker: Worker, event: WaitEvent, subject: str | int, needed: int) -> None:
     state = step.state
     state.count("requests_deferred")
-    _step_aside(step, request, worker, needed)
-    if not request.deferral_timer:
+    _step_aside(step, request, worker, event, subject, needed)
+    if not request.patience.timer:
         timer_id = f"deferral.{request.accepted_seq}.{request.attempt}"
         delay_ms = max(1, state.config.defer_deadline_ms)
-        request.deferral_timer = step.set_timer(timer_id, "deferral", request.request_id, delay_ms)
+        request.patience.timer = step.set_timer(timer_id, "deferral", request.request_id, delay_ms)
 
 
-def _step_aside(step: Step, request: Request, worker: Worker, needed: int) -> None:
+def _step_aside(
+    step: Step, request: Request, worker: Worker, event: WaitEvent, subject: str | int, needed: int
+) -> None:
     withdraw(step.state, request)
     step_out(worker, request)
     worker.deferred[request.request_id] = needed
-    request.deferred_ns = step.time_ns
+    request.advance_wait(event, subject, step.time_ns)
 
 
 def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None:
@@ -202,14 +201,14 @@ def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None
 
 def end_fetch_wait(step: Step, request: Request) -> None:
     """Nothing bounds the wait of a request any more: what it waited for is over, or it is not going to wait."""
-    step.cancel_timer(request.prefetch_timer)
-    request.prefetch_timer = ""
+    step.cancel_timer(request.patience.fetch_timer)
+    request.patience.fetch_timer = ""
 
 
 def forget_fetch_waits(step: Step, request: Request) -> None:
     """A request is admitted or over: what it waited for fetches is past."""
     end_fetch_wait(step, request)
-    request.is_fetch_overdue, request.fetch_wait_ns, request.follows = False, 0, 0
+    request.patience.is_fetch_over, request.patience.fetch_since_ns, request.prefetch.follows = False, 0, 0
 
 
 def count_waiting(state: CellState, request: Request, change: int) -> None:
@@ -225,14 +224,14 @@ def count_waiting(state: CellState, request: Request, change: int) -> None:
 
 def let_go_of_fetch(state: CellState, request: Request) -> None:
     """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
-    if request.is_fetch_due or request.fetched_to:
+    if request.prefetch.is_due or request.prefetch.brought_to:
         for storage in state.storages.values():
             storage.due.pop(request.request_id, None)
             if storage.ahead.pop(request.request_id, 0) and storage.due:
                 state.roomy[storage.storage_id] = None
-    request.is_fetch_due = False
-    fetch = state.fetches.get(request.fetch)
-    request.fetch = request.fetch_end = 0
+    request.prefetch.is_due = False
+    fetch = state.fetches.get(request.prefetch.fetch)
+    request.prefetch.fetch = request.prefetch.end = 0
     if fetch is not None:
         del fetch.waiters[request.request_id]
         if not fetch.waiters and not fetch.is_cancelled:

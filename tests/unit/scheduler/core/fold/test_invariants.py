@@ -69,7 +69,7 @@ def miscount_unplanned(state):
 
 
 def leave_a_mark(state):
-    state.requests["a"].transient = add_span(
+    state.requests["a"].place.marks = add_span(
         state.transient, 4, "worker-0", "a", state.requests["a"].submit.namespace, state.requests["a"].tokens
     )
 
@@ -79,7 +79,7 @@ def wait_for_nothing(state):
 
 
 def wait_without_deadline(state):
-    state.requests["a"].deferral_timer = "deferral.1.1"
+    state.requests["a"].patience.timer = "deferral.1.1"
 
 
 FAULTS = [

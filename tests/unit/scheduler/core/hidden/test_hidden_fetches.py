@@ -71,7 +71,7 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
     cell.fire(timer)
 
     request, storage = cell.state.requests[name], cell.state.storages["storage"]
-    assert (request.run.end, request.run.fetch, request.hidden_refusals) == (CHUNK, 0, 1)
+    assert (request.hidden.run.end, request.hidden.run.fetch, request.hidden.refusals) == (CHUNK, 0, 1)
     assert storage.late_fetches == 1
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     cell.submit(prompt(3, kind=2))
@@ -90,7 +90,7 @@ def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
     cell.fire(timer)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     cell.drain()
     assert restores(cell) == []
 
@@ -120,7 +120,7 @@ def test_a_fetch_that_ends_early_leaves_a_part(fetching):
     say(cell, chunks=1, is_over=True, error="made to fail")
 
     assert hidden_pool(cell).leased == EACH
-    assert cell.state.requests[name].run.end == CHUNK
+    assert cell.state.requests[name].hidden.run.end == CHUNK
     cell.workers["worker-0"].step()
     cell.storages["storage"].fetches.clear()
     cell.drain()
@@ -134,11 +134,11 @@ def test_a_lost_storage_takes_its_runs_along(fetching):
     cell, name = fetching(1)
     worker_goes_on(cell)
     other = cell.submit(prompt(3, kind=2))
-    assert cell.state.requests[other].run is None  # Nothing is known of its state.
+    assert cell.state.requests[other].hidden.run is None  # Nothing is known of its state.
 
     cell.lose_storage("storage")
 
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     assert cell.state.hidden_fetches == {}
     cell.drain()
     cell.check_answers()
@@ -162,7 +162,7 @@ def test_a_lost_worker_gives_the_run_up(fetching):
     assert cell.admitted
 
     cell.lose_worker("worker-0")
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     cell.add_worker("worker-1", pages=64)
     cell.drain()
 
@@ -176,7 +176,7 @@ def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching):
 
     cell.feed(FlushCache(call_id="call", tiers=("disk",)))
 
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     assert [order.request_id for order in cell.admitted] == [name]
     cell.drain()
     cell.check_answers()
@@ -188,7 +188,7 @@ def test_a_flush_of_another_namespace_changes_nothing(fetching):
 
     cell.feed(FlushCache(call_id="call", tiers=("disk",), namespace="ab" * 16))
 
-    assert cell.state.requests[name].run is not None
+    assert cell.state.requests[name].hidden.run is not None
     cell.drain()
     cell.check_answers()
 
@@ -198,7 +198,7 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_
     cell = make_restoring_cell(state_pages=4 * EACH)
     put_state(cell, prompt(6))
     name = cell.submit(prompt(6))
-    run = cell.state.requests[name].run
+    run = cell.state.requests[name].hidden.run
     assert (run.end, run.goal) == (2 * CHUNK, 6 * CHUNK)
 
     cell.drain()
@@ -217,7 +217,7 @@ def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cel
 
     cell.submit([9] * 10, max_tokens=20)
     names = [cell.submit(prompt(2, kind=kind)) for kind in (1, 2, 3)]
-    assert [cell.state.requests[name].run is not None for name in names] == [True, True, False]
+    assert [cell.state.requests[name].hidden.run is not None for name in names] == [True, True, False]
     cell.drain()
 
     cell.check_answers()
@@ -233,7 +233,7 @@ def test_without_room_for_state_kv_is_fetched(make_restoring_cell):
     name = cell.submit(prompt(3))
 
     assert cell.state.counters["state_runs_without_room"] == 1
-    assert (cell.state.requests[name].run, cell.state.requests[name].fetch) == (None, 1)
+    assert (cell.state.requests[name].hidden.run, cell.state.requests[name].prefetch.fetch) == (None, 1)
     cell.drain()
     cell.check_answers()
 
@@ -247,7 +247,7 @@ def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores
 
     fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
     assert len(fetched) == 1
-    assert all(cell.state.requests[name].waits_fetch for name in others)
+    assert all(cell.state.requests[name].wait.fetch for name in others)
     cell.drain()
 
     cell.check_answers()
@@ -264,7 +264,7 @@ def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(mak
 
     cell.cancel(first)
 
-    assert cell.state.requests[second].run is not None
+    assert cell.state.requests[second].hidden.run is not None
     cell.drain()
     cell.check_answers()
     assert hidden_pool(cell).leased == 0

@@ -22,11 +22,11 @@ def break_lease_size(cell):
 
 
 def break_request(cell):
-    cell.state.requests["leasing"].lease = 0
+    cell.state.requests["leasing"].hidden.lease = 0
 
 
 def break_other_request(cell):
-    cell.state.requests["leasing"].lease = 9
+    cell.state.requests["leasing"].hidden.lease = 9
 
 
 def break_lease_end(cell):

@@ -29,7 +29,7 @@ def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
     name = cell.submit(prompt(3))
 
     (order,) = orders(cell.outputs[-1], FetchChunks)
-    run = cell.state.requests[name].run
+    run = cell.state.requests[name].hidden.run
     assert (order.form, order.depth, order.host_pages, order.identities) == ("state", 0, run.pages, run.identities)
     assert (run.end, run.arrived, run.kind) == (3 * CHUNK, 0, "hidden from disk")
     assert run.identities[-16:] == names[-1]
@@ -101,12 +101,12 @@ def test_state_pages_come_back_part_by_part(make_restoring_cell):
         worker_goes_on(cell)
         leased.append(hidden_pool(cell).leased)
     bring(cell, 2)
-    assert cell.state.requests[name].run is not None
+    assert cell.state.requests[name].hidden.run is not None
     worker_goes_on(cell)
 
     each = CHUNK // PAGE
     assert leased == [3 * each, 2 * each, each]
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     assert hidden_pool(cell).leased == 0
     found = cell.state.predictions.by_kind["hidden from disk"]
     # The disk took 10 us a chunk and the worker 7 us: all of one, and a third of the other.
@@ -179,7 +179,7 @@ def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cel
     worker_goes_on(cell)
 
     request = cell.state.requests[name]
-    assert (request.hidden_refusals, request.failures, request.run) == (1, 0, None)
+    assert (request.hidden.refusals, request.failures, request.hidden.run) == (1, 0, None)
     assert cell.state.counters["restores_refused"] == 1
     cell.drain()
     cell.check_answers()
@@ -193,7 +193,7 @@ def test_refused_state_gives_way_to_kv(make_restoring_cell):
     put_on_disk(cell, prompt(3))
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
-    assert cell.state.requests[name].run is not None
+    assert cell.state.requests[name].hidden.run is not None
     bring(cell, 2)
     for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
@@ -271,7 +271,7 @@ def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell):
     bring(cell, 4)
     request = cell.state.requests["request-1"]
     (batch,) = cell.state.workers["worker-0"].batches
-    fetched = request.fetched_kv
+    fetched = request.prefetch.kv
     done = {"worker_id": "worker-0", "incarnation": "1", "plan": 1, "loaded_tokens": 6 * CHUNK, "load_us": 1000}
 
     note_loads(cell.state, batch, BatchDone(**done))
@@ -279,4 +279,4 @@ def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell):
     found = cell.state.predictions.by_kind["kv from disk"]
     assert (found.observations, found.predicted_us) == (1, fetched.predicted_us)
     assert found.observed_us == pytest.approx(fetched.disk_us + 500)
-    assert request.fetched_kv is None
+    assert request.prefetch.kv is None

@@ -22,14 +22,14 @@ def cell(make_cell):
     cell.submit(prompt(3, kind=1), request_id="running")
     bring(cell, 1)
     cell.submit(prompt(3, kind=2), request_id="waiting")
-    assert cell.state.requests["running"].run.arrived > 0
-    assert cell.state.requests["waiting"].waits_fetch
+    assert cell.state.requests["running"].hidden.run.arrived > 0
+    assert cell.state.requests["waiting"].wait.fetch
     check_invariants(cell.state)
     return cell
 
 
 def run_of(state, name="waiting"):
-    return state.requests[name].run
+    return state.requests[name].hidden.run
 
 
 def fetch_of(state, name="waiting"):
@@ -126,13 +126,13 @@ def test_a_run_of_a_request_that_is_being_stopped_need_not_go_on(make_cell, stop
     put_state(cell, prompt(6))
     request = cell.state.requests[cell.submit(prompt(6))]
     bring_at_once(cell, 2)
-    assert request.planned == request.run.end < request.run.goal
+    assert request.planned == request.hidden.run.end < request.hidden.run.goal
 
     stop(Step(cell.state, cell.seq, cell.time_ns), cell.state.workers["worker-0"], request)
     worker_goes_on(cell)  # What it did before it hears of that.
 
-    assert request.computed == request.run.end < request.run.goal
-    assert not request.run.fetch
+    assert request.computed == request.hidden.run.end < request.hidden.run.goal
+    assert not request.hidden.run.fetch
     check_invariants(cell.state)
     request.state = RequestState.PREFILLING
     with pytest.raises(InvariantViolated, match="nobody fetches"):

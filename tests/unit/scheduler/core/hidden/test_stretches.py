@@ -187,7 +187,7 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_resto
 
     bring(cell, 2)
 
-    run = cell.state.requests[name].run
+    run = cell.state.requests[name].hidden.run
     assert (run.end, run.arrived, run.goal) == (4 * CHUNK, 2 * CHUNK, 4 * CHUNK)
     assert cell.state.requests[name].computed == 0
     assert [order.depth for outputs in cell.outputs for order in orders(outputs, FetchChunks)] == [0, 2 * CHUNK]
@@ -219,7 +219,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
     name = cell.submit(prompt(6))
 
     assert cell.admitted[-1].request_id == name
-    assert cell.state.requests[name].run.goal == 6 * CHUNK
+    assert cell.state.requests[name].hidden.run.goal == 6 * CHUNK
     cell.drain()
     cell.check_answers()
     assert planned(cell, orders)[-3:] == [
@@ -294,8 +294,8 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restori
     name = cell.submit(prompt(6))
     bring(cell, 2)
     bring(cell, 2)
-    assert cell.state.requests[name].hidden_refusals == 1
-    assert cell.state.requests[name].run.goal == 3 * CHUNK
+    assert cell.state.requests[name].hidden.refusals == 1
+    assert cell.state.requests[name].hidden.run.goal == 3 * CHUNK
 
     cell.drain()
 
@@ -332,7 +332,7 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
 
     cell.fire(timer)
 
-    assert (cell.state.requests[name].run is None) == is_hole_computed
+    assert (cell.state.requests[name].hidden.run is None) == is_hole_computed
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
@@ -383,7 +383,7 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cel
     worker_goes_on(cell)
 
     cell.lose_worker("worker-0")
-    assert cell.state.requests[name].run is None
+    assert cell.state.requests[name].hidden.run is None
     cell.add_worker("worker-1", pages=64)
     cell.drain()
 
@@ -412,14 +412,14 @@ def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
     bring(cell, 2)
     request = cell.state.requests[name]
     (fetch,) = cell.state.hidden_fetches.values()
-    assert request.run.arrived == 2 * CHUNK
+    assert request.hidden.run.arrived == 2 * CHUNK
 
     cut_off_hidden(Step(cell.state, cell.seq, cell.time_ns), fetch)
 
-    assert (request.run.end, request.run.goal, request.run.holes) == (CHUNK, CHUNK, [])
-    assert len(request.run.pages) // 4 == EACH
+    assert (request.hidden.run.end, request.hidden.run.goal, request.hidden.run.holes) == (CHUNK, CHUNK, [])
+    assert len(request.hidden.run.pages) // 4 == EACH
     assert len(fetch.pages) // 4 == 4 * EACH
-    assert chunks_of(prompt(1)).keys() == {request.run.identities[-16:]}
+    assert chunks_of(prompt(1)).keys() == {request.hidden.run.identities[-16:]}
 
 
 def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell):

@@ -3,7 +3,6 @@
 import pytest
 
 from services.scheduler.core import status
-from services.scheduler.core.waiting.waits import is_deferred
 from shared.messages.cell_events import FlushCache, GatewayLost
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 
@@ -40,7 +39,7 @@ def deferred(make_cell):
     cell = make_cell(pages=64, defer_tokens=4)
     cell.submit([*range(60), 1], max_tokens=2)
     ask(cell, [*range(60), 2])
-    assert is_deferred(request(cell))
+    assert request(cell).wait.is_deferred
     return cell
 
 
@@ -49,7 +48,7 @@ def prefetching(make_cell):
     cell = make_cell(page_size=PAGE, pages=40, host_pages=40, disk_chunks=40)
     put_on_disk(cell, prompt(3))
     ask(cell, prompt(3))
-    assert request(cell).waits_fetch
+    assert request(cell).wait.fetch
     return cell
 
 

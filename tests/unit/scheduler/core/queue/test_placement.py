@@ -229,7 +229,7 @@ def test_a_request_goes_where_the_disk_holds_its_state(make_cell):
     name = cell.submit(prompt(3))
 
     assert placed(cell, name) == "worker-1"
-    assert cell.state.requests[name].run is not None
+    assert cell.state.requests[name].hidden.run is not None
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-1"].restored_tokens == 3 * CHUNK

@@ -174,7 +174,10 @@ def test_a_trial_brings_no_more_than_it_may_cost(cell_that, fetched):
 
     ((form, chunks),) = fetched(cell)
     assert (form, 0 < chunks < 6) == ("state", True)
-    assert (cell.state.requests[name].run.further, cell.state.requests[name].run.goal) == ("goal", chunks * CHUNK)
+    assert (cell.state.requests[name].hidden.run.further, cell.state.requests[name].hidden.run.goal) == (
+        "goal",
+        chunks * CHUNK,
+    )
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == chunks * CHUNK
     assert cell.state.counters["restorations_explored"] == 1

@@ -71,7 +71,7 @@ def test_a_request_waits_for_its_fetch(cell_that, wait):
     name = cell.submit(prompt(3))
 
     bring(cell, 2)
-    assert cell.state.requests[name].waits_fetch
+    assert cell.state.requests[name].wait.fetch
     assert cell.admitted == []
     bring(cell, 1)
 
@@ -163,8 +163,8 @@ def test_one_that_waits_for_a_fetch_announces_nothing(cell_that):
 
     second = cell.submit(prompt(3) + [9] * 5)
 
-    assert not cell.state.requests[first].transient
-    assert cell.state.requests[second].waits_fetch == cell.state.requests[first].waits_fetch
+    assert not cell.state.requests[first].place.marks
+    assert cell.state.requests[second].wait.fetch == cell.state.requests[first].wait.fetch
     cell.drain()
     cell.check_answers()
 
@@ -176,7 +176,7 @@ def test_one_that_waits_for_a_producer_has_fetched_what_that_does_not_bring(cell
     put_on_disk(cell, prompt(4))
 
     name = cell.submit(prompt(4))
-    assert cell.state.requests[name].waits_for
+    assert cell.state.requests[name].wait.producer
     assert cell.state.fetches == {}
     cell.drain()
 

@@ -252,7 +252,7 @@ def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell, orders):
         cell.submit(prompt(1, kind=kind), max_tokens=1)
 
     name = cell.submit(prompt(3), max_tokens=1)
-    assert cell.state.requests[name].is_fetch_due
+    assert cell.state.requests[name].prefetch.is_due
     assert fetch_orders(cell, orders) == []
     cell.drain()
 

@@ -168,7 +168,7 @@ def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_ce
 
     bring(cell, 4)
 
-    assert cell.state.requests[name].fetched_kv.tokens == 3 * CHUNK
+    assert cell.state.requests[name].prefetch.kv.tokens == 3 * CHUNK
     cell.drain()
     cell.check_answers()
 
@@ -183,9 +183,9 @@ def test_how_long_is_waited_is_as_for_kv(make_restoring_cell, wait):
 
     if wait == "best_effort":
         assert [order.request_id for order in cell.admitted] == [name]
-        assert cell.state.requests[name].run is None
+        assert cell.state.requests[name].hidden.run is None
     else:
-        assert cell.state.requests[name].waits_fetch
+        assert cell.state.requests[name].wait.fetch
     if wait == "deadline":
         (timer,) = [timer for timer in cell.timers if timer.startswith("prefetch.")]
         cell.fire(timer)

@@ -137,11 +137,11 @@ def test_how_far_state_goes_is_waited_for(cell_that):
 
     bring(cell, 1)
     assert cell.admitted == []
-    assert cell.state.requests[name].waits_fetch
+    assert cell.state.requests[name].wait.fetch
     bring(cell, 2)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].run.goal == 2 * CHUNK
+    assert cell.state.requests[name].hidden.run.goal == 2 * CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 2 * CHUNK
     cell.check_answers()
@@ -153,7 +153,7 @@ def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that):
     put_state_in_store(cell, prompt(3), chunks=2)
     name = cell.submit(prompt(3))
     bring_at_once(cell, 2)
-    assert cell.state.requests[name].waits_fetch
+    assert cell.state.requests[name].wait.fetch
 
     bring(cell, 1)
 
@@ -172,7 +172,7 @@ def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(cell_that,
     name = cell.submit(prompt(3))
     storage_obeys(cell)
     bring(cell, 1)
-    assert cell.state.requests[name].hidden_refusals == 0
+    assert cell.state.requests[name].hidden.refusals == 0
     cell.drain()
 
     expected = [("kv", 0, 3), ("state", 0, 3)] if saves_kv else [("state", 0, 3), ("kv", 0, 3)]
@@ -305,7 +305,7 @@ def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that
     cell.submit([9] * 10, max_tokens=20)
 
     name = cell.submit(prompt(3))
-    assert (asked(cell), cell.state.requests[name].is_fetch_due) == ([], True)
+    assert (asked(cell), cell.state.requests[name].prefetch.is_due) == ([], True)
     cell.drain()
 
     assert asked(cell) == [("kv", 0, 3)]
@@ -339,12 +339,15 @@ def test_a_question_that_came_whole_is_answered_by_its_end(cell_that):
     put_state_in_store(cell, prompt(2))
     name = cell.submit(prompt(2))
     say(cell, chunks=2, is_over=False)
-    assert cell.state.requests[name].waits_fetch
+    assert cell.state.requests[name].wait.fetch
 
     say(cell, chunks=2, is_over=True)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert (cell.state.requests[name].run.further, cell.state.requests[name].run.goal) == ("store", 2 * CHUNK)
+    assert (cell.state.requests[name].hidden.run.further, cell.state.requests[name].hidden.run.goal) == (
+        "store",
+        2 * CHUNK,
+    )
 
 
 def test_who_follows_waits_as_long_as_who_asks(cell_that):
@@ -357,7 +360,7 @@ def test_who_follows_waits_as_long_as_who_asks(cell_that):
     bring(cell, 1)
 
     assert cell.admitted == []
-    assert cell.state.requests[other].waits_fetch
+    assert cell.state.requests[other].wait.fetch
     cell.drain()
     cell.check_answers()
 
@@ -387,16 +390,16 @@ def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that):
     for _ in range(2):
         bring(cell, 1)
     request = cell.state.requests[name]
-    assert (request.lacks.hidden_from, request.lacks.kv_from) == (0, 0)
+    assert (request.prefetch.lacks.hidden_from, request.prefetch.lacks.kv_from) == (0, 0)
 
     cell.lose_worker("worker-0")
-    assert (request.lacks.hidden_from, request.lacks.kv_from) == (-1, -1)
+    assert (request.prefetch.lacks.hidden_from, request.prefetch.lacks.kv_from) == (-1, -1)
 
     cell.add_worker("worker-1", pages=64)
     cell.submit(prompt(3, kind=2))
     while not any(order.request_id == name for order in cell.admitted):
         cell.round()
-    assert (request.lacks.hidden_from, request.lacks.kv_from) == (-1, -1)
+    assert (request.prefetch.lacks.hidden_from, request.prefetch.lacks.kv_from) == (-1, -1)
     cell.drain()
     cell.check_answers()
 
@@ -426,7 +429,7 @@ def test_a_wait_that_is_over_uses_what_has_come(cell_that):
     cell.fire(timer)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].run.arrived == CHUNK
+    assert cell.state.requests[name].hidden.run.arrived == CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
     cell.check_answers()
@@ -442,7 +445,7 @@ def test_an_answer_that_is_late_is_a_fault(cell_that):
     cell.fire(timer)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].hidden_refusals == 1
+    assert cell.state.requests[name].hidden.refusals == 1
     cell.drain()
     assert restores(cell) == []
 
@@ -469,7 +472,7 @@ def test_a_rotten_page_of_the_store_is_refused_like_any(cell_that):
         page.is_corrupt = True
     worker_goes_on(cell)
 
-    assert cell.state.requests[name].hidden_refusals == 1
+    assert cell.state.requests[name].hidden.refusals == 1
     cell.drain()
     cell.check_answers()
     assert hidden_pool(cell).leased == 0

@@ -28,21 +28,21 @@ def exact(submit):
 
 
 def void_choice(request, **changes):
-    request.sparse_choice = structs.replace(request.sparse_choice, **changes)
+    request.sparse.choice = structs.replace(request.sparse.choice, **changes)
 
 
 def set_span(request, **changes):
-    request.sparse = structs.replace(request.sparse, **changes)
+    request.sparse.span = structs.replace(request.sparse.span, **changes)
 
 
 FAULTS = {
     "runs": [
         lambda request: setattr(request, "submit", exact(request.submit)),
-        lambda request: setattr(request, "transient", 1),
-        lambda request: setattr(request, "lease", 1),
+        lambda request: setattr(request.place, "marks", 1),
+        lambda request: setattr(request.hidden, "lease", 1),
         lambda request: setattr(request, "computed", CHUNK),
         lambda request: setattr(request, "pages", request.pages[4:]),
-        lambda request: setattr(request, "sparse_choice", SparseChoice("storage", 0, b"n" * 16)),
+        lambda request: setattr(request.sparse, "choice", SparseChoice("storage", 0, b"n" * 16)),
         lambda request: set_span(request, start=PAGE // 2),
         lambda request: set_span(request, start=PAGE),
         lambda request: set_span(request, end=4 * CHUNK - PAGE),
@@ -53,8 +53,8 @@ FAULTS = {
     ],
     "waits": [
         lambda request: setattr(request, "submit", exact(request.submit)),
-        lambda request: setattr(request, "is_sparse_refused", True),
-        lambda request: setattr(request, "fetch", 1),
+        lambda request: setattr(request.sparse, "is_refused", True),
+        lambda request: setattr(request.prefetch, "fetch", 1),
         lambda request: setattr(request, "worker_id", ""),
         lambda request: void_choice(request, depth=PAGE),
         lambda request: void_choice(request, chunks=b""),
@@ -64,8 +64,8 @@ FAULTS = {
 
 def test_a_sound_cell_passes(cell):
     """Before anything is broken."""
-    assert cell.state.requests["runs"].sparse is not None
-    assert cell.state.requests["waits"].sparse_choice is not None
+    assert cell.state.requests["runs"].sparse.span is not None
+    assert cell.state.requests["waits"].sparse.choice is not None
 
     check_invariants(cell.state)
 
@@ -90,7 +90,7 @@ def test_who_waits_for_something_lossy_is_found(cell):
 def test_a_lost_page_is_found(cell):
     """Those beside the page table are the request's own as well."""
     request = cell.state.requests["runs"]
-    cell.state.workers["worker-0"].pool.free_map[request.sparse.pages[0]] = 1
+    cell.state.workers["worker-0"].pool.free_map[request.sparse.span.pages[0]] = 1
 
     with pytest.raises(InvariantViolated):
         check_invariants(cell.state)

@@ -245,7 +245,7 @@ def test_a_slow_disk_is_read_in_part(cell_that):
     name = cell.submit(prompt(4), importance=QUARTER)
 
     assert cell.admitted[0].sparse is not None
-    assert cell.state.requests[name].sparse.predicted_us > 0
+    assert cell.state.requests[name].sparse.span.predicted_us > 0
     cell.drain()
     (found,) = cell.state.predictions.by_kind.items()
     assert (found[0], found[1].observations) == ("important tokens from disk", 1)
@@ -261,8 +261,8 @@ def test_nobody_waits_for_what_is_lossy(cell_that):
     third = cell.submit(prompt(4, tail=CHUNK))
 
     assert not cell.state.transient.marks
-    assert not cell.state.requests[second].waits_for
-    assert not cell.state.requests[third].waits_for
+    assert not cell.state.requests[second].wait.producer
+    assert not cell.state.requests[third].wait.producer
     cell.drain()
     cell.check_answers()
 
@@ -279,9 +279,9 @@ def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that):
 
     found = [next(look), next(look)]
 
-    assert all(candidate.request.sparse_choice is not None for candidate in found)
+    assert all(candidate.request.sparse.choice is not None for candidate in found)
     assert [candidate.compute for candidate in found] == [CHUNK, CHUNK + 1]
-    assert not any(candidate.request.transient for candidate in found)
+    assert not any(candidate.request.place.marks for candidate in found)
 
 
 def test_what_another_is_computing_behind_it_is_waited_for(cell_that):
@@ -294,7 +294,7 @@ def test_what_another_is_computing_behind_it_is_waited_for(cell_that):
     lossy = cell.submit(tokens, importance=QUARTER)
     worker_goes_on(cell)
 
-    assert cell.state.requests[lossy].waits_for == exact
+    assert cell.state.requests[lossy].wait.producer == exact
     cell.drain()
     cell.check_answers()
 
@@ -321,7 +321,7 @@ def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that):
     names = put_in_parts(cell, prompt(4))
     cell.submit(prompt(1, kind=9), max_tokens=20, ignore_eos=True)
     lossy = cell.submit(prompt(4), importance=QUARTER)
-    assert cell.state.requests[lossy].sparse_choice.chunks == b"".join(names)
+    assert cell.state.requests[lossy].sparse.choice.chunks == b"".join(names)
     incarnation = cell.storages["storage"].incarnation
     said = ChunksDropped(storage_id="storage", incarnation=incarnation, chunks=b"".join(names[3:]), form="sparse")
 
@@ -389,7 +389,7 @@ def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that):
     name = cell.submit(prompt(4), importance=QUARTER, max_tokens=20, ignore_eos=True)
     cell.workers["worker-0"].step()
     cell.lose_worker("worker-0")
-    assert cell.state.requests[name].sparse is None
+    assert cell.state.requests[name].sparse.span is None
 
     cell.add_worker("worker-1", pages=64)
     cell.drain()
@@ -404,7 +404,7 @@ def test_a_request_that_moves_is_decided_for_anew(cell_that):
     put_in_parts(cell, prompt(4))
     cell.submit(prompt(1, kind=9), max_tokens=200, ignore_eos=True)
     lossy = cell.submit(prompt(4), importance=QUARTER)
-    assert cell.state.requests[lossy].sparse_choice is not None
+    assert cell.state.requests[lossy].sparse.choice is not None
 
     cell.add_worker("worker-1", node="elsewhere", pages=64)
 
@@ -520,6 +520,6 @@ def test_neither_admission_nor_order_takes_an_exact_request(cell_that):
 
     with pytest.raises(InvariantViolated):
         begin_sparse(cell.state, request, worker, span, b"", 0)
-    request.sparse = span
+    request.sparse.span = span
     with pytest.raises(InvariantViolated):
         sparse_order(request)

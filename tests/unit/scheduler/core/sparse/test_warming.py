@@ -153,7 +153,7 @@ def test_it_is_joined_by_who_waits(cell_that, ordered):
     for _ in range(2):
         read_in_part(cell, prompt(4))
     exact = cell.submit(prompt(4, tail=9))
-    assert cell.state.requests[exact].fetch
+    assert cell.state.requests[exact].prefetch.fetch
 
     cell.cancel(exact)
 

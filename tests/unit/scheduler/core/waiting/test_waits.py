@@ -4,7 +4,6 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core import status
-from services.scheduler.core.waiting.waits import is_deferred
 from shared.messages.cell_events import CellConfigured, WorkerLost
 
 DOCUMENT = [position % 10 for position in range(2048)]
@@ -18,7 +17,7 @@ def ask(cell, number, document=DOCUMENT, **options):
 
 def deferred(cell):
     """Ids of deferred requests, in order of submission."""
-    return [name for name, request in cell.state.requests.items() if is_deferred(request)]
+    return [name for name, request in cell.state.requests.items() if request.wait.is_deferred]
 
 
 @pytest.fixture
@@ -223,14 +222,14 @@ def test_nobody_waits_for_one_that_stands_behind(big):
     cell.submit([90] * 2000, max_tokens=20, request_id="running", ignore_eos=True)
     ask(cell, 0)
     ask(cell, 1)
-    assert cell.state.requests["q0"].transient
-    assert cell.state.requests["q1"].waits_for == "q0"
+    assert cell.state.requests["q0"].place.marks
+    assert cell.state.requests["q1"].wait.producer == "q0"
 
     ask(cell, 2, priority=1)
     cell.submit([80] * 8, request_id="last")
 
-    assert not is_deferred(cell.state.requests["q2"])
-    assert [cell.state.requests[name].waits_for for name in ("q0", "q1")] == ["q2", "q2"]
+    assert not cell.state.requests["q2"].wait.is_deferred
+    assert [cell.state.requests[name].wait.producer for name in ("q0", "q1")] == ["q2", "q2"]
     cell.drain()
     cell.check_answers()
     assert [admitted.request_id for admitted in cell.admitted][:2] == ["running", "q2"]
