@@ -131,5 +131,37 @@ def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
         raise IllegalTransition(f"a request that waits for {kind.value} cannot take {event.value}") from error
 
 
+class TransferState(Enum):
+    """Where an order to a worker or a storage is that moves KV or hidden states, until it is answered and forgotten."""
+
+    UNDER_WAY = "under_way"
+    CALLED_OFF = "called_off"  # What it brings is for nobody any more; it may still read and write its pages.
+    LATE = "late"  # The same, because its deadline passed: its storage is asked for nothing before it answers.
+
+
+class TransferEvent(Enum):
+    """What moves it on, but for the answer."""
+
+    CALL_OFF = "call_off"
+    EXPIRE = "expire"
+
+
+TRANSFER_TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
+    (TransferState.UNDER_WAY, TransferEvent.CALL_OFF): TransferState.CALLED_OFF,
+    (TransferState.UNDER_WAY, TransferEvent.EXPIRE): TransferState.LATE,
+    (TransferState.CALLED_OFF, TransferEvent.CALL_OFF): TransferState.CALLED_OFF,
+    (TransferState.LATE, TransferEvent.CALL_OFF): TransferState.LATE,
+}
+"""Every legal move of backups, loads, saves, fetches and leases of hidden states."""
+
+
+def next_transfer_state(state: TransferState, event: TransferEvent) -> TransferState:
+    """Where ``event`` leads from ``state``; raises IllegalTransition when the table has no entry."""
+    try:
+        return TRANSFER_TRANSITIONS[state, event]
+    except KeyError as error:
+        raise IllegalTransition(f"a transfer that is {state.value} cannot take {event.value}") from error
+
+
 FAILURE_CODES = {"cancelled": RequestCancelled.code, "deadline": DeadlineExceeded.code}
 """Finish reasons that a request is made to end with, and the code when no worker is left to end it."""

@@ -171,7 +171,7 @@ def queued_bytes(state: CellState, storage: Storage) -> float:
     """What fetches under way still have to bring from this storage's disk, in either form. Does not mutate."""
     name, total = storage.storage_id, 0
     for fetch in state.fetches.values():
-        if fetch.storage_id == name and not fetch.is_cancelled and state.geometry is not None:
+        if fetch.storage_id == name and not fetch.is_called_off and state.geometry is not None:
             total += (len(fetch.names) // DIGEST_BYTES - fetch.chunks) * chunk_bytes(state.geometry)
     for hidden_fetch in state.hidden_fetches.values():
         request = state.requests.get(hidden_fetch.request_id)

@@ -176,7 +176,7 @@ def leaves_with_backup(state: CellState, node: Node, worker_id: str) -> bool:
     if not node.transfer:
         return False
     transfer = state.transfers[node.transfer]
-    return transfer.worker_id == worker_id and not transfer.is_timed_out and not transfer.stays
+    return transfer.worker_id == worker_id and not transfer.is_late and not transfer.stays
 
 
 def lock_host(node: Node, storage_id: str) -> None:

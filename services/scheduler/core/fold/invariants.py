@@ -166,7 +166,7 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
         if node.transfer and state.transfers[node.transfer].storage_id == storage.storage_id:
             owned.append(node.backup_pages)
     transfers = [item for item in state.transfers.values() if item.storage_id == storage.storage_id]
-    late = sum(transfer.is_timed_out for transfer in transfers)
+    late = sum(transfer.is_late for transfer in transfers)
     require(storage.late_backups == late, f"{storage.storage_id} has another number of late backups")
     owned += [transfer.held for transfer in transfers]
     fetched = pages_of_fetches(state, storage)
@@ -211,7 +211,7 @@ def _pages_leaving(state: CellState, worker: Worker) -> int:
     nodes = [
         state.tree.nodes[node_id]
         for transfer in state.transfers.values()
-        if transfer.worker_id == name and not transfer.is_timed_out and not transfer.stays
+        if transfer.worker_id == name and not transfer.is_late and not transfer.stays
         for node_id in transfer.nodes
     ]
     return sum(len(node.device.get(name, b"")) // 4 for node in nodes if name not in node.locks)

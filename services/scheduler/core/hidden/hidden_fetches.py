@@ -48,7 +48,7 @@ def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
     """The deadline passed: its request goes on with what has arrived; returns it if other means are to be found."""
     state = step.state
     state.count("fetch_deadlines")
-    fetch.is_late = True
+    fetch.expire()
     state.storages[fetch.storage_id].late_fetches += 1
     request = state.requests.get(fetch.request_id)
     cut_off_hidden(step, fetch)
@@ -58,7 +58,7 @@ def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
 def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
     """Call a fetch off; the pages that it may still write to stay with it until the storage answers."""
     state = step.state
-    fetch.is_cancelled = True
+    fetch.call_off()
     step.cancel_timer(fetch.timer_id)
     step.to_storage(state.storages[fetch.storage_id], CancelFetch(fetch_id=fetch.fetch_id))
     request = state.requests.get(fetch.request_id)
@@ -84,7 +84,7 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
     """The state pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
     state = step.state
     for fetch in [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]:
-        if not is_lost and not fetch.is_cancelled:
+        if not is_lost and not fetch.is_called_off:
             step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
         step.cancel_timer(fetch.timer_id)
         wake_followers(state, fetch)

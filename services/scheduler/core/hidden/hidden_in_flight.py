@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from services.scheduler.core.tiers.under_way import UnderWay
+
 Further = Literal["disk", "asked", "store", "goal"]
 """How a run of state goes on: as far as the disk is known to have it; as far as the object store has it, which is being
 asked for the first of it (``asked``) or has proved to have some (``store``); or no further than its goal."""
@@ -56,7 +58,7 @@ class FetchedKv(msgspec.Struct):
     disk_us: float
 
 
-class HiddenFetch(msgspec.Struct):
+class HiddenFetch(UnderWay):
     """A FetchChunks of state that is not over. It is for one request; once that is gone its pages wait for the end."""
 
     fetch_id: int
@@ -65,18 +67,17 @@ class HiddenFetch(msgspec.Struct):
     timer_id: str
     chunks: int  # Ordered.
     pages: bytes = b""  # To be given back when it is over, because no request has them any more.
-    is_cancelled: bool = False
-    is_late: bool = False  # Its deadline passed.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     is_question: bool = False  # It names chunks that only the object store may have: no fault if they do not come.
     followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
 
 
-class HiddenLease(msgspec.Struct):
+class HiddenLease(UnderWay):
     """A StateLease, from its order to the worker's ``StateSaved``.
 
     ``names`` are the chunks, 16 bytes each, of which it is known that they are being saved under it: nobody else saves
     them meanwhile. ``pages`` are of whole chunks, one behind the other from ``depth`` on.
+    Called off, what was computed under it is not to be trusted.
     """
 
     lease_id: int
@@ -91,10 +92,9 @@ class HiddenLease(msgspec.Struct):
     request_id: str = ""  # Whose tokens they are; "" once that request left the worker.
     timer_id: str = ""  # Runs from then on.
     value: float = 0.0  # How hot the sequence was when it was looked at last.
-    is_spoiled: bool = False  # What was computed under it is not to be trusted.
 
 
-class HiddenSave(msgspec.Struct):
+class HiddenSave(UnderWay):
     """A SaveChunks of state that the storage has not answered. It holds its pages of the state pool until then."""
 
     save_id: int
@@ -103,4 +103,3 @@ class HiddenSave(msgspec.Struct):
     names: bytes  # 16 bytes each.
     pages: bytes
     timer_id: str
-    is_late: bool = False  # Its deadline passed; the storage may still read its pages.

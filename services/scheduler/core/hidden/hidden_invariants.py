@@ -184,6 +184,6 @@ def _check_fetch(state: CellState, fetch: HiddenFetch) -> None:
     else:
         most = fetch.chunks * chunk_pages(state.tree.page_size) * PAGE_NUMBER_BYTES
         require(len(fetch.pages) <= most, f"{name} keeps more pages than it was given")
-        require(fetch.is_cancelled, f"{name} goes on for nobody")
+        require(fetch.is_called_off, f"{name} goes on for nobody")
     timer = state.timers.get(fetch.timer_id)
-    require((timer is None) == fetch.is_cancelled, f"{name} has no deadline, or keeps one")
+    require((timer is None) == fetch.is_called_off, f"{name} has no deadline, or keeps one")

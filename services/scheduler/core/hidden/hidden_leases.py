@@ -114,10 +114,11 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
         return
     storage = state.storages[lease.storage_id]
     lease.request_id = ""
-    lease.is_spoiled = not is_good
+    if not is_good:
+        lease.call_off()
     timer_id = f"lease.{lease.lease_id}"
     lease.timer_id = step.set_timer(timer_id, "hidden_lease", str(lease.lease_id), state.config.save_deadline_ms)
-    if lease.is_spoiled:
+    if lease.is_called_off:
         _disclaim(storage, lease)
         return
     _claim(storage, lease, _completed(state, lease, tokens, computed))
@@ -133,14 +134,15 @@ def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
         return
     storage, request = state.storages[lease.storage_id], state.requests.get(lease.request_id)
     if request is not None:
-        lease.is_spoiled = request.is_poisoned
+        if request.is_poisoned:
+            lease.call_off()
         lease.value = _value(state, lease, request.tokens)
     _close(step, lease)
     is_sound = _is_sound(state, lease, message)
     if not is_sound:
         state.count("malformed_inputs")
     state.count("state_leases_answered")
-    save_hidden(step, storage, lease, message.tokens if is_sound and not lease.is_spoiled else b"")
+    save_hidden(step, storage, lease, message.tokens if is_sound and not lease.is_called_off else b"")
 
 
 def expire_lease(step: Step, lease: HiddenLease) -> None:

@@ -112,7 +112,7 @@ def expire_hidden_save(step: Step, save: HiddenSave) -> None:
     """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
     state.count("state_saves_failed")
-    save.is_late = True
+    save.expire()
     state.storages[save.storage_id].late_saves += 1
 
 

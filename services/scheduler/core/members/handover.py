@@ -79,7 +79,7 @@ def is_handing_over(state: CellState, worker: Worker) -> bool:
 
 def _backups_of(state: CellState, worker: Worker) -> int:
     name = worker.worker_id
-    return sum(item.worker_id == name and not item.is_timed_out for item in state.transfers.values())
+    return sum(item.worker_id == name and not item.is_late for item in state.transfers.values())
 
 
 def _on_device(state: CellState, worker: Worker) -> Iterator[Node]:

@@ -50,14 +50,14 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
     require(len(fetch.tokens) == end * TOKEN_BYTES, f"{name} has another number of tokens")
     inserted = fetch.chunks * chunk_pages(page_size)
     require(leased_pages(fetch.pages[: inserted * PAGE_NUMBER_BYTES]) == 0, f"{name} leases what is in the tree")
-    if fetch.is_cancelled:
+    if fetch.is_called_off:
         require(not fetch.waiters, f"somebody waits for {name}, which was cut off")
     else:
         timer = state.timers.get(fetch.timer_id)
         require(timer is not None and timer.subject == str(fetch.fetch_id), f"{name} has no deadline")
         is_for_somebody = bool(fetch.waiters) or fetch.is_warming
         require(is_for_somebody or fetch.chunks == chunks, f"nobody waits for {name}")
-    require(not fetch.is_cancelled or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
+    require(not fetch.is_called_off or fetch.timer_id not in state.timers, f"{name} keeps a deadline")
     for request_id in fetch.waiters:
         request = state.requests.get(request_id)
         require(request is not None and request.prefetch.fetch == fetch.fetch_id, f"{request_id} does not want {name}")
@@ -72,7 +72,7 @@ def _check_storage(state: CellState, storage: Storage) -> None:
     require(storage.late_fetches == late, f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
-        for chunk in () if fetch.is_cancelled else split_digests(fetch.names):
+        for chunk in () if fetch.is_called_off else split_digests(fetch.names):
             require(chunk not in coming, f"a chunk of {name} is fetched twice")
             coming[chunk] = fetch.fetch_id
     require(storage.fetching == coming, f"{name} fetches other chunks than it thinks")

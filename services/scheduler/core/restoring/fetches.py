@@ -73,7 +73,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
 def expire_fetch(step: Step, fetch: Fetch) -> None:
     """The deadline passed."""
     step.state.count("fetch_deadlines")
-    fetch.is_late = True
+    fetch.expire()
     step.state.storages[fetch.storage_id].late_fetches += 1
     _cut_off(step, fetch)
 
@@ -94,11 +94,11 @@ def cancel_unwanted(step: Step) -> None:
     state = step.state
     for fetch_id in state.unwanted:
         fetch = state.fetches.get(fetch_id)
-        is_idle = fetch is not None and not fetch.waiters and not fetch.is_cancelled and not fetch.is_warming
+        is_idle = fetch is not None and not fetch.waiters and not fetch.is_called_off and not fetch.is_warming
         if fetch is not None and is_idle and fetch.chunks < _chunks_of(fetch):
             _cut_off(step, fetch)
         hidden_fetch = state.hidden_fetches.get(fetch_id)
-        if hidden_fetch is not None and not hidden_fetch.request_id and not hidden_fetch.is_cancelled:
+        if hidden_fetch is not None and not hidden_fetch.request_id and not hidden_fetch.is_called_off:
             cut_off_hidden(step, hidden_fetch)
     state.unwanted.clear()
 
@@ -106,7 +106,7 @@ def cancel_unwanted(step: Step) -> None:
 def cancel_fetches(step: Step, namespace: str) -> None:
     """Cut off the fetches of a namespace, or of all if it is ""."""
     for fetch in step.state.fetches.values():
-        if namespace in ("", fetch.namespace) and not fetch.is_cancelled:
+        if namespace in ("", fetch.namespace) and not fetch.is_called_off:
             _cut_off(step, fetch)
     cancel_hidden_fetches(step, namespace)
 
@@ -115,7 +115,7 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
     """The host pool is gone, with the storage or for another one: nothing of its fetches is to be given back."""
     state = step.state
     for fetch in [fetch for fetch in state.fetches.values() if fetch.storage_id == storage.storage_id]:
-        if not is_lost and not fetch.is_cancelled:
+        if not is_lost and not fetch.is_called_off:
             step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))
         step.cancel_timer(fetch.timer_id)
         del state.fetches[fetch.fetch_id]
@@ -138,7 +138,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     is_whole = fetch.chunks == _chunks_of(fetch)
     if fetch.remote_chunks:
         storage.blanks.note_something("kv")
-    state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_cancelled else "fetches_failed")
+    state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_called_off else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
     for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
         tokens = fetch.chunks * chunk_tokens(state.tree.page_size)
@@ -168,7 +168,7 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
 def _cut_off(step: Step, fetch: Fetch) -> None:
     """Nobody waits for this fetch any more; its pages stay leased until the storage answers."""
     storage = step.state.storages[fetch.storage_id]
-    fetch.is_cancelled = True
+    fetch.call_off()
     step.cancel_timer(fetch.timer_id)
     _forget_names(storage, fetch)
     step.to_storage(storage, CancelFetch(fetch_id=fetch.fetch_id))

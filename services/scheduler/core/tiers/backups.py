@@ -76,11 +76,11 @@ def finish_backup(step: Step, transfer: Transfer, *, is_ok: bool) -> None:
     step.cancel_timer(transfer.timer_id)
     storage = state.storages[transfer.storage_id]
     host_pool(storage).release(transfer.held)
-    is_ok = is_ok and not transfer.is_timed_out
-    storage.late_backups -= transfer.is_timed_out
-    state.count("backups_done" if is_ok else "backups_failed", 0 if transfer.is_timed_out else 1)
+    is_ok = is_ok and not transfer.is_late
+    storage.late_backups -= transfer.is_late
+    state.count("backups_done" if is_ok else "backups_failed", 0 if transfer.is_late else 1)
     nodes = close_transfer(state, transfer)
-    uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_timed_out}
+    uncopied = {node.id: None for node in nodes if not node.backup_pages and not transfer.is_late}
     for node in reversed(nodes):
         pages, node.backup_pages = node.backup_pages, b""
         if is_ok and pages and storage.storage_id not in node.host:
@@ -111,7 +111,7 @@ def expire_backup(step: Step, transfer: Transfer) -> None:
     state.count("backups_failed")
     nodes = [state.tree.nodes[node_id] for node_id in transfer.nodes]
     _count_leaving(state, transfer, nodes, -1)
-    transfer.is_timed_out = True
+    transfer.expire()
     state.storages[transfer.storage_id].late_backups += 1
     for node in nodes:
         _hold(state, transfer, node)
@@ -143,7 +143,7 @@ def close_transfer(state: CellState, transfer: Transfer) -> list[Node]:
 def _count_leaving(state: CellState, transfer: Transfer, nodes: list[Node], sign: int) -> None:
     """These nodes join a backup or are over with it; see :func:`residency.lock_path` for what locks change."""
     worker = state.workers.get(transfer.worker_id)
-    if worker is None or transfer.is_timed_out or transfer.stays:
+    if worker is None or transfer.is_late or transfer.stays:
         return
     name = worker.worker_id
     for node in nodes:
@@ -170,7 +170,7 @@ def abandon_backups_of_storage(step: Step, storage: Storage) -> None:
         if transfer.storage_id != storage.storage_id:
             continue
         step.cancel_timer(transfer.timer_id)
-        state.count("backups_failed", 0 if transfer.is_timed_out else 1)
+        state.count("backups_failed", 0 if transfer.is_late else 1)
         for node in close_transfer(state, transfer):
             _charge_less(state, node, storage.storage_id, node.backup_pages)
             node.backup_pages = b""

@@ -78,7 +78,7 @@ def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: 
             continue
         for load in batch.loads:
             if load.request_id == request.request_id and load.attempt == request.attempt:
-                load.is_orphaned = True
+                load.call_off()
 
 
 def _standing_requests(state: CellState, worker: Worker, batch: Batch) -> list[Request]:
@@ -120,7 +120,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
     state.count("loads_failed")
     owner: Request | None = None
     for request in standing:
-        is_owner = request.request_id == load.request_id and request.attempt == load.attempt and not load.is_orphaned
+        is_owner = request.request_id == load.request_id and request.attempt == load.attempt and not load.is_called_off
         _step_back(state, worker, request, nodes, keeps_pages=is_owner)
         owner = request if is_owner else owner
     for node in nodes:

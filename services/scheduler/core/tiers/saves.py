@@ -224,7 +224,7 @@ def expire_save(step: Step, save: Save) -> None:
     """The deadline passed: the storage gets no further save before it answers. What it may still read stays locked."""
     state = step.state
     state.count("saves_failed")
-    save.is_late = True
+    save.expire()
     state.storages[save.storage_id].late_saves += 1
 
 

@@ -6,13 +6,40 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
+from services.scheduler.core.lifecycle import TransferEvent, TransferState, next_transfer_state
 from shared.messages.base import unpack_int32
 
 
-class Transfer(msgspec.Struct):
+class UnderWay(msgspec.Struct, kw_only=True):
+    """An order that moves KV or hidden states and is not answered yet (see :data:`lifecycle.TRANSFER_TRANSITIONS`)."""
+
+    state: TransferState = TransferState.UNDER_WAY
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its deadline passed."""
+        return self.state is TransferState.LATE
+
+    @property
+    def is_called_off(self) -> bool:
+        """Whether what it brings is for nobody any more, late or not."""
+        return self.state is not TransferState.UNDER_WAY
+
+    def expire(self) -> None:
+        """Its deadline passed. Raises IllegalTransition where it can have none any more."""
+        self.state = next_transfer_state(self.state, TransferEvent.EXPIRE)
+
+    def call_off(self) -> None:
+        """What it brings is for nobody any more. Repeats are harmless."""
+        self.state = next_transfer_state(self.state, TransferEvent.CALL_OFF)
+
+
+class Transfer(UnderWay):
     """A backup that the storage has not answered. ``nodes`` leave the device after it, each child before its parent.
 
-    A node without ``backup_pages`` needs no copy and only waits for its children to leave.
+    A late one copies for nobody. A node without ``backup_pages`` needs no copy and only waits for its children to
+    leave.
+
     ``held`` are host pages that no node stands for any more; they are free again after the answer.
     """
 
@@ -22,11 +49,10 @@ class Transfer(msgspec.Struct):
     nodes: list[int]
     timer_id: str
     held: bytes = b""
-    is_timed_out: bool = False
     stays: bool = False  # Its nodes stay on the device: it only makes copies ahead of an eviction.
 
 
-class Save(msgspec.Struct):
+class Save(UnderWay):
     """A SaveChunks that the storage has not answered.
 
     ``node`` is the deepest node whose pages on the worker's device are read (0 is none): the path to it is locked
@@ -39,10 +65,9 @@ class Save(msgspec.Struct):
     node: int
     chunks: bytes
     timer_id: str
-    is_late: bool = False  # Its deadline passed; what it reads stays locked until the answer all the same.
 
 
-class Fetch(msgspec.Struct):
+class Fetch(UnderWay):
     """A FetchChunks that is not over.
 
     It brings tokens [depth, end of ``tokens``) of a sequence; ``pages`` (packed, one entry a page from ``depth``
@@ -58,11 +83,9 @@ class Fetch(msgspec.Struct):
     pages: bytes
     timer_id: str
     chunks: int = 0
-    is_cancelled: bool = False
     waiters: dict[str, None] = {}  # Waiting requests that it is for, deferred until it is over or not.
     names: bytes = b""  # Of its chunks, 16 bytes each.
     remote_chunks: int = 0  # Of ``chunks``: from the object store.
-    is_late: bool = False  # Its deadline passed.
     queued_bytes: float = 0.0  # Of other fetches, when it was ordered.
     predicted_us: float = 0.0  # What fetching and loading it should take; 0 where nobody can say.
     is_warming: bool = False  # It is for nobody who waits (see :mod:`warming`).
@@ -91,19 +114,18 @@ class Chunk(msgspec.Struct):
     is_restored: bool = False
 
 
-class Load(msgspec.Struct):
+class Load(UnderWay):
     """A load of an outstanding batch. It fills the ``loading`` pages of ``node`` and of the nodes above it.
 
     It begins ``depth`` tokens below the root; what is loading above that belongs to another load of the batch.
-    ``storage_id`` is "" once that storage is lost. ``is_orphaned`` says that its request left before it had
-    produced a token, so that nothing proves that the load took place.
+    ``storage_id`` is "" once that storage is lost. It is called off when its request left before it
+    had produced a token, so that nothing proves that the load took place.
     """
 
     request_id: str
     attempt: int
     node: int
     storage_id: str
-    is_orphaned: bool = False
     depth: int = 0
     neighbour_id: str = ""  # Whose device it reads instead of a host pool, where the path to ``node`` is locked.
 

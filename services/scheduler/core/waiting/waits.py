@@ -234,5 +234,5 @@ def let_go_of_fetch(state: CellState, request: Request) -> None:
     request.prefetch.fetch = request.prefetch.end = 0
     if fetch is not None:
         del fetch.waiters[request.request_id]
-        if not fetch.waiters and not fetch.is_cancelled:
+        if not fetch.waiters and not fetch.is_called_off:
             state.unwanted[fetch.fetch_id] = None

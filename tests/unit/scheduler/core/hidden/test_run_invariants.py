@@ -69,7 +69,7 @@ def forget_the_deadline(state):
 
 
 def cancel_quietly(state):
-    fetch_of(state).is_cancelled = True
+    fetch_of(state).call_off()
 
 
 def restore_too_early(state):
@@ -81,7 +81,7 @@ def free_too_early(state):
 
 
 def be_late(state):
-    fetch_of(state).is_late = True
+    fetch_of(state).expire()
 
 
 def count_on_an_answer(state):
