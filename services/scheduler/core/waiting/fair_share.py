@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES
-from services.scheduler.core.waiting import fair_share
 from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
@@ -63,83 +62,79 @@ class Queue(msgspec.Struct):
     levels: dict[int, Level] = {}
     size: int = 0
 
-
-def add(queue: Queue, priority: int, tenant: str, entry: Entry) -> None:
-    """Let a request wait."""
-    level = queue.levels.get(priority)
-    if level is None:
-        level = queue.levels[priority] = Level()
-    queue.size += 1
-    lane = level.lanes.get(tenant)
-    if lane is None:
-        lane = Lane(max(level.now, level.idle.pop(tenant, 0)), [entry])
-        level.lanes[tenant] = lane
-        insort(level.order, _place(lane, tenant))
-        return
-    if entry > lane.waiting[0]:
-        insort(lane.waiting, entry)
-        return
-    before = _place(lane, tenant)
-    lane.waiting.insert(0, entry)
-    _move(level, before, _place(lane, tenant))
-
-
-def remove(queue: Queue, priority: int, tenant: str, entry: Entry) -> None:
-    """A request waits no more, or not here; raises InvariantViolated when it did not."""
-    level = queue.levels.get(priority)
-    lane = None if level is None else level.lanes.get(tenant)
-    index = 0 if lane is None else bisect_left(lane.waiting, entry)
-    if level is None or lane is None or index == len(lane.waiting) or lane.waiting[index] != entry:
-        raise InvariantViolated(f"request {entry[2]} is not in the queue that it waits in")
-    queue.size -= 1
-    if index:
-        del lane.waiting[index]
-        return
-    before = _place(lane, tenant)
-    del lane.waiting[0]
-    if lane.waiting:
+    def add(self, priority: int, tenant: str, entry: Entry) -> None:
+        """Let a request wait."""
+        level = self.levels.get(priority)
+        if level is None:
+            level = self.levels[priority] = Level()
+        self.size += 1
+        lane = level.lanes.get(tenant)
+        if lane is None:
+            lane = Lane(max(level.now, level.idle.pop(tenant, 0)), [entry])
+            level.lanes[tenant] = lane
+            insort(level.order, _place(lane, tenant))
+            return
+        if entry > lane.waiting[0]:
+            insort(lane.waiting, entry)
+            return
+        before = _place(lane, tenant)
+        lane.waiting.insert(0, entry)
         _move(level, before, _place(lane, tenant))
-        return
-    del level.order[_index(level, before)]
-    del level.lanes[tenant]
-    if not level.lanes:
-        del queue.levels[priority]
-    elif lane.tag > level.now:
-        _remember(level, tenant, lane.tag)
 
+    def remove(self, priority: int, tenant: str, entry: Entry) -> None:
+        """A request waits no more, or not here; raises InvariantViolated when it did not."""
+        level = self.levels.get(priority)
+        lane = None if level is None else level.lanes.get(tenant)
+        index = 0 if lane is None else bisect_left(lane.waiting, entry)
+        if level is None or lane is None or index == len(lane.waiting) or lane.waiting[index] != entry:
+            raise InvariantViolated(f"request {entry[2]} is not in the queue that it waits in")
+        self.size -= 1
+        if index:
+            del lane.waiting[index]
+            return
+        before = _place(lane, tenant)
+        del lane.waiting[0]
+        if lane.waiting:
+            _move(level, before, _place(lane, tenant))
+            return
+        del level.order[_index(level, before)]
+        del level.lanes[tenant]
+        if not level.lanes:
+            del self.levels[priority]
+        elif lane.tag > level.now:
+            _remember(level, tenant, lane.tag)
 
-def charge(queue: Queue, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
-    """A tenant is served so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
+    def charge(self, priority: int, tenant: str, tokens: int, *, is_start: bool) -> None:
+        """A tenant is served so many tokens. ``is_start``: one of its waiting requests is about to be admitted.
 
-    Where nobody waits there is nothing to share, and nothing is written down.
-    """
-    level = queue.levels.get(priority)
-    if level is None:
-        return
-    lane = level.lanes.get(tenant)
-    if lane is None:
-        _remember(level, tenant, max(level.now, level.idle.get(tenant, 0)) + tokens)
-        return
-    if is_start:
-        level.now = max(level.now, lane.tag)
-    before = _place(lane, tenant)
-    lane.tag += tokens
-    _move(level, before, _place(lane, tenant))
+        Where nobody waits there is nothing to share, and nothing is written down.
+        """
+        level = self.levels.get(priority)
+        if level is None:
+            return
+        lane = level.lanes.get(tenant)
+        if lane is None:
+            _remember(level, tenant, max(level.now, level.idle.get(tenant, 0)) + tokens)
+            return
+        if is_start:
+            level.now = max(level.now, lane.tag)
+        before = _place(lane, tenant)
+        lane.tag += tokens
+        _move(level, before, _place(lane, tenant))
 
-
-def window(queue: Queue, limit: int, cost_of: Callable[[str], int]) -> list[str]:
-    """The first ``limit`` ids in the order in which they would be served, if each cost ``cost_of`` tokens."""
-    names: list[str] = []
-    for priority in sorted(queue.levels, reverse=True):
-        level = queue.levels[priority]
-        if len(level.lanes) == 1:
-            for lane in level.lanes.values():
-                names += [entry[2] for entry in lane.waiting[: limit - len(names)]]
-        else:
-            _interleave(level, limit, cost_of, names)
-        if len(names) >= limit:
-            break
-    return names
+    def window(self, limit: int, cost_of: Callable[[str], int]) -> list[str]:
+        """The first ``limit`` ids in the order in which they would be served, if each cost ``cost_of`` tokens."""
+        names: list[str] = []
+        for priority in sorted(self.levels, reverse=True):
+            level = self.levels[priority]
+            if len(level.lanes) == 1:
+                for lane in level.lanes.values():
+                    names += [entry[2] for entry in lane.waiting[: limit - len(names)]]
+            else:
+                _interleave(level, limit, cost_of, names)
+            if len(names) >= limit:
+                break
+        return names
 
 
 def _interleave(level: Level, limit: int, cost_of: Callable[[str], int], names: list[str]) -> None:
@@ -192,7 +187,7 @@ def _remember(level: Level, tenant: str, tag: int) -> None:
 
 def stand_in_line(worker: Worker, request: Request) -> None:
     """Put a waiting request where its priority, its tenant's share and its arrival say."""
-    fair_share.add(worker.queue, request.submit.priority, request.place.lane, _entry(request))
+    worker.queue.add(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     alike = worker.openings.get(opening)
     if alike is not None:
@@ -203,7 +198,7 @@ def stand_in_line(worker: Worker, request: Request) -> None:
 
 def step_out(worker: Worker, request: Request) -> None:
     """Take a waiting request that is ready out of the order."""
-    fair_share.remove(worker.queue, request.submit.priority, request.place.lane, _entry(request))
+    worker.queue.remove(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     if opening:
         alike = worker.openings[opening]
@@ -214,19 +209,19 @@ def step_out(worker: Worker, request: Request) -> None:
 
 def serve(worker: Worker, request: Request, tokens: int) -> None:
     """Take a request out of the order because it is admitted, and charge its tenant what it will compute."""
-    fair_share.charge(worker.queue, request.submit.priority, request.place.lane, tokens, is_start=True)
+    worker.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=True)
     step_out(worker, request)
 
 
 def charge_output(worker: Worker, request: Request, tokens: int) -> None:
     """Charge a tenant the output of a request that leaves its worker."""
-    fair_share.charge(worker.queue, request.submit.priority, request.place.lane, tokens, is_start=False)
+    worker.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=False)
 
 
 def first_in_line(state: CellState, worker: Worker, limit: int) -> list[str]:
     """The requests that would be served next, at most ``limit``. Does not mutate."""
     requests = state.requests
-    return fair_share.window(worker.queue, limit, lambda name: requests[name].place.uncached)
+    return worker.queue.window(limit, lambda name: requests[name].place.uncached)
 
 
 def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:

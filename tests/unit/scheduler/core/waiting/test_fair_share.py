@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from services.scheduler.core.waiting import fair_share
 from services.scheduler.core.waiting.fair_share import Queue
 from shared.errors import InvariantViolated
 
@@ -12,12 +11,12 @@ from shared.errors import InvariantViolated
 def fill(queue, *requests):
     """Let requests wait, given as (priority, tenant, place in arrival order)."""
     for priority, tenant, arrival in requests:
-        fair_share.add(queue, priority, tenant, (1, arrival, f"{tenant}{arrival}"))
+        queue.add(priority, tenant, (1, arrival, f"{tenant}{arrival}"))
 
 
 def order(queue, limit=100, cost=10):
     """The ids in the order in which they would be served."""
-    return fair_share.window(queue, limit, lambda name: cost)
+    return queue.window(limit, lambda name: cost)
 
 
 def serve_next(queue, tokens, cost=10):
@@ -27,8 +26,8 @@ def serve_next(queue, tokens, cost=10):
         for tenant, lane in level.lanes.items():
             for entry in lane.waiting:
                 if entry[2] == name:
-                    fair_share.charge(queue, priority, tenant, tokens(tenant), is_start=True)
-                    fair_share.remove(queue, priority, tenant, entry)
+                    queue.charge(priority, tenant, tokens(tenant), is_start=True)
+                    queue.remove(priority, tenant, entry)
                     return name
     raise AssertionError("nobody waits")
 
@@ -37,7 +36,7 @@ def test_higher_priorities_go_first_whatever_their_tenant_was_served():
     """Shares are weighed within a priority only."""
     queue = Queue()
     fill(queue, (0, "a", 1), (5, "b", 2), (5, "b", 3), (0, "a", 4))
-    fair_share.charge(queue, 5, "b", 1_000_000, is_start=True)
+    queue.charge(5, "b", 1_000_000, is_start=True)
 
     assert order(queue) == ["b2", "b3", "a1", "a4"]
 
@@ -78,7 +77,7 @@ def test_who_returns_stands_before_its_own_tenant_but_in_its_turn():
     """Rank 0 is the front of the lane; a tenant that was served less still goes first."""
     queue = Queue()
     fill(queue, (0, "a", 1), (0, "a", 2), (0, "b", 3))
-    fair_share.add(queue, 0, "a", (0, 9, "back"))
+    queue.add(0, "a", (0, 9, "back"))
 
     assert order(queue) == ["back", "b3", "a1", "a2"]
 
@@ -99,8 +98,8 @@ def test_leaving_the_queue_for_a_moment_wins_nothing():
     """A tag ahead of the others is remembered while its tenant waits for nothing."""
     queue = Queue()
     fill(queue, (0, "a", 1), (0, "b", 2), (0, "b", 3))
-    fair_share.charge(queue, 0, "a", 500, is_start=True)
-    fair_share.remove(queue, 0, "a", (1, 1, "a1"))
+    queue.charge(0, "a", 500, is_start=True)
+    queue.remove(0, "a", (1, 1, "a1"))
     fill(queue, (0, "a", 4))
 
     assert order(queue) == ["b2", "b3", "a4"]
@@ -112,11 +111,11 @@ def test_idle_tenants_are_forgotten():
     fill(queue, (0, "stays", 0))
     for number in range(5000):
         fill(queue, (0, f"t{number}", number + 1))
-        fair_share.charge(queue, 0, f"t{number}", 10 + number, is_start=True)
-        fair_share.remove(queue, 0, f"t{number}", (1, number + 1, f"t{number}{number + 1}"))
+        queue.charge(0, f"t{number}", 10 + number, is_start=True)
+        queue.remove(0, f"t{number}", (1, number + 1, f"t{number}{number + 1}"))
 
     assert len(queue.levels[0].idle) <= 1024
-    fair_share.remove(queue, 0, "stays", (1, 0, "stays0"))
+    queue.remove(0, "stays", (1, 0, "stays0"))
     assert queue == Queue()
 
 
@@ -126,7 +125,7 @@ def test_removing_what_does_not_wait_is_a_fault():
     fill(queue, (0, "a", 1))
 
     with pytest.raises(InvariantViolated):
-        fair_share.remove(queue, 0, "a", (1, 2, "a2"))
+        queue.remove(0, "a", (1, 2, "a2"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -139,12 +138,12 @@ def test_any_mixture_keeps_the_books(seed):
             entry = chance.choice(sorted(model))
             priority, tenant = model.pop(entry)
             if chance.random() < 0.5:
-                fair_share.charge(queue, priority, tenant, chance.randrange(50), is_start=chance.random() < 0.5)
-            fair_share.remove(queue, priority, tenant, entry)
+                queue.charge(priority, tenant, chance.randrange(50), is_start=chance.random() < 0.5)
+            queue.remove(priority, tenant, entry)
         else:
             entry = (chance.randrange(2), number, f"r{number}")
             model[entry] = (chance.randrange(3), chance.choice("abcd"))
-            fair_share.add(queue, *model[entry], entry)
+            queue.add(*model[entry], entry)
         names = order(queue, 1000)
         assert sorted(names) == sorted(entry[2] for entry in model)
         assert queue.size == len(model)
