@@ -149,7 +149,7 @@ class PlainCell:
     """A fold of one worker with the default settings, to which nothing was attached that a feature would need."""
 
     def __init__(self) -> None:
-        self._state = core.new_state()
+        self._state = core.new_state(remembers=False)
         self._seq = 0
         self._plan = 0
         geometry = KvGeometry(layers=1, kv_heads=1, head_dim=8, page_size=16, dtype="float32")

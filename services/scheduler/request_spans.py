@@ -15,10 +15,13 @@ _NAMES = {"deferral": "deferral", "prefetch_wait": "prefetch"}
 
 def record_admissions(tracer: Tracer, state: CellState, published: Iterable[Published]) -> None:
     """Record the waits of traced requests that one input admitted, told from what the core remembers of them."""
+    memory = state.recollection
+    if memory is None:
+        return
     for output in published:
         if isinstance(output, WorkerPlan) and isinstance(output.order, AdmitRequest) and output.order.trace:
             order = output.order
-            remembered = state.recollection.admissions.get(order.request_id, [])
+            remembered = memory.admissions.get(order.request_id, [])
             found = next((one for one in remembered if one.attempt == order.attempt), None)
             if found is not None:
                 # How long an attempt after a failure waited is not known: the caller's request was accepted once.

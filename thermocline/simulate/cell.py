@@ -69,7 +69,7 @@ class SimulatedCell:
         costs: Costs,
         queue: EventQueue,
     ) -> None:
-        self.state = new_state()
+        self.state = new_state(remembers=False)
         self.queue = queue
         self.figures = RequestFigures()
         self.answered: Callable[[Asked], None] = lambda asked: None

@@ -13,8 +13,8 @@ from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
-from services.scheduler.core.cache.recollection import Recollection
 from services.scheduler.core.cache.shares import ChunkShares
+from services.scheduler.core.explain.recollection import Recollection
 from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.quotas.quota_accounts import Quotas
@@ -152,7 +152,7 @@ class CellState(msgspec.Struct):
     orders: dict[str, AnyPolicy] = {}  # Eviction policy of each pool, by tier and owner.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
-    recollection: Recollection = msgspec.field(default_factory=Recollection)  # Decides nothing; in no snapshot.
+    recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -174,6 +174,6 @@ class CellState(msgspec.Struct):
         return "" if storage is None else storage.storage_id
 
 
-def new_state() -> CellState:
-    """The state before the first input."""
-    return CellState()
+def new_state(*, remembers: bool = True) -> CellState:
+    """The state before the first input. Unless it ``remembers``, no request can be explained afterwards."""
+    return CellState(recollection=Recollection() if remembers else None)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from services.scheduler import inspection
+from services.scheduler.core import new_state
 from services.scheduler.core.request import Request
-from services.scheduler.core.state import CellState
 from services.scheduler.inspection import Inspection
 from shared import subjects
 from shared.codec import decode, encode
@@ -23,7 +23,7 @@ class Folding:
     """A state in which request "r" runs, and what its scheduler answers about it."""
 
     def __init__(self) -> None:
-        self.state = CellState()
+        self.state = new_state()
         self.state.requests["r"] = Request(submit=submit("r", [1]), accepted_seq=1, accepted_ns=0)
         self._moves: asyncio.Queue[None] = asyncio.Queue()
         self.waits = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.cache.recollection import note_admitted
 from services.scheduler.request_spans import record_admissions
 from shared.messages.explanations import Admission, Wait
 from shared.messages.requests import SamplingParams
@@ -48,7 +47,7 @@ def admission(attempt: int = 1, admitted_ns: int = 900) -> Admission:
 def test_waits_lie_within_the_queue() -> None:
     """From acceptance to admission, and below that what the request stood aside for."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
-    note_admitted(state.recollection, admission())
+    state.recollection.note_admitted(admission())
 
     record_admissions(tracer, state, [plan()])
 
@@ -61,8 +60,8 @@ def test_waits_lie_within_the_queue() -> None:
 def test_a_later_attempt_was_accepted_only_once() -> None:
     """How long it waited after its failure is not known, and nothing is told twice."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
-    note_admitted(state.recollection, admission())
-    note_admitted(state.recollection, admission(attempt=2, admitted_ns=2000))
+    state.recollection.note_admitted(admission())
+    state.recollection.note_admitted(admission(attempt=2, admitted_ns=2000))
 
     record_admissions(tracer, state, [plan(attempt=2)])
 
@@ -73,7 +72,7 @@ def test_who_is_not_traced_leaves_nothing() -> None:
     """Nor does one of whom nothing is remembered, or another order."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
     record_admissions(tracer, state, [plan()])
-    note_admitted(state.recollection, admission())
+    state.recollection.note_admitted(admission())
 
     record_admissions(tracer, state, [plan(trace=""), plan(attempt=7)])
 

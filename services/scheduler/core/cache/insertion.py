@@ -114,7 +114,9 @@ def _adopt(
         child = add_child(state.tree, parent, tokens[position * page : end * page])
         size = end - position
         node_inserted(step, child)
-        value_node(state, state.storage_of(worker), child)
+        storage = state.storage_of(worker)
+        if storage is not None and storage.shares.by_name:
+            value_node(state, storage, child)
     else:
         if worker.worker_id in child.device or worker.worker_id in child.loading:
             return None

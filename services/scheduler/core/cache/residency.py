@@ -34,7 +34,6 @@ from services.scheduler.core.cache.prefix_tree import (
     remove_subtree,
     split,
 )
-from services.scheduler.core.cache.recollection import note_gone
 from services.scheduler.core.cache.unsaved import move_up
 from shared.errors import InvariantViolated
 
@@ -331,7 +330,8 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
         if top.id not in tree.nodes:
             continue
         gone, parent = remove_subtree(tree, top)
-        note_gone(state.recollection, gone, departure, tier, state.policy, state.now_ns)
+        if state.recollection is not None:
+            state.recollection.note_gone(gone, departure, tier, state.policy, state.now_ns)
         move_up(state, gone, parent)
         for node in gone:
             for storage_id, pages in node.host.items():

@@ -8,12 +8,12 @@ import msgspec
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
-from services.scheduler.core.cache.recollection import note_admitted, note_departed
 from services.scheduler.core.explain.misses import missed_spans
 from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
+    from services.scheduler.core.explain.recollection import Recollection
     from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
     from services.scheduler.core.state import CellState, Worker
@@ -24,7 +24,13 @@ MOST_ASKED = 256
 
 
 def note_admission(
-    step: Step, request: Request, worker: Worker, path: Path, found: PrefixMatch, span: SparseSpan | None
+    step: Step,
+    memory: Recollection,
+    request: Request,
+    worker: Worker,
+    path: Path,
+    found: PrefixMatch,
+    span: SparseSpan | None,
 ) -> None:
     """A waiting request is about to be admitted: write down where its prompt comes from, and why the rest is computed.
 
@@ -39,11 +45,9 @@ def note_admission(
         if span.start < end:
             spans.append(PromptSpan(start=span.start, end=end, source="sparse"))
         cached = span.end
-        _note_lossy(step, request, span)
-    spans += missed_spans(state, request, worker, path, found, min(cached, prompt_tokens))
-    memory = state.recollection
-    note_admitted(
-        memory,
+        _note_lossy(step, memory, request, span)
+    spans += missed_spans(state, memory, request, worker, path, found, min(cached, prompt_tokens))
+    memory.note_admitted(
         Admission(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -56,7 +60,7 @@ def note_admission(
     )
 
 
-def _note_lossy(step: Step, request: Request, span: SparseSpan) -> None:
+def _note_lossy(step: Step, memory: Recollection, request: Request, span: SparseSpan) -> None:
     """What this request computes behind a prefix that is read in part would be cached if that were whole."""
     state, tokens = step.state, request.submit.prompt
     page = state.tree.page_token_bytes
@@ -64,12 +68,12 @@ def _note_lossy(step: Step, request: Request, span: SparseSpan) -> None:
     if behind and request.submit.cache.write:
         above = extend(root_digest(request.submit.namespace), tokens[: span.end * TOKEN_BYTES])
         digest = extend(above, head_of(state.tree, behind))
-        note_departed(state.recollection, digest, behind, "lossy", "", "", step.time_ns)
+        memory.note_departed(digest, behind, "lossy", "", "", step.time_ns)
 
 
-def note_restored(state: CellState, request: Request, chunk: Chunk) -> None:
+def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
     """A chunk of an admitted request's prompt was restored from state instead of being computed."""
-    attempts = state.recollection.admissions.get(request.request_id)
+    attempts = memory.admissions.get(request.request_id)
     if not attempts or attempts[-1].attempt != chunk.attempt:
         return
     spans = overlay(attempts[-1].prompt, chunk.start, chunk.end)
@@ -78,6 +82,8 @@ def note_restored(state: CellState, request: Request, chunk: Chunk) -> None:
 
 def find_admissions(state: CellState, call: GetAdmissions) -> Admissions:
     """What is remembered of these requests, at most MOST_ASKED of them. Does not mutate."""
+    if state.recollection is None:
+        return Admissions()
     admissions = state.recollection.admissions
     found = [attempt for name in call.request_ids[:MOST_ASKED] for attempt in admissions.get(name, ())]
     return Admissions(admissions=tuple(found))

@@ -18,7 +18,7 @@ from shared.messages.explanations import PromptSpan, Reason
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_match import PrefixMatch
-    from services.scheduler.core.cache.recollection import Departed
+    from services.scheduler.core.explain.recollection import Departed, Recollection
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Worker
 
@@ -73,7 +73,13 @@ class Missed:
 
 
 def missed_spans(
-    state: CellState, request: Request, worker: Worker, path: Path, found: PrefixMatch, cached: int
+    state: CellState,
+    memory: Recollection,
+    request: Request,
+    worker: Worker,
+    path: Path,
+    found: PrefixMatch,
+    cached: int,
 ) -> list[PromptSpan]:
     """Why tokens of the prompt from ``cached`` on are computed.
 
@@ -93,7 +99,7 @@ def missed_spans(
         _on_its_way(request, missed)
         _being_computed(state, request, worker, missed)
         if missed.position < whole:
-            _gone(state, request, found, missed)
+            _gone(state, memory, request, found, missed)
         missed.limit = prompt_tokens
     is_last = prompt_tokens % page_size == 0 or prompt_tokens - whole == 1
     missed.reach(prompt_tokens, "last_token" if is_last else "partial_chunk")
@@ -143,9 +149,9 @@ def _being_computed(state: CellState, request: Request, worker: Worker, missed: 
         end -= pages * page_size
 
 
-def _gone(state: CellState, request: Request, found: PrefixMatch, missed: Missed) -> None:
+def _gone(state: CellState, memory: Recollection, request: Request, found: PrefixMatch, missed: Missed) -> None:
     """What is remembered to have left, span after span, and what to say of the rest."""
-    tokens, memory = request.submit.prompt, state.recollection
+    tokens = request.submit.prompt
     known = found.nodes
     for node in known if memory.departed else ():
         # A part of it may have come back since: then the rest left with what is here again.
@@ -158,16 +164,16 @@ def _gone(state: CellState, request: Request, found: PrefixMatch, missed: Missed
     while missed.position < missed.limit and len(missed.spans) < MOST_SPANS:
         digest = extend(digest, tokens[position * TOKEN_BYTES : missed.position * TOKEN_BYTES])
         position = missed.position
-        departed = _departed_at(state, digest, tokens, position)
+        departed = _departed_at(state, memory, digest, tokens, position)
         if departed is None or not _take(state, departed, tokens, position, missed):
             break
     if missed.position < missed.limit:
-        missed.reach(missed.limit, _unknown(state, request, digest, tokens, position))
+        missed.reach(missed.limit, _unknown(state, memory, request, digest, tokens, position))
 
 
-def _departed_at(state: CellState, digest: int, tokens: bytes, position: int) -> Departed | None:
+def _departed_at(state: CellState, memory: Recollection, digest: int, tokens: bytes, position: int) -> Departed | None:
     """What left that began here. A node is known by its head, which may be shorter where pages are small."""
-    departed = state.recollection.departed
+    departed = memory.departed
     if not departed:
         return None
     page_size = state.tree.page_size
@@ -205,11 +211,13 @@ def _common_tokens(state: CellState, span: bytes, tokens: bytes, start: int) -> 
     return low * state.tree.page_size
 
 
-def _unknown(state: CellState, request: Request, digest: int, tokens: bytes, position: int) -> Reason:
+def _unknown(
+    state: CellState, memory: Recollection, request: Request, digest: int, tokens: bytes, position: int
+) -> Reason:
     """What to say of tokens from ``position`` on of which nothing is remembered."""
     if _is_elsewhere(state, request, position):
         return "other_salt"
-    if state.recollection.is_whole:
+    if memory.is_whole:
         return "never_stored"
     # Uses are remembered for longer than how things left, and by snapshots too.
     length = max(state.tree.page_size, HEAD_TOKENS)

@@ -30,8 +30,9 @@ def serve_workers(step: Step, *, everywhere: bool) -> None:
         if name in workers:
             served = workers[name]
             is_busy |= _serve(step, served)
-    for worker in steal(step):
-        is_busy |= _serve(step, worker)
+    if step.state.queued and len(workers) > 1:
+        for worker in steal(step):
+            is_busy |= _serve(step, worker)
     if served is not None and not is_busy:
         prepare(step.state, served.worker_id, step.state.storage_id_of(served))
 
@@ -53,6 +54,6 @@ def _serve(step: Step, worker: Worker) -> bool:
     is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
     # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
     # what is within quotas, so whoever is above one gives way before.
-    if not is_batch_sent and not is_trimming:
+    if worker.is_promotion_due and not is_batch_sent and not is_trimming:
         promote(step, worker)
     return is_batch_sent or is_evicting or is_trimming

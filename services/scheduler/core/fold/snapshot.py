@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.eviction.ranked import RankedPolicy
-from services.scheduler.core.cache.recollection import forgotten
+from services.scheduler.core.explain.recollection import forgotten
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 from shared.undecodable import UNDECODABLE
@@ -32,7 +32,7 @@ def encode_state(state: CellState) -> bytes:
 
     What is remembered for explanations alone is left out: it grows large, and no output depends on it.
     """
-    return _ENCODER.encode(_Snapshot(_VERSION, msgspec.structs.replace(state, recollection=forgotten())))
+    return _ENCODER.encode(_Snapshot(_VERSION, msgspec.structs.replace(state, recollection=None)))
 
 
 def decode_state(data: bytes) -> CellState:

@@ -130,7 +130,8 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
     if chunk.is_restored and message.restored_tokens > 0:
         part = (chunk.end - chunk.start) / message.restored_tokens
         request.hidden.run.restored_us += max(0, message.restore_us) * min(1.0, part)
-        note_restored(step.state, request, chunk)
+        if step.state.recollection is not None:
+            note_restored(step.state.recollection, request, chunk)
     free_restored(step.state, request)
     extend_run(step, request)
     end_run(step.state, request)

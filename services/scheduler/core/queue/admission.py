@@ -63,7 +63,8 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     if candidate.stage != builder.stage:  # Another admission may have evicted, cut or begun to load what it matched.
         path = matched_path(state, request)
         found = reach(state, path, worker, builder.loading)
-    span = span_for(state, request, worker, found.pages * state.tree.page_size)
+    choice = request.sparse.choice
+    span = None if choice is None else span_for(state, request, worker, found.pages * state.tree.page_size)
     fresh = _fresh_pages(state, request, found, span)
     locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
     if not can_make_room(worker, fresh + locked_anew):
@@ -78,7 +79,8 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
         _let_go(state, found, worker)
         return False
     follow_cuts(state, found)
-    note_admission(step, request, worker, path, found, span)
+    if state.recollection is not None:
+        note_admission(step, state.recollection, request, worker, path, found, span)
     _take_over(step, request, worker, found, pages, span)
     if found.loaded:
         _begin_loads(step, request, worker, found, pages, builder)
@@ -150,7 +152,8 @@ def _take_over(
     held = found.deepest_held
     request.node = held.id if held is not None else 0
     request.planned = request.computed = cached
-    keep_usable_run(state, request, cached)
+    if request.hidden.run is not None:
+        keep_usable_run(state, request, cached)
     request.is_poisoned = False
     request.lease_generated = -1
     worker.running.append(request.request_id)
@@ -261,8 +264,8 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
-            state_lease=open_lease(step, request, worker),
-            sparse=sparse_order(request),
+            state_lease=open_lease(step, request, worker) if state.storages else None,
+            sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
         ),
     )

@@ -75,11 +75,13 @@ def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
 
 def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuilder) -> None:
     """Plan the next tokens of a request's prompt, as many as the budget allows: restored where there is state."""
-    if is_restoring(request):
-        plan_restore(step.state, worker, request, builder)
-        return
-    start = request.planned
-    end = min(end_of_computing(request), start + builder.budget)
+    start, end = request.planned, request.token_count
+    if request.hidden.run is not None:
+        if is_restoring(request):
+            plan_restore(step.state, worker, request, builder)
+            return
+        end = end_of_computing(request)
+    end = min(end, start + builder.budget)
     builder.add_chunk(Chunk(request.request_id, request.attempt, start, end))
     request.planned = end
     worker.unplanned -= end - start

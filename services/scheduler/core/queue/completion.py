@@ -21,7 +21,6 @@ from services.scheduler.core.queue.queueing import accept, dequeue, enqueue, fai
 from services.scheduler.core.rates import observe
 from services.scheduler.core.sparse.warming import sparse_loaded, sparse_refused
 from services.scheduler.core.tiers.loads import settle_loads, settle_loads_of
-from services.scheduler.core.tiers.promotion import prefill_ended
 from services.scheduler.core.tiers.writes import sequence_computed
 from services.scheduler.core.waiting.fair_share import charge_output
 from services.scheduler.core.waiting.waits import progressed, withdraw
@@ -57,10 +56,12 @@ def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> 
     worker.batches.remove(batch)
     worker.outstanding -= batch.tokens
     _measure(step, worker, batch, message)
-    note_loads(state, batch, message)
+    if batch.loads:
+        note_loads(state, batch, message)
     for report in message.sparse_loaded:
         sparse_loaded(step, worker, report)
-    settle_loads(step, worker, batch, message)
+    if batch.loads:
+        settle_loads(step, worker, batch, message)
     if message.load_failures and state.pins:
         let_go_of_spoiled(step)
     for chunk in batch.chunks:
@@ -71,8 +72,9 @@ def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> 
             _chunk_failed(step, worker, request, message)
         elif not request.is_poisoned:
             _chunk_computed(step, worker, request, chunk)
-            run_went_on(step, request, chunk, message)
-            prefill_ended(state, worker)
+            if request.hidden.run is not None:
+                run_went_on(step, request, chunk, message)
+            worker.is_promotion_due = state.config.promotion != "off"
 
 
 def _measure(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
@@ -90,7 +92,8 @@ def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) 
     if request.computed == request.token_count and request.state is RequestState.PREFILLING:
         request.state = next_state(request.state, RequestEvent.PREFILLED)
         withdraw(step.state, request)
-        sequence_computed(step, worker, request, request.tokens, request.computed)
+        if step.state.storages:
+            sequence_computed(step, worker, request, request.tokens, request.computed)
     else:
         progressed(step.state, request)
 
@@ -159,7 +162,8 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     worker.unplanned -= request.token_count - request.planned
     has_new_tokens = len(output) > len(request.output)
     # A sampled token proves that the whole prompt, loads included, was computed, even if BatchDone comes later.
-    settle_loads_of(step, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
+    if worker.batches:
+        settle_loads_of(step, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
     tokens = request.tokens
     known = request.computed
     if has_new_tokens and not request.is_poisoned:
@@ -169,12 +173,16 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     known = known if valid < 0 else min(valid, known)
     ended(state, worker, request.admission, len(output) // 4)
     publish_final(step, request, worker, tokens, known)
-    leave_lease(step, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
-    sequence_computed(step, worker, request, tokens, known)
+    if request.hidden.lease:
+        leave_lease(step, request, tokens, known, is_good=not request.is_poisoned and valid != 0)
+    if state.storages:
+        sequence_computed(step, worker, request, tokens, known)
     withdraw(state, request)
     charge_output(worker, request, max(0, len(output) - len(request.output)) // 4)
-    drop_lease_wait(worker, request.request_id)
-    drop_run(state, request)
+    if worker.lease_waits:
+        drop_lease_wait(worker, request.request_id)
+    if request.hidden.run is not None:
+        drop_run(state, request)
     request.prefetch.kv = request.sparse.span = None
     worker.running.remove(request.request_id)
     request.worker_id = ""
@@ -203,7 +211,8 @@ def end_early(step: Step, request: Request, reason: str) -> None:
         request.state = next_state(request.state, RequestEvent.ABORT)
         request.ending = reason
         withdraw(state, request)
-        drop_lease_wait(worker, request.request_id)
+        if worker.lease_waits:
+            drop_lease_wait(worker, request.request_id)
         step.to_worker(worker, AbortRequest(request_id=request.request_id, attempt=request.attempt, reason=reason))
 
 
@@ -221,7 +230,8 @@ RESUME_TIMEOUT_MS = 30_000
 def worker_gone(step: Step, request: Request) -> None:
     """An admitted request lost its worker and all its pages there."""
     withdraw(step.state, request)
-    drop_run(step.state, request)
+    if request.hidden.run is not None:
+        drop_run(step.state, request)
     request.prefetch.kv = request.sparse.span = None
     request.pages, request.shared, request.node = b"", 0, 0
     request.planned = request.computed = 0

@@ -119,7 +119,7 @@ def _examine(
         return None
     page_size = state.tree.page_size
     cached = found.pages * page_size
-    span = current_span(state, request, worker, cached)
+    span = None if request.sparse.choice is None else current_span(state, request, worker, cached)
     producer = find_producer(state, request, worker, cached if span is None else span.end, ahead)
     if producer is not None:
         name, needed = producer
@@ -130,9 +130,9 @@ def _examine(
         builder.stage += bool(request.prefetch.is_due or request.prefetch.follows)
         if waits_for_fetch(step, request, worker, cached):
             return None
-        span = current_span(state, request, worker, cached)
+        span = None if request.sparse.choice is None else current_span(state, request, worker, cached)
     load, compute = found.loaded_pages * page_size, request.token_count - (cached if span is None else span.end)
-    restored = tokens_to_restore(request, cached)
+    restored = 0 if request.hidden.run is None else tokens_to_restore(request, cached)
     if restored:
         load += round(restored * loaded_share(state, worker))
         compute -= restored - round(restored * restored_share(state, worker))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.prefix_match import matched_path
-from services.scheduler.core.cache.recollection import forget_waits
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, WaitEvent, next_state
 from services.scheduler.core.queue.placement import Placement, estimate, fits, place, takes_requests
@@ -77,8 +76,10 @@ def accept(step: Step, message: SubmitRequest) -> Request:
     attempt = state.ended.pop(message.request_id, 0) + 1
     request = Request(submit=message, accepted_seq=step.seq, accepted_ns=step.time_ns, attempt=attempt)
     state.requests[message.request_id] = request
-    remember_key(state, message)
-    remember_quota(state, message)
+    if message.key_id:
+        remember_key(state, message)
+    if message.quota is not None or state.tree.owners:
+        remember_quota(state, message)
     if message.deadline_ms > 0:
         timer_id = f"deadline.{step.seq}"
         request.deadline_timer = step.set_timer(timer_id, "deadline", message.request_id, message.deadline_ms)
@@ -130,7 +131,8 @@ def enqueue(step: Step, request: Request) -> None:
         state.unplaced[request.request_id] = request.accepted_seq
     else:
         stand_at(state, request, placement)
-        prefetch_when_near(step, request)
+        if state.storages or request.prefetch.is_due:
+            prefetch_when_near(step, request)
         step.touch(request.worker_id)
 
 
@@ -155,7 +157,8 @@ def step_away(state: CellState, request: Request) -> None:
         step_out(worker, request)
     request.advance_wait(WaitEvent.MOVED)
     let_go_of_fetch(state, request)
-    drop_run(state, request)
+    if request.hidden.run is not None:
+        drop_run(state, request)
     request.prefetch.kv = request.sparse.choice = None
     worker.queued_cost -= request.place.cost
     request.worker_id, request.place.cost, request.place.uncached = "", 0, 0
@@ -207,7 +210,8 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
     forget_deferral(step, request)
     forget_fetch_waits(step, request)
     state = step.state
-    forget_waits(state.recollection, request.request_id)
+    if state.recollection is not None:
+        state.recollection.forget_waits(request.request_id)
     del state.requests[request.request_id]
     state.ended[request.request_id] = request.attempt
     if len(state.ended) > _ENDED_REMEMBERED:
@@ -225,8 +229,6 @@ def steal(step: Step) -> list[Worker]:
     begins with another of them.
     """
     state = step.state
-    if not state.queued or len(state.workers) < 2:
-        return []
     idle = [worker for worker in state.workers.values() if _is_idle(worker)]
     first = step.seq % len(idle) if idle else 0
     busy = []

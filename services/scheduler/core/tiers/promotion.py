@@ -55,11 +55,6 @@ _MOST_ROOTS = 16
 _MOST_PASSED_OVER = 4
 
 
-def prefill_ended(state: CellState, worker: Worker) -> None:
-    """A batch has prefilled something on this worker: a promotion is due."""
-    worker.is_promotion_due = state.config.promotion != "off"
-
-
 def promote(step: Step, worker: Worker) -> None:
     """Plan a promotion on this worker, if its batches have prefilled something since the last one."""
     state = step.state

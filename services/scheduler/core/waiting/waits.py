@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from services.scheduler.core.cache.recollection import note_wait
 from services.scheduler.core.lifecycle import RequestState, WaitEvent
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
@@ -137,8 +136,9 @@ def end_deferral(state: CellState, request: Request) -> None:
     del worker.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
     kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if wait.fetch else "deferral"
-    said = explanations.Wait(kind=kind, start_ns=wait.since_ns, end_ns=state.now_ns)
-    note_wait(state.recollection, request.request_id, said)
+    if state.recollection is not None:
+        said = explanations.Wait(kind=kind, start_ns=wait.since_ns, end_ns=state.now_ns)
+        state.recollection.note_wait(request.request_id, said)
     if wait.fetch:
         state.count("prefetch_wait_ms", waited_ms)
         return

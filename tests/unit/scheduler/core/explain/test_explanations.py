@@ -5,17 +5,14 @@ import random
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, find_admissions
-from services.scheduler.core.cache.recollection import (
+from services.scheduler.core.explain.explanations import overlay
+from services.scheduler.core.explain.recollection import (
     MOST_ADMISSIONS,
     MOST_ATTEMPTS,
     MOST_DEPARTED,
     MOST_WAITS,
     Recollection,
-    note_admitted,
-    note_departed,
-    note_wait,
 )
-from services.scheduler.core.explain.explanations import overlay
 from shared.messages.cell_events import FlushCache, WorkerLost
 from shared.messages.explanations import Admission, GetAdmissions, PromptSpan, Wait
 from tests.unit.scheduler.core.fetching import PAGE
@@ -260,20 +257,20 @@ def test_what_is_remembered_is_bounded():
     """By number and by bytes of tokens, the oldest first; then it is no longer all."""
     memory = Recollection()
     for number in range(MOST_DEPARTED + 5):
-        note_departed(memory, number, bytes(16), "evicted", "host", "lru", number)
+        memory.note_departed(number, bytes(16), "evicted", "host", "lru", number)
     assert (len(memory.departed), memory.is_whole) == (MOST_DEPARTED, False)
     assert 4 not in memory.departed
-    note_departed(memory, -1, bytes(16 * 2**20), "evicted", "host", "lru", 1)
+    memory.note_departed(-1, bytes(16 * 2**20), "evicted", "host", "lru", 1)
     assert (list(memory.departed), memory.departed_bytes) == ([-1], 16 * 2**20)
 
     for number in range(MOST_ADMISSIONS + 5):
         for attempt in range(1, MOST_ATTEMPTS + 3):
             admission = Admission(request_id=str(number), attempt=attempt, worker_id="w", accepted_ns=1, admitted_ns=2)
-            note_admitted(memory, admission)
+            memory.note_admitted(admission)
     assert len(memory.admissions) == MOST_ADMISSIONS
     assert [kept.attempt for kept in memory.admissions["99"]] == [1, 4, 5, 6]
 
     for number in range(MOST_WAITS + 5):
-        note_wait(memory, "r", Wait(kind="deferral", start_ns=2 * number, end_ns=2 * number + 1))
+        memory.note_wait("r", Wait(kind="deferral", start_ns=2 * number, end_ns=2 * number + 1))
     assert len(memory.waits["r"]) == MOST_WAITS
     assert memory.waits["r"][-1].end_ns == 2 * (MOST_WAITS + 4) + 1

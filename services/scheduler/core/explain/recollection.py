@@ -1,0 +1,97 @@
+"""What the core remembers only to explain itself: what left the cell's memory and how, and recent admissions.
+
+It decides nothing, so no snapshot holds it (:mod:`snapshot`): a scheduler that has restarted says that it does not
+know. All of it is bounded, and what was noted first is forgotten first.
+
+What left is kept as a node was: the tokens of its span, under its digest, so that later the very tokens decide how much
+of a prompt it was (:mod:`misses`). The bytes of the tokens are the node's own, which cost nothing to keep but memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.messages.explanations import Admission, Departure, Wait
+
+if TYPE_CHECKING:
+    from services.scheduler.core.cache.prefix_tree import Node
+
+MOST_DEPARTED = 8192
+MOST_DEPARTED_BYTES = 16 * 2**20
+MOST_ADMISSIONS = 1024
+MOST_ATTEMPTS = 4
+MOST_WAITS = 32
+
+
+class Departed(msgspec.Struct, frozen=True, gc=False):
+    """A span that was cached: its tokens (packed), and how, from where, by which policy and when it left."""
+
+    tokens: bytes
+    departure: Departure
+    tier: str
+    policy: str
+    at_ns: int
+
+
+class Recollection(msgspec.Struct):
+    """``is_whole`` while nothing that left has been forgotten since the very first input."""
+
+    departed: dict[int, Departed] = {}  # By the digest of a node, oldest first.
+    departed_bytes: int = 0
+    admissions: dict[str, list[Admission]] = {}  # By request, its attempts in order; oldest request first.
+    waits: dict[str, list[Wait]] = {}  # Of requests that are not over.
+    is_whole: bool = True
+
+    def note_departed(
+        self, digest: int, tokens: bytes, departure: Departure, tier: str, policy: str, at_ns: int
+    ) -> None:
+        """Remember that a span is resident nowhere any more."""
+        before = self.departed.pop(digest, None)
+        if before is not None:
+            self.departed_bytes -= len(before.tokens)
+        self.departed[digest] = Departed(tokens, departure, tier, policy, at_ns)
+        self.departed_bytes += len(tokens)
+        while len(self.departed) > MOST_DEPARTED or self.departed_bytes > MOST_DEPARTED_BYTES:
+            oldest = next(iter(self.departed))
+            self.departed_bytes -= len(self.departed.pop(oldest).tokens)
+            self.is_whole = False
+
+    def note_gone(self, gone: list[Node], departure: Departure, tier: str, policy: str, at_ns: int) -> None:
+        """The same of nodes that left the tree together."""
+        for node in gone:
+            self.note_departed(node.digest, node.tokens, departure, tier, policy, at_ns)
+
+    def note_wait(self, request_id: str, wait: Wait) -> None:
+        """Remember that a waiting request stood aside for a while; past the bound, waits are one of the last kind."""
+        if wait.end_ns <= wait.start_ns:
+            return
+        waits = self.waits.setdefault(request_id, [])
+        if len(waits) < MOST_WAITS:
+            waits.append(wait)
+        else:
+            waits[-1] = msgspec.structs.replace(wait, start_ns=waits[-1].start_ns)
+
+    def note_admitted(self, admission: Admission) -> None:
+        """Remember an attempt of a request."""
+        attempts = self.admissions.get(admission.request_id)
+        if attempts is None:
+            self.admissions[admission.request_id] = [admission]
+            if len(self.admissions) > MOST_ADMISSIONS:
+                del self.admissions[next(iter(self.admissions))]
+            return
+        if len(attempts) == MOST_ATTEMPTS:
+            del attempts[
+                1
+            ]  # The first says most: its waits and its prompt are the ones that the caller's first token had.
+        attempts.append(admission)
+
+    def forget_waits(self, request_id: str) -> None:
+        """A request is over."""
+        self.waits.pop(request_id, None)
+
+
+def forgotten() -> Recollection:
+    """What a scheduler has that goes on from a snapshot."""
+    return Recollection(is_whole=False)
