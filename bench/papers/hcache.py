@@ -22,8 +22,8 @@ from bench.papers.hcache_queue import METHODS as QUEUE_METHODS
 from bench.papers.hcache_queue import serve
 from bench.papers.hcache_reuse import reuse
 from bench.papers.hcache_ttft import balanced, resources, ttft
-from services.scheduler.core.hidden.layer_costs import LayerCosts
 from services.scheduler.core.hidden.partition import (
+    LayerCosts,
     LayerTimes,
     Partition,
     best_partition,

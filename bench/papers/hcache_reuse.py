@@ -18,8 +18,7 @@ from bench.planner.resources import Link, Resources
 from bench.planner.spans import Copy, Span, all_layers, layer_mask
 from bench.planner.timeline import timeline_us
 from services.scheduler.core.cache.eviction import make_policy
-from services.scheduler.core.hidden.layer_costs import LayerCosts
-from services.scheduler.core.hidden.partition import worth_storing
+from services.scheduler.core.hidden.partition import LayerCosts, worth_storing
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockRequests
 from thermocline.simulate.blocks_hotness import ExactHotness

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bench.planner.plan import Piece
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
 
 _US_PER_MS = 1e3
 

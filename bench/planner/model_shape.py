@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.scheduler.core.hidden.layer_costs import LayerCosts
+from services.scheduler.core.hidden.partition import LayerCosts
 
 FLOP_PER_MULTIPLY_ADD = 2.0
 

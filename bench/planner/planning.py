@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bench.planner.assignment import Switch
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
 
 
 def plan_restoration(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bench.planner.resources import Resources
     from bench.planner.spans import Form
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
 
 PerTokenLayer = tuple[tuple[int, float], ...]
 """(Resource, microseconds of it) for a token at a layer; resource 0 is computing, i + 1 is link i."""

@@ -31,7 +31,7 @@ from bench.planner.spans import all_layers
 if TYPE_CHECKING:
     from bench.planner.groups import Prefix
     from bench.planner.sources import Cell
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bench.planner.plan import Plan
     from bench.planner.resources import Resources
     from bench.planner.spans import Form
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
 
 
 def timeline_us(plan: Plan, costs: LayerCosts, resources: Resources, *, tokens: int) -> float:

@@ -42,7 +42,7 @@ def _policy_faults(policy: str) -> Iterator[str]:
 
 
 def _expression_faults(flag: str, text: str) -> Iterator[str]:
-    from services.scheduler.core.cache.hotness.expression import parse
+    from services.scheduler.core.cache.heat import parse
 
     try:
         parse(text)

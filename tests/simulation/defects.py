@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.cache import insertion, trimming
+from services.scheduler.core.cache import insertion
+from services.scheduler.core.cache import victims as trimming
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.fold import machine, timers
 from services.scheduler.core.lifecycle import ADMITTED
@@ -77,13 +78,13 @@ def attempt_is_ignored(patch: Patch) -> None:
 
 def repeated_request_is_accepted(patch: Patch) -> None:
     """A request that is known already is taken for another one."""
-    submit = machine._HANDLERS[SubmitRequest]
+    submit = machine.HANDLERS[SubmitRequest]
 
     def accept(step: Step, message: SubmitRequest) -> None:
         step.state.requests.pop(message.request_id, None)
         submit(step, message)
 
-    patch.setitem(machine._HANDLERS, SubmitRequest, accept)
+    patch.setitem(machine.HANDLERS, SubmitRequest, accept)
 
 
 def failed_loads_are_believed(patch: Patch) -> None:

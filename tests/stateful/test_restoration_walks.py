@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.restoring import exploration, store_questions
+from services.scheduler.core.restoring import exploration
+from services.scheduler.core.restoring import restoration_ways as store_questions
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig

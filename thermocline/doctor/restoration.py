@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from services.scheduler.core.hidden.hidden_form import TYPICAL_TOKENS
-from services.scheduler.core.hidden.layer_costs import LayerCosts
-from services.scheduler.core.hidden.partition import worth_storing
+from services.scheduler.core.hidden.partition import LayerCosts, worth_storing
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
 from shared.errors import ConfigError

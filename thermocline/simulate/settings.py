@@ -9,7 +9,7 @@ import msgspec
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.cache.eviction import POLICIES
-from services.scheduler.core.cache.hotness.expression import parse
+from services.scheduler.core.cache.heat import parse
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 

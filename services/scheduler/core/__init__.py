@@ -17,7 +17,7 @@ from there, and how), ``misses``, ``explanations`` and ``recollection`` (what is
 
 from services.scheduler.core.explain.explanations import find_admissions
 from services.scheduler.core.fold.invariants import check_invariants
-from services.scheduler.core.fold.machine import pending_timers, step
+from services.scheduler.core.fold.main_loop import pending_timers, step
 from services.scheduler.core.fold.snapshot import decode_state, encode_state
 from services.scheduler.core.fold.status import list_cache, status
 from services.scheduler.core.state import CellState, new_state

@@ -18,7 +18,7 @@ from services.scheduler.core.cache.prefix_tree import (
 from services.scheduler.core.cache.residency import host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_state, state_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
-from services.scheduler.core.members.drain_invariants import check_drain
+from services.scheduler.core.members.drain import check_drain
 from services.scheduler.core.queue.placement import takes_requests
 from services.scheduler.core.queue.queue_invariants import check_queues
 from services.scheduler.core.quotas.quota_invariants import check_quotas

@@ -1,17 +1,14 @@
-"""The fold: one input in, outputs out. This file only finds the handler and turns away what is stale."""
+"""Which input goes where: handlers of every kind of input. This file only turns away what is stale."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
-from services.scheduler.core.fold.configure import configure
-from services.scheduler.core.fold.flush import flush
-from services.scheduler.core.fold.main_loop import serve_workers
+from services.scheduler.core.fold.configure import configure, flush
 from services.scheduler.core.fold.timers import timer_fired
 from services.scheduler.core.hidden.hidden_leases import hidden_saved
-from services.scheduler.core.hidden.hidden_pools import request_hidden_pool
-from services.scheduler.core.hidden.hidden_saves import finish_hidden_save
+from services.scheduler.core.hidden.hidden_saves import finish_hidden_save, request_hidden_pool
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
 from services.scheduler.core.members.membership import remove_worker, worker_joined
@@ -27,9 +24,7 @@ from services.scheduler.core.queue.completion import (
 )
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit
-from services.scheduler.core.restoring.fetches import cancel_unwanted, chunks_fetched
-from services.scheduler.core.restoring.prefetch import begin_due
-from services.scheduler.core.step import Output, SetTimer, Step
+from services.scheduler.core.restoring.fetches import chunks_fetched
 from services.scheduler.core.tiers.backups import finish_backup
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.promotion import pages_promoted
@@ -40,34 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.scheduler.core.request import Request
-    from services.scheduler.core.state import CellState, Storage, Worker
-    from services.scheduler.core.step import Stamped
-
-
-def step(state: CellState, stamped: Stamped) -> list[Output]:
-    """Fold one input into ``state`` (in place) and return what follows from it.
-
-    Never raises for a stale, repeated or senseless input: it is counted and ignored. InvariantViolated and
-    IllegalTransition mean a fault of the core itself.
-    """
-    if stamped.seq <= state.last_seq:
-        state.count("stale_inputs")
-        return []
-    state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
-    step = Step(state, stamped.seq, stamped.time_ns)
-    kind = type(stamped.input)
-    _HANDLERS[kind](step, stamped.input)
-    serve_workers(step, everywhere=kind not in _LOCAL)
-    if state.unwanted:
-        cancel_unwanted(step)
-    if state.roomy:
-        begin_due(step)
-    return step.outputs
-
-
-def pending_timers(state: CellState) -> list[SetTimer]:
-    """The timers that a shell must keep after recovery."""
-    return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
+    from services.scheduler.core.state import Storage, Worker
+    from services.scheduler.core.step import Step
 
 
 def _stale(step: Step) -> None:
@@ -247,7 +216,7 @@ def _scheduler_started(step: Step, message: cell_events.SchedulerStarted) -> Non
     step.state.epoch = max(step.state.epoch, message.epoch)
 
 
-_LOCAL = (
+LOCAL = (
     requests.SubmitRequest,
     requests.ReclaimRequest,
     requests.CancelRequest,
@@ -267,7 +236,7 @@ _LOCAL = (
 )
 """Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
 
-_HANDLERS: dict[type, Callable[[Step, Any], None]] = {
+HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     requests.SubmitRequest: submit,
     requests.ReclaimRequest: reclaim,
     requests.CancelRequest: _cancel,

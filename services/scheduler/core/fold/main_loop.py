@@ -1,24 +1,53 @@
-"""What a step does for workers once its input was taken in: leases, batches, room, promotions."""
+"""The fold: one input in, outputs out, and all that a step does in between."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction_orders import prepare
+from services.scheduler.core.fold.machine import HANDLERS, LOCAL
 from services.scheduler.core.members.draining import go_on_draining
 from services.scheduler.core.queue.batching import send_batches
 from services.scheduler.core.queue.leases import serve_leases
 from services.scheduler.core.queue.queueing import steal
+from services.scheduler.core.restoring.fetches import cancel_unwanted
+from services.scheduler.core.restoring.prefetch import begin_due
+from services.scheduler.core.step import Output, SetTimer, Stamped, Step
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
 from services.scheduler.core.waiting.waits import wake_load_waiters
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import Worker
-    from services.scheduler.core.step import Step
+    from services.scheduler.core.state import CellState, Worker
 
 
-def serve_workers(step: Step, *, everywhere: bool) -> None:
+def step(state: CellState, stamped: Stamped) -> list[Output]:
+    """Fold one input into ``state`` (in place) and return what follows from it.
+
+    Never raises for a stale, repeated or senseless input: it is counted and ignored. InvariantViolated and
+    IllegalTransition mean a fault of the core itself.
+    """
+    if stamped.seq <= state.last_seq:
+        state.count("stale_inputs")
+        return []
+    state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
+    taken = Step(state, stamped.seq, stamped.time_ns)
+    kind = type(stamped.input)
+    HANDLERS[kind](taken, stamped.input)
+    _serve_workers(taken, everywhere=kind not in LOCAL)
+    if state.unwanted:
+        cancel_unwanted(taken)
+    if state.roomy:
+        begin_due(taken)
+    return taken.outputs
+
+
+def pending_timers(state: CellState) -> list[SetTimer]:
+    """The timers that a shell must keep after recovery."""
+    return [SetTimer(timer_id, timer.at_ns) for timer_id, timer in state.timers.items()]
+
+
+def _serve_workers(step: Step, *, everywhere: bool) -> None:
     """Give workers what they can take now; then let idle workers take over what others have no time for.
 
     Unless it is ``everywhere``, only workers that the step touched can have something new to do.

@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.hidden.layer_costs import layer_costs
 from services.scheduler.core.hidden.partition import (
     LayerTimes,
     Partition,
     hidden_only,
     kv_only,
+    layer_costs,
     layer_times,
     made,
     tokens_only,
@@ -29,7 +29,7 @@ from shared.messages.pools import KvGeometry
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
     from shared.messages.storage_events import HostPoolCreated

@@ -1,12 +1,29 @@
-"""State on its way: what is being restored for a request, and what is being saved of it. Plain data of a snapshot."""
+"""State on its way: what is being restored for a request, and what is being saved of it. Plain data of a snapshot.
+
+Stretches: the parts of a sequence of which a disk has state, and the holes between them that are computed.
+
+A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes all of it
+through the model at once and its state is not saved: each turn leaves a hole. A run of state goes on behind it once the
+hole's tokens are computed, by chunks as any others are. What follows works on positions in tokens from the root; pages
+of a run are packed without its holes.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
 from services.scheduler.core.tiers.under_way import UnderWay
+from shared.ids import chain_root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.identities import ChunkNames
+    from services.scheduler.core.state import Storage
+
 
 Further = Literal["disk", "asked", "store", "goal"]
 """How a run of state goes on: as far as the disk is known to have it; as far as the object store has it, which is being
@@ -103,3 +120,94 @@ class HiddenSave(UnderWay):
     names: bytes  # 16 bytes each.
     pages: bytes
     timer_id: str
+
+
+Stretch = tuple[int, int]
+"""[start, end)."""
+
+MOST_STRETCHES = 64
+"""Of one run behind its first. Bounds what is weighed and what a run keeps."""
+
+LONGEST_HOLE = 16
+"""Chunks of a hole at the most. Bounds the names that are worked out of a prompt that nobody has seen."""
+
+
+def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
+    """Chunks from ``end`` up to ``most`` of which the disk has state, in stretches. Does not mutate; O(chunks)."""
+    found: list[Stretch] = []
+    known, most = storage.hidden_chunks, min(most, names.count)
+    while len(found) < MOST_STRETCHES:
+        begin = next((at for at in range(end, min(most, end + LONGEST_HOLE + 1)) if names[at] in known), most)
+        if begin >= most:
+            break
+        end = begin + 1
+        while end < most and names[end] in known:
+            end += 1
+        found.append((begin, end))
+    return tuple(found)
+
+
+def holes_between(
+    names: ChunkNames, first: int, stretches: Sequence[Stretch], page_size: int, namespace: str
+) -> list[Hole]:
+    """What lies before and between stretches of chunks from the chunk ``first`` on, of a namespace."""
+    holes, each = [], names.pages_each
+    for start, end in stretches:
+        if start > first:
+            page = start * each
+            above = names.identities(page - 1, page) if page else chain_root(namespace)
+            holes.append(Hole(start=first * each * page_size, end=page * page_size, above=above))
+        first = end
+    return holes
+
+
+def hole_at(run: HiddenRun, position: int) -> Hole | None:
+    """The hole that a position lies in, if any. Does not mutate."""
+    return next((hole for hole in run.holes if hole.start <= position < hole.end), None)
+
+
+def next_hidden(run: HiddenRun, position: int) -> int:
+    """Where state goes on at or behind a position: behind the hole that this lies in. Does not mutate."""
+    hole = hole_at(run, position)
+    return position if hole is None else hole.end
+
+
+def stretch_end(run: HiddenRun, position: int, end: int) -> int:
+    """Where the stretch of a position ends, ``end`` at the latest. Does not mutate."""
+    return min([end, *(hole.start for hole in run.holes if hole.start > position)])
+
+
+def tokens_of_run(run: HiddenRun, start: int, end: int) -> int:
+    """Tokens of [start, end) that are in no hole. Does not mutate."""
+    inside = sum(max(0, min(hole.end, end) - max(hole.start, start)) for hole in run.holes)
+    return max(0, end - start - inside)
+
+
+def page_at(run: HiddenRun, position: int, page_size: int) -> int:
+    """Which of a run's pages holds a position, or the first behind the hole that this lies in. Does not mutate."""
+    return tokens_of_run(run, run.depth, position) // page_size
+
+
+def identity_before(run: HiddenRun) -> bytes:
+    """Identity of the page before what a run orders next. Does not mutate."""
+    hole = hole_at(run, run.end)
+    return hole.above if hole is not None else (run.identities or run.above)[-IDENTITY_BYTES:]
+
+
+def end_at(run: HiddenRun, position: int) -> None:
+    """A run goes no further than a position, nor into a hole that lies before it."""
+    before = next((hole.start for hole in run.holes if hole.start < position <= hole.end), position)
+    run.end = run.goal = max(before, run.depth)
+    run.holes = [hole for hole in run.holes if hole.start < run.end]
+
+
+HIDDEN_FETCH_CHUNKS = 256
+"""Chunks of one fetch at the most. Bounds the size of its order and the time until its request gives pages back."""
+
+
+def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
+    """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
+    end, most = first, min(names.count, first + HIDDEN_FETCH_CHUNKS)
+    while end < most and names[end] in storage.hidden_chunks:
+        end += 1
+    return end

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.hidden.hidden_in_flight import hole_at, next_hidden, page_at
 from services.scheduler.core.hidden.hidden_runs import pages_of_runs
-from services.scheduler.core.hidden.stretches import hole_at, next_hidden, page_at
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks

@@ -24,7 +24,7 @@ from services.scheduler.core.cache.prefix_tree import (
 )
 from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease
-from services.scheduler.core.hidden.hidden_saves import give_back_hidden, save_hidden
+from services.scheduler.core.hidden.hidden_saves import close_lease, give_back_hidden, save_hidden
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.saves import may_save
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
@@ -137,7 +137,7 @@ def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
         if request.is_poisoned:
             lease.call_off()
         lease.value = _value(state, lease, request.tokens)
-    _close(step, lease)
+    close_lease(step, lease)
     is_sound = _is_sound(state, lease, message)
     if not is_sound:
         state.count("malformed_inputs")
@@ -155,12 +155,6 @@ def drop_leases_of_worker(step: Step, worker: Worker) -> None:
     """The worker is gone: nobody will say what its leased pages hold."""
     for lease in [lease for lease in step.state.leases.values() if lease.worker_id == worker.worker_id]:
         _take_back(step, lease)
-
-
-def drop_leases_of_storage(step: Step, storage: Storage) -> None:
-    """The state pool is gone: the workers' answers will be about nothing."""
-    for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
-        _close(step, lease)
 
 
 def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> Storage | None:
@@ -224,21 +218,8 @@ def _is_sound(state: CellState, lease: HiddenLease, message: StateSaved) -> bool
 
 
 def _take_back(step: Step, lease: HiddenLease) -> None:
-    _close(step, lease)
+    close_lease(step, lease)
     give_back_hidden(step.state, step.state.storages[lease.storage_id], lease.pages)
-
-
-def _close(step: Step, lease: HiddenLease) -> None:
-    """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
-    state = step.state
-    del state.leases[lease.lease_id]
-    step.cancel_timer(lease.timer_id)
-    request = state.requests.get(lease.request_id)
-    if request is not None:
-        request.hidden.lease = 0
-    for name in split_digests(lease.names):
-        if state.storages[lease.storage_id].hidden_saving.get(name) == lease.lease_id:
-            del state.storages[lease.storage_id].hidden_saving[name]
 
 
 _LARGEST_SHARE = 4

@@ -4,10 +4,10 @@ Nothing of it enters the tree or is shared: the pages are there only until the w
 run's pages are its request's, but for those that a fetch may still write to once the request has no use for them: they
 stay with the fetch until the storage says that it is over, and then they are free. So each is given back once.
 
-A run may have holes (:mod:`stretches`). There is one fetch of it at a time, of one stretch at the most; the next begins
-when that is over, so that the disk works while what has arrived is restored and holes are computed.
+A run may have holes (:mod:`hidden_in_flight`). There is one fetch of it at a time, of one stretch at the most; the
+next begins when that is over, so that the disk works while what has arrived is restored and holes are computed.
 
-A run may be a question (:mod:`store_questions`): nobody knows whether the object store has any of it. Once what was
+A run may be a question (:mod:`restoration_ways`): nobody knows whether the object store has any of it. Once what was
 asked for came whole, what follows is taken to be there as well, and the run ends where it turns out not to be.
 """
 
@@ -16,9 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
-from services.scheduler.core.hidden.hidden_in_flight import Further, HiddenFetch, HiddenRun
-from services.scheduler.core.hidden.stretches import (
+from services.scheduler.core.hidden.hidden_in_flight import (
     HIDDEN_FETCH_CHUNKS,
+    Further,
+    HiddenFetch,
+    HiddenRun,
     Stretch,
     end_at,
     holes_between,

@@ -2,13 +2,21 @@
 
 They share numbers, deadlines and the storage's patience with the saves of KV (:mod:`saves`). A chunk whose save fails
 is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or ends.
+
+State pools: asked for once it is known which form of state is worth keeping, mapped by the node's workers.
+
+A storage has one at the most, of one geometry for its incarnation. It is room for state on its way to the disk and
+back; nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being saved,
+or being fetched or restored from.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.hidden.hidden_form import _is_of_this_cell, wanted_hidden
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_hidden_kept
 from services.scheduler.core.tiers.save_runs import stretches
@@ -16,12 +24,13 @@ from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, chain_pages, split_digests
-from shared.messages.storage_plans import SaveChunks
+from shared.messages.storage_plans import CreateHostPool, SaveChunks
+from shared.messages.worker_plans import AttachHostPool
 
 if TYPE_CHECKING:
-    from services.scheduler.core.state import CellState, Storage
+    from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
-    from shared.messages.storage_events import ChunksSaved
+    from shared.messages.storage_events import ChunksSaved, HostPoolCreated
 
 
 def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes) -> None:
@@ -138,3 +147,74 @@ def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
     del state.hidden_saves[save.save_id]
     for name in split_digests(save.names):
         storage.hidden_saving.pop(name, None)
+
+
+def drop_leases_of_storage(step: Step, storage: Storage) -> None:
+    """The state pool is gone: the workers' answers will be about nothing."""
+    for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
+        close_lease(step, lease)
+
+
+def request_hidden_pool(step: Step, storage: Storage) -> None:
+    """Ask for a state pool if there is none yet and state is worth keeping there by what is known now.
+
+    Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
+    pool, which waits for them.
+    """
+    is_possible = storage.state_bytes > 0 and (storage.disk_bytes > 0 or storage.has_remote)
+    if storage.is_hidden_requested or not storage.is_pool_requested or not is_possible:
+        return
+    geometry = wanted_hidden(step.state, storage)
+    if geometry is not None:
+        storage.is_hidden_requested = True
+        step.to_storage(storage, CreateHostPool(geometry=geometry))
+
+
+def request_hidden_pools(step: Step) -> None:
+    """Ask for the state pools that are not asked for yet, after what decides it has changed."""
+    for storage in step.state.storages.values():
+        if any(worker.node == storage.node for worker in step.state.workers.values()):
+            request_hidden_pool(step, storage)
+
+
+def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
+    """A state pool is ready, or could not be made: its node's workers may write to it and read from it."""
+    state, handle = step.state, message.handle
+    if not storage.is_hidden_requested or storage.hidden_pool is not None:
+        state.count("stale_inputs")
+        return
+    if handle is None or handle.pages < 1 or not _is_of_this_cell(step, message):
+        state.count("state_pools_refused")
+        return
+    storage.hidden_handle, storage.hidden_pool = handle, new_pool(handle.pages)
+    for worker in state.workers.values():
+        if worker.node == storage.node:
+            attach_hidden_pool(step, storage, worker)
+
+
+def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:
+    """Have a worker map the storage's state pool, if there is one."""
+    if storage.hidden_handle is not None:
+        step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.hidden_handle))
+
+
+def drop_hidden_pool(step: Step, storage: Storage) -> None:
+    """The pool is gone, with its storage or for one of another geometry: everything that was in it is void."""
+    drop_leases_of_storage(step, storage)
+    abandon_hidden_saves(step, storage)
+    storage.hidden_handle = storage.hidden_pool = None
+    storage.is_hidden_requested = False
+    storage.hidden_chunks, storage.hidden_saving = {}, {}
+
+
+def close_lease(step: Step, lease: HiddenLease) -> None:
+    """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
+    state = step.state
+    del state.leases[lease.lease_id]
+    step.cancel_timer(lease.timer_id)
+    request = state.requests.get(lease.request_id)
+    if request is not None:
+        request.hidden.lease = 0
+    for name in split_digests(lease.names):
+        if state.storages[lease.storage_id].hidden_saving.get(name) == lease.lease_id:
+            del state.storages[lease.storage_id].hidden_saving[name]

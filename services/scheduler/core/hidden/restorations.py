@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.explain.explanations import note_restored
-from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenRun
+from services.scheduler.core.hidden.hidden_in_flight import (
+    FetchedKv,
+    HiddenRun,
+    hole_at,
+    page_at,
+    stretch_end,
+    tokens_of_run,
+)
 from services.scheduler.core.hidden.hidden_runs import drop_run, extend_run, free_restored
-from services.scheduler.core.hidden.layer_costs import layer_costs
-from services.scheduler.core.hidden.partition import pipelined_us
-from services.scheduler.core.hidden.stretches import hole_at, page_at, stretch_end, tokens_of_run
+from services.scheduler.core.hidden.partition import layer_costs, pipelined_us
 from services.scheduler.core.rates import token_us
 from services.scheduler.core.speed_fit import KV_FROM_DISK
 from services.scheduler.core.tiers.under_way import Batch, Chunk

@@ -1,12 +1,21 @@
-"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table."""
+"""What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table.
+
+What must hold of workers on their way out, checked from scratch. For tests.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.scheduler.core.require import require
+from services.scheduler.core.waiting.fair_share import waiting_at
 from shared.errors import IllegalTransition
+
+if TYPE_CHECKING:
+    from services.scheduler.core.state import CellState, Worker
 
 
 class DrainState(Enum):
@@ -60,3 +69,17 @@ class Drain(msgspec.Struct):
             self.state = TRANSITIONS[self.state, event]
         except KeyError as error:
             raise IllegalTransition(f"a drain that is {self.state.value} cannot take {event.value}") from error
+
+
+def check_drain(state: CellState, worker: Worker) -> None:
+    """Raise InvariantViolated if a worker that drains is expected to do anything new, or could stay for ever."""
+    drain, name = worker.drain, worker.worker_id
+    if drain is None:
+        return
+    require(not any(True for _ in waiting_at(worker)), f"{name} drains and requests wait for it")
+    require(not worker.load_waiters and not worker.queued_cost, f"{name} drains and somebody counts on it")
+    require(drain.is_over or drain.timer_id in state.timers, f"{name} drains without an end")
+    require(not drain.is_over or not drain.nodes, f"{name} may leave and has something to hand over")
+    for other in state.workers.values():
+        is_asked = other.neighbours.get(name, False)
+        require(not (drain.is_over and is_asked), f"{other.worker_id} would still read from {name}")

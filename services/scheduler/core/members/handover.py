@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.heat import worth
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, ancestors, page_count
 from services.scheduler.core.cache.residency import host_pool, split_node
-from services.scheduler.core.cache.trimming import TRANSFER_PAGES
+from services.scheduler.core.cache.victims import TRANSFER_PAGES
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import displace_cheaper
 from services.scheduler.core.tiers.save_runs import path_to

@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.hidden.hidden_pools import (
+from services.scheduler.core.hidden.hidden_saves import (
     attach_hidden_pool,
     drop_hidden_pool,
     hidden_pool_created,

@@ -15,7 +15,7 @@ A request that allows a lossy prefix may have what follows read in part by its w
 
 Of the object store nothing is known beforehand. It is asked for a few chunks at first and for as many as one fetch
 may bring once those came, so that a prompt that nobody has seen displaces few host copies for nothing; in which form,
-:mod:`store_questions` says.
+:mod:`restoration_ways` says.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from services.scheduler.core.hidden.hidden_runs import begin_run, run_with
 from services.scheduler.core.restoring.exploration import note_decision, note_trial
 from services.scheduler.core.restoring.restoration_ways import (
     choose_way,
+    form_to_ask,
     usable_hidden_end,
     usable_stretches,
     way_of_question,
 )
-from services.scheduler.core.restoring.store_questions import form_to_ask
 from services.scheduler.core.sparse.sparse_prefixes import choose_sparse, usable_sparse_end
 from services.scheduler.core.tiers.catalogue import has_lower_tiers
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.scheduler.core.cache.prefix_tree import Path
-    from services.scheduler.core.hidden.hidden_in_flight import Further
-    from services.scheduler.core.hidden.stretches import Stretch
+    from services.scheduler.core.hidden.hidden_in_flight import Further, Stretch
     from services.scheduler.core.request import Request
     from services.scheduler.core.restoring.restoration_choice import Choice
     from services.scheduler.core.state import CellState, Storage, Worker

@@ -26,8 +26,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 from services.scheduler.core.hidden.hidden_form import layout_for
-from services.scheduler.core.hidden.layer_costs import layer_costs
-from services.scheduler.core.hidden.partition import layer_times, made, pipelined_us
+from services.scheduler.core.hidden.partition import layer_costs, layer_times, made, pipelined_us
 from services.scheduler.core.rates import disk_bytes_per_us, loaded_token_us, queued_bytes
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
@@ -35,7 +34,7 @@ from shared.chunks import chunk_tokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.scheduler.core.hidden.layer_costs import LayerCosts
+    from services.scheduler.core.hidden.partition import LayerCosts
     from services.scheduler.core.sparse.sparse_costs import SparsePrices
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.pools import KvGeometry

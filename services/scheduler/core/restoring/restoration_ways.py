@@ -3,6 +3,15 @@
 ``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`). Where
 a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its stead; a
 prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it exists.
+
+In which form an object store is asked for chunks of which no disk of the node is known to have any.
+
+Of the store nothing is known beforehand: a fetch is the question, and what comes of it the answer. Chunks are asked
+for first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
+was told that the store does not have it does not ask for again.
+
+Most prompts have been seen by nobody, and each such question costs the store's time, pages and a wait. So the second
+form is given up for a while where it brought nothing to several requests in a row: then one in so many asks.
 """
 
 from __future__ import annotations
@@ -10,8 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.hidden.hidden_form import layout_for
-from services.scheduler.core.hidden.stretches import HIDDEN_FETCH_CHUNKS, Stretch, hidden_end, stretches_behind
+from services.scheduler.core.hidden.hidden_form import is_worth_keeping, layout_for
+from services.scheduler.core.hidden.hidden_in_flight import HIDDEN_FETCH_CHUNKS, Stretch, hidden_end, stretches_behind
 from services.scheduler.core.rates import backlog_us
 from services.scheduler.core.restoring.exploration import (
     find_trial,
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.identities import ChunkNames
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage, Worker
-    from shared.messages.pools import KvGeometry
+    from shared.messages.pools import ChunkForm, KvGeometry
 
 
 def usable_hidden_end(
@@ -164,3 +173,35 @@ def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bo
     own = request.place.cost if request.worker_id == worker.worker_id else 0
     before = 0 if is_next else worker.queued_cost - own
     return backlog_us(state, worker) - worker.queued_cost + before
+
+
+_PATIENCE = 8
+"""Requests in a row to which a second form may bring nothing, until only one in so many asks for it."""
+
+
+def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Storage, start: int) -> ChunkForm | None:
+    """The form in which to ask for what begins with token ``start``; None where there is nothing to ask for any more.
+
+    A question that is put off for good is written down as one that brought nothing.
+    """
+    if not storage.has_remote:
+        return None
+    for place, form in enumerate(_forms(state, request, worker, storage)):
+        if request.prefetch.lacks.is_known(form, start):
+            continue
+        blanks = storage.blanks.of(form)
+        if place == 0 or blanks < _PATIENCE or blanks % _PATIENCE == 0:
+            return form
+        state.count("store_questions_spared")
+        storage.blanks.note_nothing(form)
+        request.prefetch.lacks.note(form, start)
+    return None
+
+
+def _forms(state: CellState, request: Request, worker: Worker, storage: Storage) -> tuple[ChunkForm, ...]:
+    """What may be asked for, and in which order."""
+    if not may_restore(state, request, worker, storage):
+        return ("kv",)
+    if state.config.restoring == "state":
+        return ("state",)
+    return ("state", "kv") if is_worth_keeping(state, storage) else ("kv", "state")

@@ -18,7 +18,7 @@ from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.heat import value_of
 from services.scheduler.core.cache.hotness.tracking import prefix_read
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
-from services.scheduler.core.cache.node_importance import value_path
+from services.scheduler.core.cache.insertion import value_path
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of, match_prefix
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import node_inserted
-from services.scheduler.core.cache.node_importance import value_node
+from services.scheduler.core.cache.insertion import value_node
 from services.scheduler.core.cache.pins import take_hold
 from services.scheduler.core.cache.prefix_tree import (
     PAGE_NUMBER_BYTES,

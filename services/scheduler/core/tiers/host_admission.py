@@ -20,8 +20,7 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     offer,
 )
-from services.scheduler.core.cache.trimming import trim
-from services.scheduler.core.cache.victims import take_host_excess, take_host_victim, take_host_victim_of
+from services.scheduler.core.cache.victims import take_host_excess, take_host_victim, take_host_victim_of, trim
 from services.scheduler.core.tiers.saves import save_leaving
 from shared.errors import InvariantViolated
 

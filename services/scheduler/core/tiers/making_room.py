@@ -15,8 +15,7 @@ from services.scheduler.core.cache.residency import (
     is_left_bare,
     offer_left_bare,
 )
-from services.scheduler.core.cache.trimming import TRANSFER_PAGES, trim
-from services.scheduler.core.cache.victims import take_device_excess, take_device_victim
+from services.scheduler.core.cache.victims import TRANSFER_PAGES, take_device_excess, take_device_victim, trim
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import admit_to_host, drop_above_quotas
 

@@ -37,7 +37,7 @@ from services.scheduler.core.cache.residency import (
     split_node,
     unlock_host,
 )
-from services.scheduler.core.cache.trimming import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, trim
+from services.scheduler.core.cache.victims import LEAST_EVICTED_TOKENS, TRANSFER_PAGES, trim
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.tiers.loads import loading_upwards, release_host
 from services.scheduler.core.tiers.making_room import filled_reserve

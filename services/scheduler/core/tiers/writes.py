@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import Node, Path, match_prefix, page_count
-from services.scheduler.core.cache.trimming import TRANSFER_PAGES
+from services.scheduler.core.cache.victims import TRANSFER_PAGES
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import admit_to_host
 from services.scheduler.core.tiers.saves import save_path, saves_below

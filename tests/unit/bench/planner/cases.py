@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bench.planner.resources import Link, Resources
 from bench.planner.spans import Copy, Span, all_layers, layer_mask
-from services.scheduler.core.hidden.layer_costs import LayerCosts
+from services.scheduler.core.hidden.partition import LayerCosts
 
 ROUTES = {"host": ("host link",), "disk": ("disk", "host link"), "neighbour": ("wire",)}
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from services.scheduler.core.hidden.layer_costs import layer_costs
+from services.scheduler.core.hidden.partition import layer_costs
 from services.scheduler.core.rates import (
     PAPERS_RATIO,
     UNMEASURED_DISK_BYTES_PER_US,

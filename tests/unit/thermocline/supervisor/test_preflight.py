@@ -12,7 +12,7 @@ import pytest
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.cache.eviction import POLICIES
-from services.scheduler.core.cache.hotness.expression import parse
+from services.scheduler.core.cache.heat import parse
 from services.scheduler.core.hidden.hidden_form import parse_form
 from services.worker.checks import check as check_worker
 from services.worker.config import WorkerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.scheduler.core.hidden.layer_costs import LayerCosts
+from services.scheduler.core.hidden.partition import LayerCosts
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from shared.errors import ConfigError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from services.scheduler.core.cache.eviction.aging_group import AgingGroup, Values, enter, first
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
-from services.scheduler.core.cache.hotness.expression import Expression, parse
+from services.scheduler.core.cache.heat import Expression, parse
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
 

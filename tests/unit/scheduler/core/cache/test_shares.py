@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.core.cache import shares
 from services.scheduler.core.cache.eviction.thermocline import ThermoclinePolicy
 from services.scheduler.core.cache.heat import hotness, worth
-from services.scheduler.core.cache.node_importance import value_path
+from services.scheduler.core.cache.insertion import value_path
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, match_prefix
 from services.scheduler.core.cache.shares import (
     LEAST_IMPORTANCE,

@@ -5,7 +5,7 @@ import typing
 import pytest
 
 from services.scheduler.core import Stamped, check_invariants, encode_state, new_state, pending_timers, step
-from services.scheduler.core.fold.machine import _HANDLERS
+from services.scheduler.core.fold.machine import HANDLERS
 from shared import codec
 from shared.messages.cell_events import SchedulerStarted, TimerFired, WorkerLost
 from shared.messages.requests import CancelRequest, ResumeRequest
@@ -34,7 +34,7 @@ STRANGERS = [
 
 def test_every_input_has_a_handler():
     """Whatever the codec decodes, the machine takes."""
-    assert list(_HANDLERS) == list(typing.get_args(codec.Input))
+    assert list(HANDLERS) == list(typing.get_args(codec.Input))
 
 
 @pytest.mark.parametrize("message", STRANGERS, ids=lambda message: type(message).__name__)

@@ -11,8 +11,7 @@ from services.scheduler.core.hidden.hidden_form import (
     parse_form,
     wanted_hidden,
 )
-from services.scheduler.core.hidden.layer_costs import LayerCosts
-from services.scheduler.core.hidden.partition import hidden_only, kv_only, layer_times, made, tokens_only
+from services.scheduler.core.hidden.partition import LayerCosts, hidden_only, kv_only, layer_times, made, tokens_only
 from services.scheduler.core.state import Storage, Worker, new_state
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle

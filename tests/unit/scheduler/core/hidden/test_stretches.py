@@ -5,10 +5,11 @@ import pytest
 from services.scheduler.core.cache.identities import ChunkNames
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
 from services.scheduler.core.hidden.hidden_fetches import cut_off_hidden
-from services.scheduler.core.hidden.hidden_in_flight import HiddenRun, Hole
-from services.scheduler.core.hidden.stretches import (
+from services.scheduler.core.hidden.hidden_in_flight import (
     LONGEST_HOLE,
     MOST_STRETCHES,
+    HiddenRun,
+    Hole,
     end_at,
     hole_at,
     holes_between,

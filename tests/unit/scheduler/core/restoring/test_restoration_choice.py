@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.scheduler.core.hidden.layer_costs import LayerCosts
-from services.scheduler.core.hidden.partition import layer_times, made, pipelined_us
+from services.scheduler.core.hidden.partition import LayerCosts, layer_times, made, pipelined_us
 from services.scheduler.core.restoring.restoration_choice import Prices, Ways, choose, hidden_kind, ways_back
 from services.scheduler.core.sparse.sparse_costs import SparsePrices
 from shared.messages.pools import KvGeometry

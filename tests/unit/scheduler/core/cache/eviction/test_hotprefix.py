@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.cache.eviction import make_policy
-from services.scheduler.core.cache.hotness.expression import parse
+from services.scheduler.core.cache.heat import parse
 from shared.messages.cell_events import CellConfig
 from tests.unit.scheduler.core.cache.eviction.forest import Forest, size
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.hotness.expression import parse
+from services.scheduler.core.cache.heat import parse
 from shared.errors import ConfigError
 
 VALUES = {"clock": 6, "frequency": 5, "length": 4}
