@@ -38,7 +38,7 @@ def _policy_faults(policy: str) -> Iterator[str]:
     from shared.config import fault_of_choice
 
     if policy not in POLICIES:
-        yield f"--policy: {fault_of_choice(policy, tuple(POLICIES))}"
+        yield f"--policy: {fault_of_choice(policy, sorted(POLICIES))}"
 
 
 def _expression_faults(flag: str, text: str) -> Iterator[str]:

@@ -43,7 +43,7 @@ def run_up(data_dir: Path, *flags: str, **environ: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        (lambda _: ["--policy", "thermoclin"], "lru, lfu, 2q, slru, s3-fifo, .* did you mean thermocline"),
+        (lambda _: ["--policy", "thermoclin"], "2q, arc, fifo, .* did you mean thermocline"),
         (lambda _: ["--device", "gpu"], "--device: 'gpu' is none of .*cpu, cuda"),
         (lambda _: ["--dtype", "float7"], "auto, float32, bfloat16, float16; did you mean float32"),
         (lambda _: ["--state-form", "most"], "write off, auto, or numbers of layers"),

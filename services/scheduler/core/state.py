@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from services.scheduler.core.cache.candidates import Candidates
-from services.scheduler.core.cache.eviction import AnyPolicy
+from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.pin import Pin
@@ -149,7 +149,7 @@ class CellState(msgspec.Struct):
     counters: dict[str, int] = {}
     now_ns: int = 0  # Time of the input that is being folded, or was folded last.
     admissions: int = 0  # Requests admitted so far, repeats included.
-    orders: dict[str, AnyPolicy] = {}  # Eviction policy of each pool, by tier and owner.
+    orders: dict[str, Policy] = {}  # Eviction policy of each pool, by tier and owner; apart in snapshots.
     candidates: dict[str, Candidates] = {}  # Of selective admission and promotion; empty while neither is in use.
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
     recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.

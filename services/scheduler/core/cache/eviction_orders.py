@@ -11,7 +11,7 @@ from services.scheduler.core.cache.prefix_tree import Node, descendants_first
 from services.scheduler.core.cache.residency import DEVICE, HOST, moment, offer, order_of
 
 if TYPE_CHECKING:
-    from services.scheduler.core.cache.eviction import AnyPolicy
+    from services.scheduler.core.cache.eviction import Policy
     from services.scheduler.core.state import CellState, Worker
 
 
@@ -51,7 +51,7 @@ def prepare(state: CellState, worker_id: str, storage_id: str) -> None:
             return
 
 
-def _orders_of(state: CellState, worker_id: str, storage_id: str) -> list[AnyPolicy]:
+def _orders_of(state: CellState, worker_id: str, storage_id: str) -> list[Policy]:
     """Of a device and of a host pool, as far as they have been spoken of."""
     keys = (f"{DEVICE}/{worker_id}", f"{HOST}/{storage_id}")
     return [state.orders[key] for key in keys if key in state.orders]

@@ -25,7 +25,7 @@ from services.scheduler.core.cache.candidates import (
     note_node,
 )
 from services.scheduler.core.cache.empty_map import with_entry, without_entry
-from services.scheduler.core.cache.eviction import AnyPolicy, Moment, make_policy
+from services.scheduler.core.cache.eviction import Moment, Policy, make_policy
 from services.scheduler.core.cache.hotness.tracking import node_split
 from services.scheduler.core.cache.prefix_tree import (
     Node,
@@ -81,7 +81,7 @@ def moment(state: CellState, admission: int = 0) -> Moment:
     return Moment(state.last_seq, state.now_ns, state.admissions, state.hotness, admission=admission)
 
 
-def order_of(state: CellState, tier: str, owner: str) -> AnyPolicy:
+def order_of(state: CellState, tier: str, owner: str) -> Policy:
     """The eviction policy of a pool, made when the pool is first spoken of."""
     key = f"{tier}/{owner}"
     order = state.orders.get(key)

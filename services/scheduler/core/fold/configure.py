@@ -27,6 +27,7 @@ from services.scheduler.core.cache.residency import (
 )
 from services.scheduler.core.hidden.hidden_form import parse_form
 from services.scheduler.core.members.storages import request_missing_pools
+from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.restoring.fetches import cancel_fetches
 from services.scheduler.core.tiers.loads import attach_neighbours
 from services.scheduler.core.tiers.saves import forget_taken
@@ -67,9 +68,10 @@ _EXPRESSIONS = ("eviction_expression", "hotness_expression")
 def configure(step: Step, config: CellConfig) -> None:
     """Apply a configuration; never fails.
 
-    An unknown policy, a bad expression or a bad form of state is counted and leaves the old one in force; a number is
-    moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies begin anew
-    when they are made from other settings than before, or when the hotness filter's values change their meaning.
+    An unknown policy or schedule, a bad expression or a bad form of state is counted and leaves the old one in force; a
+    number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies
+    begin anew when they are made from other settings than before, or when the hotness filter's values change their
+    meaning.
     """
     state = step.state
     old, old_policy = state.config, make_policy(state.policy, 0, state.config)
@@ -97,6 +99,9 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
     changes |= {name: max(0, getattr(config, name)) for name in _LEAST_ZERO}
     changes["load_compute_ratio"] = max(0.0, config.load_compute_ratio)  # A snapshot would return 0 as 0.0.
     changes |= {name: min(most, max(least, getattr(config, name))) for name, (least, most) in _WIDTHS.items()}
+    if config.schedule not in SCHEDULES:
+        state.count("unknown_schedules")
+        changes["schedule"] = state.config.schedule
     for name in _EXPRESSIONS:
         try:
             parse(getattr(config, name))

@@ -6,24 +6,40 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.ranked import RankedPolicy
+from services.scheduler.core.cache.eviction import POLICIES, Policy
 from services.scheduler.core.explain.recollection import forgotten
+from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.state import CellState
 from shared.errors import CodecError
 from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from services.scheduler.core.cache.prefix_tree import Node
 
-_VERSION = 11
+_VERSION = 12
 
 
-class _Snapshot(msgspec.Struct):
+class _KeptPolicy(msgspec.Struct, array_like=True):
+    """The eviction policy of a pool: its name, the version of its state, and that in the policy's own bytes."""
+
+    name: str
+    state_version: int
+    state: bytes
+
+
+class _Versioned(msgspec.Struct):
     version: int
-    state: CellState
+
+
+class _Snapshot(_Versioned):
+    state: CellState  # Without ``orders``.
+    orders: dict[str, _KeptPolicy]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
 _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
@@ -32,26 +48,49 @@ def encode_state(state: CellState) -> bytes:
 
     What is remembered for explanations alone is left out: it grows large, and no output depends on it.
     """
-    return _ENCODER.encode(_Snapshot(_VERSION, msgspec.structs.replace(state, recollection=None)))
+    orders = {pool: _KeptPolicy(each.name, each.state_version, each.encode()) for pool, each in state.orders.items()}
+    bare = msgspec.structs.replace(state, recollection=None, orders={})
+    return _ENCODER.encode(_Snapshot(_VERSION, bare, orders))
 
 
 def decode_state(data: bytes) -> CellState:
-    """Undo :func:`encode_state`; raises CodecError for bytes that are no snapshot of this version."""
+    """Undo :func:`encode_state`.
+
+    Raises CodecError for bytes that are no snapshot of this version, or that name a policy or a schedule which is not
+    registered here.
+    """
     try:
+        version = _VERSION_DECODER.decode(data).version  # The types of another version's state are not known.
+        if version != _VERSION:
+            raise CodecError(f"snapshot of version {version}, not {_VERSION}")
         snapshot = _DECODER.decode(data)
     except UNDECODABLE as error:
         raise CodecError(f"not a snapshot: {error}") from error
-    if snapshot.version != _VERSION:
-        raise CodecError(f"snapshot of version {snapshot.version}, not {_VERSION}")
-    snapshot.state.recollection = forgotten()
-    _share_ids(snapshot.state.tree.nodes)
-    for policy in snapshot.state.orders.values():
-        if isinstance(policy, RankedPolicy):
-            _share_ranks(policy, snapshot.state.tree.nodes)
-    for account in snapshot.state.quotas.accounts.values():
+    state = snapshot.state
+    _require("policy", state.policy, POLICIES)
+    _require("schedule", state.config.schedule, SCHEDULES)
+    state.recollection = forgotten()
+    state.orders = {pool: _decode_policy(kept) for pool, kept in snapshot.orders.items()}
+    _share_ids(state.tree.nodes)
+    for policy in state.orders.values():
+        policy.share_numbers(state.tree.nodes)
+    for account in state.quotas.accounts.values():
         for order in account.orders.values():
-            _share_ranks(order, snapshot.state.tree.nodes)
-    return snapshot.state
+            order.share_numbers(state.tree.nodes)
+    return state
+
+
+def _require(kind: str, name: str, known: Container[str]) -> None:
+    if name not in known:
+        raise CodecError(f"the snapshot names {kind} {name!r}, which is not registered")
+
+
+def _decode_policy(kept: _KeptPolicy) -> Policy:
+    _require("policy", kept.name, POLICIES)
+    policy = POLICIES[kept.name]
+    if kept.state_version != policy.state_version:
+        raise CodecError(f"policy {kept.name!r} has state version {kept.state_version}, not {policy.state_version}")
+    return policy.decode(kept.state)
 
 
 def _share_ids(nodes: dict[int, Node]) -> None:
@@ -70,14 +109,3 @@ def _share_ids(nodes: dict[int, Node]) -> None:
             child = nodes.get(child_id)
             if child is not None:
                 children[key] = child.id
-
-
-def _share_ranks(policy: RankedPolicy, nodes: dict[int, Node]) -> None:
-    """The same for ranks, which a policy names twice: 200 bytes for each node that may be evicted."""
-    ids = {node_id: nodes[node_id].id if node_id in nodes else node_id for node_id in policy.latest}
-    policy.latest = {ids[node_id]: rank for node_id, rank in policy.latest.items()}
-    entries = []
-    for rank, node_id in policy.entries:
-        latest = policy.latest.get(node_id)
-        entries.append((latest if latest is not None and latest == rank else rank, ids.get(node_id, node_id)))
-    policy.entries = entries

@@ -17,6 +17,7 @@ import msgspec
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 
-class ArcPolicy(QueuedPolicy, tag="arc"):
+@register_policy
+class ArcPolicy(QueuedPolicy):
     """The paper's T1, T2, B1 and B2 are ``recent``, ``frequent`` and their ghosts; its p is ``target``, in tokens."""
+
+    name = "arc"
 
     recent: NodeQueue = msgspec.field(default_factory=NodeQueue)
     frequent: NodeQueue = msgspec.field(default_factory=NodeQueue)

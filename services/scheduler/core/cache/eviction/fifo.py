@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.eviction.policy import Moment
     from services.scheduler.core.cache.prefix_tree import Node
 
 
-class FifoPolicy(RankedPolicy, tag="fifo"):
+@register_policy
+class FifoPolicy(RankedPolicy):
     """Ranks by a number that is given on arrival. Both parts of a split node keep it."""
+
+    name = "fifo"
 
     arrivals: dict[int, int] = {}
     last: int = 0

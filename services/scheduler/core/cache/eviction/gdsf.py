@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 
-class GdsfPolicy(RankedPolicy, tag="gdsf"):
+@register_policy
+class GdsfPolicy(RankedPolicy):
     """Ranks by that priority, then by the last use. A priority rises with uses and with a split, and never falls."""
+
+    name = "gdsf"
 
     uses: dict[int, int] = {}
     clock_at_use: dict[int, float] = {}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from services.scheduler.core.cache.eviction.aging_group import AgingGroup, Values, enter, first
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
+from services.scheduler.core.cache.eviction.registry import register_policy
 from services.scheduler.core.cache.heat import Expression, parse
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
@@ -42,11 +43,14 @@ _RANKED_AT_ONCE = 64
 _BACKLOG_SHARE = 256
 
 
-class HotPrefixPolicy(Policy, tag="hotprefix"):
+@register_policy
+class HotPrefixPolicy(Policy):
     """``fresh`` are nodes that were offered and not ranked since, in order; the others are in ``groups``.
 
     ``heads`` is a heap of the groups by the rank of their first leaf; a rank there is never above the group's.
     """
+
+    name = "hotprefix"
 
     expression: str = CellConfig().eviction_expression
     fresh: dict[int, bool] = {}

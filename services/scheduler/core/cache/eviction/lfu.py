@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 
-class LfuPolicy(RankedPolicy, tag="lfu"):
+@register_policy
+class LfuPolicy(RankedPolicy):
     """Ranks by uses, then by the last one. Both only rise, as :class:`RankedPolicy` needs."""
+
+    name = "lfu"
 
     uses: dict[int, int] = {}
 

@@ -1,22 +1,24 @@
 """What an eviction policy is: one object a pool, told of everything that happens to the pool's nodes.
 
-A policy is plain data (a msgspec struct, tagged with its name), so a snapshot carries it as it stands and a fold
-that goes on from one evicts the same nodes as a fold that never stopped. It may look at nodes and keep records of
-its own, keyed by node id while a node is resident and by ``node.digest`` afterwards. Which nodes may be evicted at
-all is not its business (see :mod:`residency`): a leaf of what is resident that nothing locks.
+A policy is plain data (a msgspec struct). A snapshot carries its bytes beside its name and the version of its state,
+so a fold that goes on from one evicts the same nodes as a fold that never stopped. It may look at nodes and keep
+records of its own, keyed by node id while a node is resident and by ``node.digest`` afterwards. Which nodes may be
+evicted at all is not its business (see :mod:`residency`): a leaf of what is resident that nothing locks.
 
 Sizes are in tokens everywhere, time in nanoseconds of the stream's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import msgspec
 
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
+from shared.errors import CodecError
+from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
     from shared.messages.cell_events import CellConfig
@@ -50,8 +52,11 @@ class Moment:
     admission: int = 0  # For which request something happens, by the number of its admission in the cell; 0: for none.
 
 
-class Policy(msgspec.Struct, tag_field="policy"):
+class Policy(msgspec.Struct):
     """Base of all policies. Subclasses override what they need; every method mutates only the policy."""
+
+    name: ClassVar[str]  # What settings and snapshots call it; bases of several policies have none.
+    state_version: ClassVar[int] = 1  # Raised when :meth:`decode` no longer reads what :meth:`encode` gave before.
 
     capacity: int = 0  # Of the pool, in tokens.
 
@@ -89,6 +94,21 @@ class Policy(msgspec.Struct, tag_field="policy"):
     def prepare(self) -> bool:
         """Do some work now that a later call would do, if there is any that decides nothing; returns whether."""
         return False
+
+    def encode(self) -> bytes:
+        """All that it remembers, for a snapshot. Equal policies give equal bytes; does not mutate."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Undo :meth:`encode`. Raises CodecError for bytes that it did not make."""
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except UNDECODABLE as error:
+            raise CodecError(f"not a state of policy {cls.name!r}: {error}") from error
+
+    def share_numbers(self, nodes: Mapping[int, Node]) -> None:
+        """Save memory after :meth:`decode`, which makes a number object for every mention of an id in ``nodes``."""
 
     def check(self) -> str:
         """What contradicts itself in what it remembers, from scratch; "" is nothing. For tests; does not mutate."""

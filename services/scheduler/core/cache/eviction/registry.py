@@ -1,57 +1,31 @@
-"""All policies by name, and how one is made for a pool."""
+"""Eviction policies by name: what a cell can be told to use, and a snapshot can hold.
+
+A policy is registered where it is defined, in the core or in a package that whoever folds imports beforehand. The core
+knows no such package.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from services.scheduler.core.cache.eviction.arc import ArcPolicy
-from services.scheduler.core.cache.eviction.fifo import FifoPolicy
-from services.scheduler.core.cache.eviction.gdsf import GdsfPolicy
-from services.scheduler.core.cache.eviction.hotprefix import HotPrefixPolicy
-from services.scheduler.core.cache.eviction.lfu import LfuPolicy
-from services.scheduler.core.cache.eviction.lru import LruPolicy
-from services.scheduler.core.cache.eviction.s3fifo import S3FifoPolicy
-from services.scheduler.core.cache.eviction.sieve import SievePolicy
-from services.scheduler.core.cache.eviction.slru import SlruPolicy
-from services.scheduler.core.cache.eviction.thermocline import ThermoclinePolicy
-from services.scheduler.core.cache.eviction.two_q import TwoQueuePolicy
-from services.scheduler.core.cache.eviction.w_tinylfu import WTinyLfuPolicy
+from services.scheduler.core.cache.eviction.policy import Policy
 
 if TYPE_CHECKING:
     from shared.messages.cell_events import CellConfig
 
-AnyPolicy = (
-    FifoPolicy
-    | LruPolicy
-    | LfuPolicy
-    | TwoQueuePolicy
-    | SlruPolicy
-    | S3FifoPolicy
-    | SievePolicy
-    | ArcPolicy
-    | GdsfPolicy
-    | WTinyLfuPolicy
-    | HotPrefixPolicy
-    | ThermoclinePolicy
-)
-"""Every policy that a snapshot can hold, as a union of tagged structs."""
+P = TypeVar("P", bound=type[Policy])
 
-POLICIES: dict[str, type[AnyPolicy]] = {
-    "fifo": FifoPolicy,
-    "lru": LruPolicy,
-    "lfu": LfuPolicy,
-    "2q": TwoQueuePolicy,
-    "slru": SlruPolicy,
-    "s3-fifo": S3FifoPolicy,
-    "sieve": SievePolicy,
-    "arc": ArcPolicy,
-    "gdsf": GdsfPolicy,
-    "w-tinylfu": WTinyLfuPolicy,
-    "hotprefix": HotPrefixPolicy,
-    "thermocline": ThermoclinePolicy,
-}
+POLICIES: dict[str, type[Policy]] = {}
+"""In order of registration, on which no decision may depend."""
 
 
-def make_policy(name: str, capacity: int, config: CellConfig) -> AnyPolicy:
+def register_policy(policy: P) -> P:
+    """Add a policy under the name that its class has; a decorator. Raises ValueError when another has that name."""
+    if POLICIES.setdefault(policy.name, policy) is not policy:
+        raise ValueError(f"policies {POLICIES[policy.name].__qualname__} and {policy.__qualname__} are {policy.name!r}")
+    return policy
+
+
+def make_policy(name: str, capacity: int, config: CellConfig) -> Policy:
     """A fresh policy for a pool of ``capacity`` tokens. Raises KeyError for a name that is not in POLICIES."""
     return POLICIES[name].make(capacity, config)

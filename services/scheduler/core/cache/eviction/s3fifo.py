@@ -18,6 +18,7 @@ import msgspec
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,11 @@ MOST_USES = 3
 USES_TO_MOVE = 2  # Uses after arrival that bring a node from the small to the main queue.
 
 
-class S3FifoPolicy(QueuedPolicy, tag="s3-fifo"):
+@register_policy
+class S3FifoPolicy(QueuedPolicy):
     """The paper's Algorithm 1."""
+
+    name = "s3-fifo"
 
     small: ScannedQueue = msgspec.field(default_factory=ScannedQueue)
     passed: NodeQueue = msgspec.field(default_factory=NodeQueue)

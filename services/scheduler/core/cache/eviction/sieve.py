@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
 
 
-class SievePolicy(RankedPolicy, tag="sieve"):
+@register_policy
+class SievePolicy(RankedPolicy):
     """Ranks by (round, arrival) in which a node is due, which only rises. ``hand`` is where the hand is."""
+
+    name = "sieve"
 
     due: dict[int, tuple[int, int]] = {}
     hand: tuple[int, int] = (0, 0)

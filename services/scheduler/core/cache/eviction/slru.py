@@ -13,6 +13,7 @@ import msgspec
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,11 @@ class Segments(msgspec.Struct):
         return self.probation.first_evictable(evictable) or self.protected.first_evictable(evictable)
 
 
-class SlruPolicy(QueuedPolicy, tag="slru"):
+@register_policy
+class SlruPolicy(QueuedPolicy):
     """Evicts the least recently used node on probation, and a protected one only when there is no other."""
+
+    name = "slru"
 
     segments: Segments = msgspec.field(default_factory=Segments)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
+from services.scheduler.core.cache.eviction.registry import register_policy
 from services.scheduler.core.cache.eviction.thermo.duel import Duel
 from services.scheduler.core.cache.eviction.thermo.features import code_of
 from services.scheduler.core.cache.eviction.thermo.fit import Fit
@@ -45,13 +46,16 @@ HUB_CHILDREN = 16  # A prefix with more continuations is shared by strangers: on
 TICK = 1e-3  # Seconds that a request adds to the clock at least, so that order counts where time stands still.
 
 
-class ThermoclinePolicy(Policy, tag="thermocline"):
+@register_policy
+class ThermoclinePolicy(Policy):
     """Evicts the node of least expected saving per token and second.
 
     ``cost_depth_tokens`` is the depth at which computing a token costs twice what it does at the top (attention
     grows with depth); 0 takes cost as flat, so that the hit ratio is what is kept high. ``host_cost`` is the cost of
     a token with a copy in a lower tier, relative to one that must be computed.
     """
+
+    name = "thermocline"
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0

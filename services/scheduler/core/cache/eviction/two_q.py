@@ -16,6 +16,7 @@ import msgspec
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,11 @@ RECENT_SHARE = 0.25  # Of the capacity: the paper's Kin.
 GHOST_SHARE = 0.5  # Tokens remembered, of the capacity: the paper's Kout.
 
 
-class TwoQueuePolicy(QueuedPolicy, tag="2q"):
+@register_policy
+class TwoQueuePolicy(QueuedPolicy):
     """The paper's A1in is ``recent``, A1out is ``ghosts`` and Am is ``main``."""
+
+    name = "2q"
 
     recent: ScannedQueue = msgspec.field(default_factory=ScannedQueue)
     passed: NodeQueue = msgspec.field(default_factory=NodeQueue)

@@ -17,6 +17,7 @@ import msgspec
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
 from services.scheduler.core.cache.eviction.queue import NodeQueue, ScannedQueue, move
 from services.scheduler.core.cache.eviction.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction.registry import register_policy
 from services.scheduler.core.cache.eviction.sketch import FrequencySketch, make_sketch
 from services.scheduler.core.cache.eviction.slru import PROTECTED_SHARE, Segments
 
@@ -31,8 +32,11 @@ _SAMPLE_PER_NODE = 10  # The sketch remembers this many uses for each resident n
 _LEAST_SAMPLE = 1000
 
 
-class WTinyLfuPolicy(QueuedPolicy, tag="w-tinylfu"):
+@register_policy
+class WTinyLfuPolicy(QueuedPolicy):
     """``is_full`` says that room had to be made since the pool was last half empty; before, the window overflows."""
+
+    name = "w-tinylfu"
 
     window: ScannedQueue = msgspec.field(default_factory=ScannedQueue)
     passed: NodeQueue = msgspec.field(default_factory=NodeQueue)

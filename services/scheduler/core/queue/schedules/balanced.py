@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, bundle_hits_among, is_loading_bound
+from services.scheduler.core.queue.schedules.registry import register_schedule
 from services.scheduler.core.rates import load_compute_ratio
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 
+@register_schedule("balanced")
 def balanced(state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates) -> Iterator[Candidate]:
     """Algorithm 1. The search for bundle hits leaves the others of the window as they are."""
     put_aside: list[Candidate] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.queue.schedules.registry import register_schedule
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 
+@register_schedule("fcfs")
 def fcfs(state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates) -> Iterator[Candidate]:
     """Every candidate in turn."""
     yield from candidates

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.queue.schedules.registry import register_schedule
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 
+@register_schedule("lpm")
 def longest_prefix(
     state: CellState, worker: Worker, builder: BatchBuilder, candidates: Candidates
 ) -> Iterator[Candidate]:

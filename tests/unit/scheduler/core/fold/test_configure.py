@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.scheduler.core.queue.schedules import SCHEDULES
 from shared.messages.cell_events import CellConfig, CellConfigured
 
 
@@ -12,6 +13,17 @@ def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell):
 
     assert cell.state.policy == "sieve"
     assert cell.state.counters["unknown_policies"] == 1
+    assert cell.state.config.max_running == 3
+
+
+def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell, monkeypatch):
+    """It is counted, and the other settings apply."""
+    cell = make_cell(schedule="fcfs")
+    monkeypatch.delitem(SCHEDULES, "lpm")
+    cell.feed(CellConfigured(config=CellConfig(schedule="lpm", max_running=3)))
+
+    assert cell.state.config.schedule == "fcfs"
+    assert cell.state.counters["unknown_schedules"] == 1
     assert cell.state.config.max_running == 3
 
 

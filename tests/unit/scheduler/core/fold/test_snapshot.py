@@ -1,11 +1,15 @@
 """Snapshots."""
 
+import json
 import random
 
+import msgspec
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, new_state, step
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from services.scheduler.core.cache.eviction import POLICIES, Policy
+from services.scheduler.core.queue.schedules import SCHEDULES
 from shared import codec
 from shared.errors import CodecError
 from shared.messages.cell_events import CellConfig
@@ -72,6 +76,88 @@ def test_restoring_at_every_step_changes_nothing(busy_log):
 def test_what_is_no_snapshot_is_refused(data):
     """Bytes of another kind or version are a CodecError."""
     with pytest.raises(CodecError):
+        decode_state(data)
+
+
+class NewestPolicy(Policy):
+    """What came last goes first; it writes itself down in a form of its own."""
+
+    name = "newest"
+    state_version = 3
+
+    stack: list[int] = []
+
+    def add(self, node, moment):
+        self.stack.append(node.id)
+
+    def remove(self, node, moment):
+        self.stack.remove(node.id)
+
+    def split(self, upper, lower):
+        self.stack.insert(self.stack.index(lower.id), upper.id)
+
+    def victim(self, evictable, moment):
+        return next(filter(None, map(evictable, reversed(self.stack))), None)
+
+    def encode(self):
+        return f"{self.capacity}:{self.stack}".encode()
+
+    @classmethod
+    def decode(cls, data):
+        capacity, _, stack = data.decode().partition(":")
+        return cls(int(capacity), json.loads(stack))
+
+
+@pytest.fixture
+def newest(monkeypatch, make_cell):
+    """The state of a cell that evicts by a policy from outside."""
+    monkeypatch.setitem(POLICIES, "newest", NewestPolicy)
+    cell = make_cell(policy="newest", pages=12, host_pages=8)
+    for number in range(12):
+        cell.submit([number % 5 + 1] * 9)
+        cell.drain()
+    assert cell.state.counters["evicted_pages_device"] > 0
+    return cell.state
+
+
+def test_a_policy_writes_its_own_state(newest):
+    """Its bytes are in the snapshot beside its name and their version, and the policy reads them."""
+    data = encode_state(newest)
+
+    order = newest.orders["device/worker-0"]
+    assert order.stack
+    assert msgspec.msgpack.decode(data)["orders"]["device/worker-0"] == ["newest", 3, order.encode()]
+    assert decode_state(data).orders == newest.orders
+    assert encode_state(decode_state(data)) == data
+
+
+def test_a_policy_that_is_not_registered_is_named(newest, monkeypatch):
+    """Whether it has written something or is only to be used by the pools to come."""
+    whole = encode_state(newest)
+    newest.orders.clear()
+    bare = encode_state(newest)
+    monkeypatch.delitem(POLICIES, "newest")
+
+    for data in (whole, bare):
+        with pytest.raises(CodecError, match="names policy 'newest', which is not registered"):
+            decode_state(data)
+
+
+def test_a_schedule_that_is_not_registered_is_named(newest, monkeypatch):
+    """A fold without it would end at its first batch."""
+    data = encode_state(newest)
+    monkeypatch.delitem(SCHEDULES, "balanced")
+
+    with pytest.raises(CodecError, match="names schedule 'balanced', which is not registered"):
+        decode_state(data)
+
+
+def test_a_policys_state_of_another_version_is_refused(newest, monkeypatch):
+    """The error says which it is, and which is read."""
+    data = encode_state(newest)
+    monkeypatch.setattr(NewestPolicy, "state_version", 4)
+
+    with pytest.raises(CodecError, match="policy 'newest' has state version 3, not 4"):
         decode_state(data)
 
 

@@ -6,9 +6,7 @@ on both are told everything and must answer alike.
 
 from __future__ import annotations
 
-import msgspec
-
-from services.scheduler.core.cache.eviction import AnyPolicy, Moment
+from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
 from thermocline.simulate.blocks_hotness import ExactHotness
 
@@ -35,10 +33,12 @@ class Forest:
 
     def snapshot(self):
         """Make the twin anew from the policy's bytes."""
-        data = msgspec.msgpack.encode(self.policy)
-        twin = msgspec.msgpack.decode(data, type=AnyPolicy)
+        data = self.policy.encode()
+        twin = type(self.policy).decode(data)
         assert twin == self.policy
-        assert msgspec.msgpack.encode(twin) == data
+        assert twin.encode() == data
+        twin.share_numbers(self.nodes)
+        assert twin.encode() == data
         self.policies = [self.policy, twin]
 
     # What is so.

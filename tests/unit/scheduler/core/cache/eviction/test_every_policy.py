@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction.queue import GhostList
 from services.scheduler.core.cache.eviction.sketch import FrequencySketch
+from shared.errors import CodecError
 from shared.messages.cell_events import CellConfig
 from tests.unit.scheduler.core.cache.eviction.forest import Forest
 
@@ -133,7 +134,7 @@ def test_heaps_do_not_grow_with_uses(name):
         forest.ask(forest.nodes[1], [])
         forest.finish(0)
 
-    assert len(msgspec.msgpack.encode(forest.policy)) < 6000
+    assert len(forest.policy.encode()) < 6000
 
 
 @pytest.mark.parametrize("name", CLASSICS)
@@ -157,15 +158,17 @@ def test_both_parts_of_a_split_node_inherit_its_standing(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_made_by_name_is_tagged_by_name(name):
-    """A snapshot names a policy as the configuration does, and its capacity is the pool's."""
+def test_what_is_made_has_the_name_and_the_pools_capacity(name):
+    """A snapshot names a policy as the configuration does."""
     policy = make_policy(name, 77, CellConfig())
 
-    assert msgspec.to_builtins(policy)["policy"] == name
+    assert policy.name == name
     assert policy.capacity == 77
 
 
-def test_unknown_policy_is_a_key_error():
-    """The registry makes up nothing."""
-    with pytest.raises(KeyError):
-        make_policy("nonsense", 1, CellConfig())
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x81\xa8capacity\xa1x"])
+def test_bytes_that_a_policy_did_not_make_are_refused(name, data):
+    """With the name of the policy that was to read them."""
+    with pytest.raises(CodecError, match=f"not a state of policy '{name}'"):
+        POLICIES[name].decode(data)
