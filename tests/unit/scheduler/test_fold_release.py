@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from services.scheduler import fold_release
+import shared
+from services.scheduler import baselines, core, fold_release
 from services.scheduler.fold_release import fold_release as release
 
 
@@ -29,6 +31,15 @@ def test_other_code_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found.append(release())
 
     assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize("package", [baselines, core, shared])
+def test_all_that_decides_counts(package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of the core, of the policies and schedules beside it, and of what both share."""
+    here = release()
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "__init__.py"))
+
+    assert release() != here
 
 
 def test_other_interpreter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

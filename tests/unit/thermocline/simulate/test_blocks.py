@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import services.scheduler.baselines  # noqa: F401  They are simulated, too.
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction.lru import LruPolicy
 from shared.errors import InvalidRequest, InvariantViolated

@@ -5,16 +5,13 @@ import random
 import pytest
 
 from services.scheduler.core import new_state
-from services.scheduler.core.cache.prefix_match import PrefixMatch
-from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate, is_loading_bound
-from services.scheduler.core.queue.schedules import SCHEDULES
-from services.scheduler.core.request import Request
+from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
+from services.scheduler.core.queue.schedules import SCHEDULES, balanced, register_schedule
 from services.scheduler.core.state import Worker
 from shared.messages.cell_events import CellConfig, FlushCache
-from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.worker_plans import RunBatch
 from tests.cases import case
-from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.queue.forming import candidate, form
 
 
 @pytest.fixture
@@ -25,68 +22,12 @@ def state():
     return state
 
 
-def candidate(name, load, compute, *, priority=0, pages=0):
-    """A candidate of whom only the name, the counts and the priority matter."""
-    submit = SubmitRequest(
-        request_id=name,
-        gateway_id="g",
-        namespace=namespace(),
-        prompt=bytes(4 * (load + compute)),
-        sampling=SamplingParams(max_tokens=1),
-        priority=priority,
-    )
-    return Candidate(Request(submit, 1, 1), [], PrefixMatch(loaded_pages=pages), load, compute, 0)
+def test_a_name_has_one_schedule():
+    """Another of the same name is refused, and the first stays; registering that one again changes nothing."""
+    with pytest.raises(ValueError, match="there is a schedule 'balanced' already"):
+        register_schedule("balanced")(lambda *arguments: iter(()))
 
-
-class Waiting:
-    """Candidates without anything in the tree."""
-
-    def __init__(self, items):
-        self.items = iter(items)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self.items)
-
-    def bundle_hits(self):
-        return []
-
-
-def form(state, schedule, waiting, *, budget=10_000, places=100):
-    """Names in the order in which a batch takes them."""
-    draft = BatchBuilder(budget, places)
-    worker = Worker("w", "1", "n", None, 1, None)
-    taken = []
-    for item in SCHEDULES[schedule](state, worker, draft, Waiting(waiting)):
-        taken.append(item.request.request_id)
-        draft.loaded += item.load
-        draft.computed += item.compute
-        draft.budget -= item.compute
-        draft.places -= 1
-        if draft.is_full:
-            break
-    return taken
-
-
-def test_fcfs_takes_the_queue_as_it_is(state):
-    """Load or no load, the order stands."""
-    waiting = [candidate("a", 1000, 1), candidate("b", 0, 50), candidate("c", 900, 1)]
-
-    assert form(state, "fcfs", waiting) == ["a", "b", "c"]
-
-
-def test_longest_prefix_first_within_a_priority(state):
-    """More cached pages go first, equals in the order of the queue, and priorities before both."""
-    waiting = [
-        candidate("a", 0, 1, pages=1),
-        candidate("b", 0, 1, pages=9),
-        candidate("c", 0, 1, pages=9),
-        candidate("d", 0, 1, priority=2),
-    ]
-
-    assert form(state, "lpm", waiting) == ["d", "b", "c", "a"]
+    assert SCHEDULES["balanced"] is register_schedule("balanced")(balanced) is balanced
 
 
 def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
@@ -99,21 +40,21 @@ def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
         candidate("compute-2", 0, 40),
     ]
 
-    assert form(state, "balanced", waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
+    assert form(state, balanced, waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
 
 
 def test_balanced_takes_a_load_that_computation_hides(state):
     """Enough was taken that computes for long: the next load keeps nobody waiting."""
     waiting = [candidate("compute", 0, 100), candidate("load", 900, 5), candidate("last", 0, 1)]
 
-    assert form(state, "balanced", waiting) == ["compute", "load", "last"]
+    assert form(state, balanced, waiting) == ["compute", "load", "last"]
 
 
 def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state):
     """A full batch ends the formation."""
     waiting = [candidate("head", 1000, 10), candidate("load", 500, 1), candidate("compute", 0, 40)]
 
-    assert form(state, "balanced", waiting, places=2) == ["head", "compute"]
+    assert form(state, balanced, waiting, places=2) == ["head", "compute"]
 
 
 def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state):
@@ -143,7 +84,7 @@ def _nobody_starves(state, chance):
             load, compute = (chance.randrange(200, 2000), 1) if chance.random() < 0.4 else (0, chance.randrange(1, 9))
             due[name] = number + len(queue) + 1
             queue.append(candidate(name, load, compute))
-        taken = form(state, "balanced", queue, budget=chance.randrange(1, 40), places=chance.randrange(1, 4))
+        taken = form(state, balanced, queue, budget=chance.randrange(1, 40), places=chance.randrange(1, 4))
         assert not queue or taken[0] == queue[0].request.request_id
         queue = [item for item in queue if item.request.request_id not in taken]
         assert all(due[item.request.request_id] > number for item in queue)

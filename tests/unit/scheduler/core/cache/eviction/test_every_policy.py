@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.baselines.queue import GhostList
+from services.scheduler.baselines.sketch import FrequencySketch
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
-from services.scheduler.core.cache.eviction.queue import GhostList
-from services.scheduler.core.cache.eviction.sketch import FrequencySketch
 from shared.errors import CodecError
 from shared.messages.cell_events import CellConfig
 from tests.unit.scheduler.core.cache.eviction.forest import Forest

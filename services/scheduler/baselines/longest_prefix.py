@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.queue.schedules.registry import register_schedule
+from services.scheduler.core.queue.schedules import register_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
-    from services.scheduler.core.queue.schedules.protocol import Candidates
+    from services.scheduler.core.queue.schedules import Candidates
     from services.scheduler.core.state import CellState, Worker
 
 

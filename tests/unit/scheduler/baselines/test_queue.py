@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
-from services.scheduler.core.cache.eviction.sketch import make_sketch
+from services.scheduler.baselines.queue import GhostList, NodeQueue, ScannedQueue, move
+from services.scheduler.baselines.sketch import make_sketch
 from services.scheduler.core.cache.prefix_tree import Node
 
 kinds = st.sampled_from(["append", "append", "renew", "take_out", "offer", "offer", "first"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.policy import Policy, size_of
+from services.scheduler.core.cache.eviction import Policy, size_of
 
 if TYPE_CHECKING:
-    from services.scheduler.core.cache.eviction.queue import NodeQueue
+    from services.scheduler.baselines.queue import NodeQueue
     from services.scheduler.core.cache.prefix_tree import Node
 
 

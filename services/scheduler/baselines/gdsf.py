@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
-from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.core.cache.eviction import Evictable, Moment, Rank, RankedPolicy, register_policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

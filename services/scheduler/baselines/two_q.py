@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment, size_of
-from services.scheduler.core.cache.eviction.queue import GhostList, NodeQueue, ScannedQueue, move
-from services.scheduler.core.cache.eviction.queued import QueuedPolicy
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.baselines.queue import GhostList, NodeQueue, ScannedQueue, move
+from services.scheduler.baselines.queued import QueuedPolicy
+from services.scheduler.core.cache.eviction import Evictable, Moment, register_policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.core.cache.eviction import Rank, RankedPolicy, register_policy
 
 if TYPE_CHECKING:
-    from services.scheduler.core.cache.eviction.policy import Moment
+    from services.scheduler.core.cache.eviction import Moment
     from services.scheduler.core.cache.prefix_tree import Node
 
 

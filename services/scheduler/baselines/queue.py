@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from services.scheduler.core.cache.eviction.policy import Evictable
+    from services.scheduler.core.cache.eviction import Evictable
     from services.scheduler.core.cache.prefix_tree import Node
 
 _SPARE = 64  # Void entries that a small heap may hold before it is built anew.

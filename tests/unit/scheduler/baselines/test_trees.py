@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from services.scheduler.baselines.arc import ArcPolicy
+from services.scheduler.baselines.s3fifo import S3FifoPolicy
+from services.scheduler.baselines.two_q import TwoQueuePolicy
 from services.scheduler.core.cache.eviction import make_policy
-from services.scheduler.core.cache.eviction.arc import ArcPolicy
-from services.scheduler.core.cache.eviction.s3fifo import S3FifoPolicy
-from services.scheduler.core.cache.eviction.two_q import TwoQueuePolicy
 from shared.messages.cell_events import CellConfig
 from tests.unit.scheduler.core.cache.eviction.forest import Forest
 

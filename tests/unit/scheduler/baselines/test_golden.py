@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import services.scheduler.baselines  # noqa: F401  They are what is tested.
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from shared.messages.cell_events import CellConfig
-from tests.unit.scheduler.core.cache.eviction.references import REFERENCES
+from tests.unit.scheduler.baselines.references import REFERENCES
 from thermocline.simulate.blocks import BlockCache, BlockRequests
 from thermocline.simulate.blocks_hotness import ExactHotness
 
