@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-import services.scheduler.baselines  # noqa: F401  To be measured.
+import services.scheduler.policies  # noqa: F401  To be measured.
 from bench import core_steps, results_file
 from bench.core_table import rows
 from bench.core_times import Times

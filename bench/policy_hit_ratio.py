@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import services.scheduler.baselines  # noqa: F401  To be compared.
+import services.scheduler.policies  # noqa: F401  To be compared.
 from bench import results_file
 from bench.block_workloads import WORKLOADS
 from bench.line_chart import line_chart

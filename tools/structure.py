@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+import services.scheduler.policies  # noqa: F401  The default policy and schedule are among them.
 from services.scheduler import core
 from services.scheduler.core.request import Request
 from services.scheduler.core.step import Stamped

@@ -5,7 +5,7 @@ Both go through this one class, so that a message which the live scheduler skipp
 
 from __future__ import annotations
 
-import services.scheduler.baselines  # noqa: F401  So that a cell can be told to use its policies and schedules.
+import services.scheduler.policies  # noqa: F401  So that a cell can be told to use its policies and schedules.
 from services.scheduler import core
 from services.scheduler.core import CancelTimer, SetTimer, Stamped
 from shared.bus.protocol import StreamMessage

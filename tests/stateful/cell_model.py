@@ -6,7 +6,7 @@ that any interleaving can be driven. :meth:`CellModel.drain` runs everything unt
 
 from __future__ import annotations
 
-import services.scheduler.baselines  # noqa: F401  Model cells can be told to use its policies and schedules.
+import services.scheduler.policies  # noqa: F401  Model cells can be told to use its policies and schedules.
 from services.scheduler.core import (
     CancelTimer,
     SetTimer,

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import shared
-from services.scheduler import baselines, core, fold_release
+from services.scheduler import core, fold_release, policies
 from services.scheduler.fold_release import fold_release as release
 
 
@@ -33,7 +33,7 @@ def test_other_code_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(found)) == 3
 
 
-@pytest.mark.parametrize("package", [baselines, core, shared])
+@pytest.mark.parametrize("package", [core, policies, shared])
 def test_all_that_decides_counts(package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of the core, of the policies and schedules beside it, and of what both share."""
     here = release()

@@ -64,25 +64,34 @@ class PrefixMatch:
         return self.device[-1] if self.device else None
 
 
-def matched_path(state: CellState, request: Request) -> Path:
-    """What the tree knows of this request's tokens, on whatever tier. Notes in the request where the match ended.
+def find_path(state: CellState, request: Request) -> Path:
+    """What the tree knows of this request's tokens, on whatever tier. Does not mutate.
 
     At least the last token must be computed, for its logits; so the match ends a token before the end.
     """
-    submit = request.submit
     if not state.tree.page_size or not request.may_reuse:
         return []
-    page_size = state.tree.page_size
-    max_pages = (request.token_count - 1) // page_size
-    path = match_again(
-        state.tree, submit.namespace, request.tokens, max_pages, request.match.node, request.match.tokens
-    )
-    request.match.node = request.match.tokens = 0
+    max_pages = (request.token_count - 1) // state.tree.page_size
+    namespace, match = request.submit.namespace, request.match
+    return match_again(state.tree, namespace, request.tokens, max_pages, match.node, match.tokens)
+
+
+def note_path(state: CellState, request: Request, path: Path) -> None:
+    """Note where a match of this request ended, so that the next goes on from there."""
+    match = request.match
+    match.node = match.tokens = 0
     if path:
         node, pages = path[-1]
+        page_size = state.tree.page_size
         # Another attempt may go on with other tokens behind the prompt; the prompt itself never changes.
-        request.match.node = node.id
-        request.match.tokens = min(node.depth + pages * page_size, submit.prompt_tokens // page_size * page_size)
+        match.node = node.id
+        match.tokens = min(node.depth + pages * page_size, request.submit.prompt_tokens // page_size * page_size)
+
+
+def matched_path(state: CellState, request: Request) -> Path:
+    """:func:`find_path`, noted."""
+    path = find_path(state, request)
+    note_path(state, request, path)
     return path
 
 

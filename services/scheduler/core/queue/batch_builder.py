@@ -97,9 +97,13 @@ def is_loading_bound(state: CellState, worker: Worker, builder: BatchBuilder, lo
     return loaded > load_compute_ratio(state, worker, context) * computed
 
 
-def bundle_hits_among(state: CellState, builder: BatchBuilder, requests: Sequence[Request]) -> list[Request]:
+def bundle_hits_among(state: CellState, builder: BatchBuilder, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those that stand on what the batch loads now: bundle hits (Strata 4.3.2). In their order; does not mutate."""
-    return stand_on(state, starts_of_loads(state.tree, builder), requests)
+    if not candidates:
+        return []
+    standing = stand_on(state, starts_of_loads(state.tree, builder), [item.request for item in candidates])
+    names = {request.request_id: None for request in standing}
+    return [item for item in candidates if item.request.request_id in names]
 
 
 def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Request]) -> list[Request]:

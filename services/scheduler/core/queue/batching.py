@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.prefix_match import note_path
 from services.scheduler.core.hidden.restorations import end_of_computing, is_restoring, plan_restore
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.queue.admission import try_admit
-from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
-from services.scheduler.core.queue.queue_scan import QueueScan
+from services.scheduler.core.queue.batch_builder import BatchBuilder, bundle_hits_among, is_loading_bound
+from services.scheduler.core.queue.queue_scan import bundle_hits_behind, candidate_of, computes_for_others, look_at
 from services.scheduler.core.queue.schedules import SCHEDULES
+from services.scheduler.core.restoring.fetch_waits import waits_for_fetch
+from services.scheduler.core.restoring.prefetch import prefetch_for_first
+from services.scheduler.core.sparse.sparse_prefixes import drop_choice, span_for
 from services.scheduler.core.tiers.under_way import Batch, Chunk
+from services.scheduler.core.waiting.fair_share import first_in_line
+from services.scheduler.core.waiting.waits import announce, defer_for_load, defer_for_producer
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from services.scheduler.core.queue.batch_builder import Candidate
+    from services.scheduler.core.queue.queue_scan import Look
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
+
+
+_FIRST_LOOK = 16
+"""Requests that a batch is formed among at first: most batches take no more."""
 
 
 def send_batches(step: Step, worker: Worker) -> bool:
@@ -64,13 +78,110 @@ def _send_batch(step: Step, worker: Worker) -> bool:
 def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
     """Admit as the schedule has it until the budget, the worker's places or its pages are used up."""
     state = step.state
-    order = SCHEDULES[state.config.schedule]
-    for candidate in order(state, worker, builder, QueueScan(step, worker, builder)):
-        if not try_admit(step, candidate, worker, builder):
+    schedule = SCHEDULES[state.config.schedule]
+    forming = _Forming(step, worker, builder)
+    put_aside: list[Candidate] = []
+    is_first = True
+    for name in forming.names():
+        candidate = forming.look(name)
+        if candidate is None:
+            continue
+        if schedule.puts_aside(state, worker, builder, candidate, is_first=is_first):
+            put_aside.append(candidate)
+            state.count("requests_put_aside")
+            continue
+        is_first = False
+        loading = len(builder.loading)
+        if not forming.admit([candidate]):
             return
-        _plan_chunk(step, worker, candidate.request, builder)
-        if builder.is_full:
-            return
+        while schedule.prefers_bundle_hits and len(builder.loading) > loading:
+            loading = len(builder.loading)
+            hits = bundle_hits_among(state, builder, put_aside)
+            put_aside = [item for item in put_aside if item not in hits]
+            if not (forming.admit(hits) and forming.admit(forming.look_for_bundle_hits())):
+                return
+    forming.admit(schedule.order(put_aside))
+
+
+class _Forming:
+    """One formation of a batch: who was looked at and who goes ahead.
+
+    A candidate that was put aside marks what it would compute (in-queue, Strata 4.3.1) before the next is looked at, so
+    that those behind it that share it wait for it.
+    """
+
+    def __init__(self, step: Step, worker: Worker, builder: BatchBuilder) -> None:
+        self._step, self._worker, self._builder = step, worker, builder
+        self._seen: dict[str, None] = {}  # Looked at, whatever came of it.
+        self._ahead: dict[str, None] = {}  # Candidates.
+        self._passed: Candidate | None = None  # The last of them.
+
+    def names(self) -> Iterator[str]:
+        """The window in the ready order, at first only the few that most batches take."""
+        state = self._step.state
+        window = state.config.queue_window
+        first = min(_FIRST_LOOK, window)
+        for limit in (first, window):
+            names = first_in_line(state, self._worker, limit)
+            if limit == first and state.storages:
+                prefetch_for_first(self._step, self._worker, names)
+            for name in names:
+                if name not in self._seen and len(self._seen) < window:
+                    yield name
+
+    def look(self, name: str) -> Candidate | None:
+        """Look at a request and apply what that finds; None if it is better off waiting, which it does from now on."""
+        step, passed = self._step, self._passed
+        state = step.state
+        if passed is not None and passed.request.state is RequestState.WAITING and computes_for_others(passed.request):
+            announce(state, passed.request, passed.request.token_count - passed.found.pages * state.tree.page_size)
+        self._seen[name] = None
+        found = look_at(state, self._worker, state.requests[name], self._builder.loading, self._ahead)
+        self._passed = apply_look(step, self._worker, self._builder, found)
+        if self._passed is not None:
+            self._ahead[name] = None
+        return self._passed
+
+    def look_for_bundle_hits(self) -> list[Candidate]:
+        """Look at those further behind that stand on what the batch loads now; the others keep their place."""
+        behind = bundle_hits_behind(self._step.state, self._worker, self._builder, self._seen)
+        looked_at = [self.look(request.request_id) for request in behind]
+        return [candidate for candidate in looked_at if candidate is not None]
+
+    def admit(self, candidates: Iterable[Candidate]) -> bool:
+        """Admit these in turn; False once one finds no room, or the batch is full."""
+        for candidate in candidates:
+            if not try_admit(self._step, candidate, self._worker, self._builder):
+                return False
+            _plan_chunk(self._step, self._worker, candidate.request, self._builder)
+            if self._builder.is_full:
+                return False
+        return True
+
+
+def apply_look(step: Step, worker: Worker, builder: BatchBuilder, look: Look) -> Candidate | None:
+    """Do all that looking at a request leads to; None if it waits from now on, out of the ready order."""
+    state, request, cached = step.state, look.request, look.cached
+    note_path(state, request, look.path)
+    if look.awaited is not None:
+        defer_for_load(step, request, worker, look.awaited)
+        return None
+    if look.is_choice_void:
+        drop_choice(state, request)
+    if look.producer is not None:
+        name, needed = look.producer
+        defer_for_producer(step, request, worker, name, needed, needed - cached)
+        return None
+    span, prefetch = look.span, request.prefetch
+    if prefetch.fetch or prefetch.is_due or prefetch.follows or request.hidden.run is not None:
+        # To make room for a fetch may evict or cut what others matched.
+        builder.stage += bool(prefetch.is_due or prefetch.follows)
+        if waits_for_fetch(step, request, worker, cached):
+            return None
+        span = None if request.sparse.choice is None else span_for(state, request, worker, cached)
+        if span is None and request.sparse.choice is not None:
+            drop_choice(state, request)
+    return candidate_of(state, worker, look, span, builder.stage)
 
 
 def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuilder) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.lru import LruPolicy
+from services.scheduler.core.cache.eviction.ranked import LruPolicy
 from shared.errors import InvariantViolated
 from shared.messages.storage_plans import DiskQuota
 

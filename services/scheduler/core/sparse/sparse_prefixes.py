@@ -103,14 +103,11 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
     )
 
 
-def current_span(state: CellState, request: Request, worker: Worker, covered: int) -> SparseSpan | None:
-    """The same; a choice that is of no use any more is dropped, and what to do is to be decided anew."""
-    span = span_for(state, request, worker, covered)
-    if span is None and request.sparse.choice is not None:
-        request.sparse.choice = None
-        request.prefetch.is_due = True
-        state.count("sparse_choices_dropped")
-    return span
+def drop_choice(state: CellState, request: Request) -> None:
+    """A lossy prefix that was chosen is of no use any more: what to do is to be decided anew."""
+    request.sparse.choice = None
+    request.prefetch.is_due = True
+    state.count("sparse_choices_dropped")
 
 
 def pages_spared(span: SparseSpan, page_size: int) -> int:

@@ -64,14 +64,14 @@ class _Insertion:
     """One walk down the tree. Positions are pages from the root, those of the fetch begin with ``base``."""
 
     def __init__(self, step: Step, storage: Storage, fetch: Fetch, start: int, end: int) -> None:
-        self._turn, self._storage, self._fetch = step, storage, fetch
+        self._step, self._storage, self._fetch = step, storage, fetch
         self._base = fetch.depth // step.state.tree.page_size
         self._start, self._end = self._base + start, self._base + end
         self._pages = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
 
     def run(self) -> None:
         """Follow the fetch's tokens from the root, and hand over what has arrived."""
-        state, tokens = self._turn.state, self._fetch.tokens
+        state, tokens = self._step.state, self._fetch.tokens
         tree = state.tree
         page = tree.page_token_bytes
         root_id = tree.roots.get(self._fetch.namespace)
@@ -90,7 +90,7 @@ class _Insertion:
 
     def _add(self, parent: Node | None, position: int) -> tuple[Node | None, int]:
         """A new node for the leased pages from ``position`` on; None where there is a gap."""
-        state, fetch = self._turn.state, self._fetch
+        state, fetch = self._step.state, self._fetch
         end = self._end_of_leased(position) if position >= self._start else position
         if end == position:
             return None, 0
@@ -98,8 +98,8 @@ class _Insertion:
         page = tree.page_token_bytes
         above = root_of(tree, fetch.namespace) if parent is None else parent
         child = add_child(tree, above, fetch.tokens[position * page : end * page])
-        child.last_use = self._turn.seq
-        node_inserted(self._turn, child)
+        child.last_use = self._step.seq
+        node_inserted(self._step, child)
         value_node(state, self._storage, child)
         self._give(child, position, end)
         return child, end - position
@@ -109,7 +109,7 @@ class _Insertion:
 
         Only its first ``size`` pages are the fetch's.
         """
-        state, end = self._turn.state, first + size
+        state, end = self._step.state, first + size
         if not self._has_copy(node):
             position = max(first, self._start)
             while position < end:
@@ -131,13 +131,13 @@ class _Insertion:
 
     def _cut(self, node: Node, pages: int) -> Node:
         """The first ``pages`` pages of a node as a node of their own."""
-        state = self._turn.state
+        state = self._step.state
         return node if pages == page_count(state.tree, node) else split_node(state, node, pages)
 
     def _has_copy(self, node: Node) -> bool:
         """Whether the node has a copy in this pool or a backup is making one."""
         name = self._storage.storage_id
-        transfers = self._turn.state.transfers
+        transfers = self._step.state.transfers
         is_coming = bool(node.backup_pages) and transfers[node.transfer].storage_id == name
         return name in node.host or is_coming
 
@@ -149,7 +149,7 @@ class _Insertion:
         return position
 
     def _give(self, node: Node, start: int, end: int) -> None:
-        state: CellState = self._turn.state
+        state: CellState = self._step.state
         pages = self._pages[start - self._start : end - self._start]
         give_host(state, node, self._storage, pack_int32(pages))
         self._storage.fetch_pages -= len(pages)

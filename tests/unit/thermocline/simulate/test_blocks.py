@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import services.scheduler.baselines  # noqa: F401  They are simulated, too.
+import services.scheduler.policies  # noqa: F401  They are simulated, too.
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
-from services.scheduler.core.cache.eviction.lru import LruPolicy
+from services.scheduler.core.cache.eviction.ranked import LruPolicy
 from shared.errors import InvalidRequest, InvariantViolated
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockHits, BlockRequests, read_blocks, run_blocks

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import services.scheduler.baselines  # noqa: F401  They are simulated, too.
+import services.scheduler.policies  # noqa: F401  They are simulated, too.
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.blocks import BlockCache, BlockRequests

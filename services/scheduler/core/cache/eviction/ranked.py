@@ -1,4 +1,4 @@
-"""Policies that give every node a number: the least goes first, ties by node id."""
+"""Policies that give every node a number, of which the least goes first, and the one that the core needs: LRU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy
+from services.scheduler.core.cache.eviction.registry import register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,3 +67,13 @@ class RankedPolicy(Policy):
             latest = self.latest.get(node_id)
             entries.append((latest if latest is not None and latest == rank else rank, ids.get(node_id, node_id)))
         self.entries = entries
+
+
+@register_policy
+class LruPolicy(RankedPolicy):
+    """Ranks by the sequence number of the input that last used a node."""
+
+    name = "lru"
+
+    def rank(self, node: Node) -> Rank:
+        return (node.last_use,)

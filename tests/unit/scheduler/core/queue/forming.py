@@ -21,33 +21,27 @@ def candidate(name, load, compute, *, priority=0, pages=0):
     return Candidate(Request(submit, 1, 1), [], PrefixMatch(loaded_pages=pages), load, compute, 0)
 
 
-class Waiting:
-    """Candidates without anything in the tree."""
-
-    def __init__(self, items):
-        self.items = iter(items)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self.items)
-
-    def bundle_hits(self):
-        return []
-
-
 def form(state, schedule, waiting, *, budget=10_000, places=100):
-    """Names in the order in which a batch takes them."""
-    draft = BatchBuilder(budget, places)
+    """Names in the order in which a batch takes them, nothing of it in the tree."""
+    builder = BatchBuilder(budget, places)
     worker = Worker("w", "1", "n", None, 1, None)
-    taken = []
-    for item in schedule(state, worker, draft, Waiting(waiting)):
-        taken.append(item.request.request_id)
-        draft.loaded += item.load
-        draft.computed += item.compute
-        draft.budget -= item.compute
-        draft.places -= 1
-        if draft.is_full:
-            break
+    taken, put_aside = [], []
+
+    def take(item):
+        if not builder.is_full:
+            taken.append(item.request.request_id)
+            builder.loaded += item.load
+            builder.computed += item.compute
+            builder.budget -= item.compute
+            builder.places -= 1
+
+    for item in waiting:
+        if schedule.puts_aside(state, worker, builder, item, is_first=not taken):
+            put_aside.append(item)
+        else:
+            take(item)
+        if builder.is_full:
+            return taken
+    for item in schedule.order(put_aside):
+        take(item)
     return taken

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.queue.batch_builder import BatchBuilder, bundle_hits_among
+from services.scheduler.core.queue.batch_builder import BatchBuilder, stand_on, starts_of_loads
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.worker_plans import PageLoad, RunBatch
@@ -56,7 +56,7 @@ def test_output_that_a_request_brings_back_counts_as_its_prompt(cell):
     for request, output in zip(requests, ([], SHARED[2:9], [9] * 9), strict=True):
         request.output = pack_int32(output)
 
-    assert bundle_hits_among(cell.state, draft, requests) == [requests[1]]
+    assert stand_on(cell.state, starts_of_loads(cell.state.tree, draft), requests) == [requests[1]]
 
 
 def test_one_load_serves_all_that_share_it(cell):

@@ -6,8 +6,9 @@ import pytest
 
 from services.scheduler.core import new_state
 from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
-from services.scheduler.core.queue.schedules import SCHEDULES, balanced, register_schedule
+from services.scheduler.core.queue.schedules import SCHEDULES, Schedule, register_schedule
 from services.scheduler.core.state import Worker
+from services.scheduler.policies.balanced import Balanced
 from shared.messages.cell_events import CellConfig, FlushCache
 from shared.messages.worker_plans import RunBatch
 from tests.cases import case
@@ -24,10 +25,15 @@ def state():
 
 def test_a_name_has_one_schedule():
     """Another of the same name is refused, and the first stays; registering that one again changes nothing."""
-    with pytest.raises(ValueError, match="there is a schedule 'balanced' already"):
-        register_schedule("balanced")(lambda *arguments: iter(()))
 
-    assert SCHEDULES["balanced"] is register_schedule("balanced")(balanced) is balanced
+    class Another(Schedule):
+        name = "balanced"
+
+    with pytest.raises(ValueError, match=r"schedules Balanced and .*Another are 'balanced'"):
+        register_schedule(Another)
+
+    assert register_schedule(Balanced) is Balanced
+    assert type(SCHEDULES["balanced"]) is Balanced
 
 
 def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
@@ -40,21 +46,21 @@ def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
         candidate("compute-2", 0, 40),
     ]
 
-    assert form(state, balanced, waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
+    assert form(state, Balanced(), waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
 
 
 def test_balanced_takes_a_load_that_computation_hides(state):
     """Enough was taken that computes for long: the next load keeps nobody waiting."""
     waiting = [candidate("compute", 0, 100), candidate("load", 900, 5), candidate("last", 0, 1)]
 
-    assert form(state, balanced, waiting) == ["compute", "load", "last"]
+    assert form(state, Balanced(), waiting) == ["compute", "load", "last"]
 
 
 def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state):
     """A full batch ends the formation."""
     waiting = [candidate("head", 1000, 10), candidate("load", 500, 1), candidate("compute", 0, 40)]
 
-    assert form(state, balanced, waiting, places=2) == ["head", "compute"]
+    assert form(state, Balanced(), waiting, places=2) == ["head", "compute"]
 
 
 def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state):
@@ -84,7 +90,7 @@ def _nobody_starves(state, chance):
             load, compute = (chance.randrange(200, 2000), 1) if chance.random() < 0.4 else (0, chance.randrange(1, 9))
             due[name] = number + len(queue) + 1
             queue.append(candidate(name, load, compute))
-        taken = form(state, balanced, queue, budget=chance.randrange(1, 40), places=chance.randrange(1, 4))
+        taken = form(state, Balanced(), queue, budget=chance.randrange(1, 40), places=chance.randrange(1, 4))
         assert not queue or taken[0] == queue[0].request.request_id
         queue = [item for item in queue if item.request.request_id not in taken]
         assert all(due[item.request.request_id] > number for item in queue)

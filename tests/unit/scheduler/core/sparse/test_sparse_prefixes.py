@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.queue import batching
 from services.scheduler.core.queue.batch_builder import BatchBuilder
-from services.scheduler.core.queue.queue_scan import QueueScan
 from services.scheduler.core.sparse.sparse_prefixes import begin_sparse, pages_for_chosen, sparse_order
 from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.step import Step
@@ -275,9 +275,9 @@ def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that):
     for tail in (CHUNK, CHUNK + 1):
         cell.submit(prompt(4, tail=tail), importance=QUARTER)
     worker = cell.state.workers["worker-0"]
-    look = QueueScan(Step(cell.state, cell.seq, cell.time_ns), worker, BatchBuilder(budget=100, places=1))
+    forming = batching._Forming(Step(cell.state, cell.seq, cell.time_ns), worker, BatchBuilder(budget=100, places=1))
 
-    found = [next(look), next(look)]
+    found = [forming.look(name) for name in forming.names()]
 
     assert all(candidate.request.sparse.choice is not None for candidate in found)
     assert [candidate.compute for candidate in found] == [CHUNK, CHUNK + 1]

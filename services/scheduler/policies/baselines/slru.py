@@ -1,0 +1,75 @@
+"""Segmented LRU (Karedla, Love and Wherry 1994): what was used twice is protected from what was used once.
+
+A newcomer is on probation. Its next use protects it, and what was protected longest without a use goes back on
+probation when the protected part outgrows its share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.scheduler.core.cache.eviction import Evictable, Moment, register_policy, size_of
+from services.scheduler.policies.baselines.queue import NodeQueue, ScannedQueue, move
+from services.scheduler.policies.baselines.queued import QueuedPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.scheduler.core.cache.prefix_tree import Node
+
+PROTECTED_SHARE = 0.8
+
+
+class Segments(msgspec.Struct):
+    """The two parts; also the main part of :mod:`w_tinylfu`."""
+
+    probation: NodeQueue = msgspec.field(default_factory=NodeQueue)
+    protected: ScannedQueue = msgspec.field(default_factory=ScannedQueue)
+
+    @property
+    def tokens(self) -> int:
+        return self.probation.tokens + self.protected.tokens
+
+    def use(self, node_id: int, most_protected: float) -> None:
+        """A member was used. At most ``most_protected`` tokens stay protected."""
+        if node_id in self.protected.places:
+            self.protected.renew(node_id)
+            return
+        move(node_id, self.probation, self.protected)
+        while self.protected.tokens > most_protected:
+            oldest = self.protected.front()
+            assert oldest is not None
+            move(oldest, self.protected, self.probation)
+
+    def first_evictable(self, evictable: Evictable) -> Node | None:
+        """See :meth:`NodeQueue.first_evictable`: on probation first."""
+        return self.probation.first_evictable(evictable) or self.protected.first_evictable(evictable)
+
+
+@register_policy
+class SlruPolicy(QueuedPolicy):
+    """Evicts the least recently used node on probation, and a protected one only when there is no other."""
+
+    name = "slru"
+
+    segments: Segments = msgspec.field(default_factory=Segments)
+
+    def queues(self) -> tuple[NodeQueue, ...]:
+        return (self.segments.probation, self.segments.protected)
+
+    def visit(self, path: Sequence[Node], prompt_tokens: int, moment: Moment) -> None:
+        # Bottom up, so that a parent counts as used after its children and is not demoted before them.
+        for node in reversed(path):
+            self.segments.use(node.id, self.capacity * PROTECTED_SHARE)
+
+    def add(self, node: Node, moment: Moment) -> None:
+        self.segments.probation.append(node.id, size_of(node))
+
+    def remove(self, node: Node, moment: Moment) -> None:
+        for queue in self.queues():
+            queue.take_out(node.id)
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        return self.segments.first_evictable(evictable)

@@ -1,0 +1,97 @@
+"""Which rule ranks the pool: the one whose shadow cache hits most, as far as that is no accident.
+
+While the pool has not been full yet, smaller caches that fill sooner decide (scouts), and before those have seen
+anything the rule is rounds: where nothing came back so far, what is old is nearer to its return than what is new.
+The idea of experts that learn from what they would have lost is that of LeCaR (Vietri et al., HotStorage 2018) and
+CACHEUS (Rodriguez et al., FAST 2021); here each has a cache of its own, and one of them decides at a time.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from services.scheduler.policies.thermo.rules import LEARNED, RECENCY, ROUNDS, RULES
+from services.scheduler.policies.thermo.shadows import Shadows
+from services.scheduler.policies.thermo.spacing import Spacing
+
+if TYPE_CHECKING:
+    from services.scheduler.policies.thermo.law import Law
+
+SAMPLES_PER_REQUEST = 4.0  # At most;
+MOST_HELD = 2048  # fewer where the pool would hold more samples than this.
+SCOUT_SHARE = 0.25  # Of the pool's capacity.
+MOST_ENTERING = 64  # Samples of one request. Many nodes can be added without one.
+HANDED_OVER = 20.0  # Of the scouts' evidence (in squared samples) that the others begin with.
+TURNOVERS = 4.0  # After which a hit counts by 1 / e,
+LEAST_HORIZON = 300.0  # but no sooner than after so many requests.
+DEVIATIONS = 1.0  # By which the lead of a rule that counts uses must exceed chance,
+LEAST_LEAD = 2.0  # and so many samples.
+# The law gets better and what was popular goes stale, so that the past speaks against these two more than it should.
+FAVOURED = (LEARNED, RECENCY)
+FAVOURED_DEVIATIONS = 0.5
+
+
+class Duel(msgspec.Struct):
+    """``rule`` is the one in force. Samples of a request are entered behind it, when most is known of them."""
+
+    rule: int = ROUNDS
+    spacing: Spacing = msgspec.field(default_factory=Spacing)
+    tokens: float = 1.0  # That one sample stands for.
+    entering: list[int] = []  # Digests of the newest request's samples.
+    shadows: Shadows = msgspec.field(default_factory=Shadows)
+    scouts: Shadows | None = msgspec.field(default_factory=Shadows)  # None once the others have evicted.
+
+    def used(self, digest: int, size: int) -> None:
+        """So many tokens were used at the end of this prefix."""
+        if self.spacing.picks(size, self.tokens) and len(self.entering) < MOST_ENTERING:
+            self.entering.append(digest)
+
+    def enter(self, digest: int, last: float, code: int) -> None:
+        """One of ``entering``, with the features that it has by now."""
+        self.reused(digest)
+        self.shadows.enter(digest, last, code)
+        if self.scouts is not None:
+            self.scouts.enter(digest, last, code)
+
+    def reused(self, digest: int) -> None:
+        """A prefix that may be sampled was used again."""
+        self.shadows.reused(digest)
+        if self.scouts is not None:
+            self.scouts.reused(digest)
+
+    def changed(self, digest: int, code: int) -> None:
+        """A prefix that may be sampled has other features now."""
+        self.shadows.changed(digest, code)
+        if self.scouts is not None:
+            self.scouts.changed(digest, code)
+
+    def settle(self, capacity: int, request_tokens: float, now: float, law: Law) -> int:
+        """Behind a request: the rule from now on. ``capacity`` is in tokens, as is the average prompt."""
+        self.tokens = request_tokens / min(SAMPLES_PER_REQUEST, MOST_HELD * request_tokens / max(capacity, 1))
+        held = capacity / self.tokens
+        fading = 1 - 1 / max(TURNOVERS * capacity / request_tokens, LEAST_HORIZON)
+        self.shadows.settle(held, now, law, fading)
+        if self.scouts is not None:
+            self.scouts.settle(held * SCOUT_SHARE, now, law, fading)
+            if self.shadows.is_full:
+                part = min(1.0, HANDED_OVER / max(1.0, *self.scouts.squares))
+                self.shadows.leads = [part * lead for lead in self.scouts.leads]
+                self.shadows.squares = [part * square for square in self.scouts.squares]
+                self.scouts = None
+        self.rule = self._winner(self.shadows if self.scouts is None else self.scouts, bool(law.index))
+        return self.rule
+
+    def _winner(self, shadows: Shadows, is_learned: bool) -> int:
+        best, most = self.rule, 0.0
+        leads = shadows.leads[self.rule :: RULES]
+        for other, lead in enumerate(leads):
+            if lead <= most or (other == LEARNED and not is_learned):
+                continue  # The law is recency until something is learned.
+            deviations, least = (FAVOURED_DEVIATIONS, 0.0) if other in FAVOURED else (DEVIATIONS, LEAST_LEAD)
+            surplus = lead - least - deviations * sqrt(shadows.squares[RULES * other + self.rule])
+            if surplus > most:
+                best, most = other, surplus
+        return best

@@ -1,0 +1,132 @@
+"""The law of reuse: how likely a prefix is to be asked for again, by its age and by what is known of it.
+
+Reuse is a point process. Its hazard (reuses a second of a prefix of age ``a``, given that it was not reused yet) is
+taken as a product, ``hazard(a) = base[rhythm][age bin] * factor_1 * ... * factor_n``: one shape over age for each
+rhythm (the smoothed time between the last uses, and how long the answer was, for what is long is read for longer) and
+one factor for each other feature. That is a piecewise exponential model, fitted by alternating ratios of observed to
+expected reuses over a sliding window of sampled accesses (see :mod:`thermo.fit`). A sample goes on when its prefix is
+evicted, and one that has not ended counts with the time that it was watched, so the estimate is not biased by what the
+cache keeps.
+
+The value of holding a token is its Gittins index: the most reuses per second of occupancy that any future stopping
+time gives. It is the hazard itself where the hazard falls with age (recency is right), and looks ahead where it
+rises (think times, cyclic scans: the oldest is the next to come back, so that the newest goes first).
+"""
+
+from __future__ import annotations
+
+from math import log2
+from struct import Struct
+
+import msgspec
+import numpy as np
+
+from services.scheduler.policies.thermo.samples import Floats, Ints, Samples
+
+FEATURE_BITS = 5
+PACES = 1 << FEATURE_BITS  # And values of any other feature.
+ANSWER_BITS = 2
+ANSWERS = 1 << ANSWER_BITS
+RHYTHM_BITS = FEATURE_BITS + ANSWER_BITS  # The pace, and above it the class of the answer.
+RHYTHMS = 1 << RHYTHM_BITS
+FEATURES = 9  # The rhythm and eight features with factors.
+PASSED_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 2)  # Of the last feature.
+COUNT_SHIFT = RHYTHM_BITS + FEATURE_BITS * (FEATURES - 1)  # Above the features a code has the number of uses.
+PAIRS = (FEATURES - 1) // 2  # Features are looked up two at a time.
+PAIR_SIZE = PACES * PACES
+AGE_BINS = 32
+EDGES = AGE_BINS + 1
+BINS_PER_DOUBLING = 3
+LEVELS = 33  # Of the product of factors, half a doubling apart, the middle one being 1.
+MIDDLE = LEVELS // 2
+
+_FLOAT = Struct("<d")
+_FLOATS = Struct("<dd")
+_NEAR_FAR = Struct("<ff")
+_SINGLE = Struct("<f")
+_FIRST_EDGE = 2 ** (1 / BINS_PER_DOUBLING) - 1
+
+
+def pack(features: tuple[int, ...]) -> int:
+    """One number for a tuple of ``FEATURES`` small numbers, the rhythm first."""
+    code = min(features[0], RHYTHMS - 1)
+    for index in range(1, len(features)):
+        code |= min(features[index], PACES - 1) << shift_of(index)
+    return code
+
+
+def shift_of(feature: int) -> int:
+    """Where in a code the feature with this number begins, which is not the rhythm (0)."""
+    return RHYTHM_BITS + FEATURE_BITS * (feature - 1)
+
+
+class Law(msgspec.Struct):
+    """The tables that were fitted last; none are in force before the first fit.
+
+    Scores and tables are rounded to single precision: machines (and the two ways to a score) differ in the last bits
+    of a double, and which of two equal prefixes goes first must not depend on that, or a replay elsewhere would.
+    """
+
+    samples: Samples = msgspec.field(default_factory=Samples)
+    factors: bytes = b""  # FEATURES x PACES, float64; row 0 is not used.
+    levels: bytes = b""  # PAIRS x PAIR_SIZE, float64: what two features together add to the level.
+    edges: bytes = b""  # EDGES ages, float64.
+    rows: bytes = b""  # RHYTHMS bytes: the rhythm's row in ``index``.
+    index: bytes = b""  # Rows x LEVELS x EDGES, float32: the Gittins index at the edges.
+
+    def score(self, ages: Floats, codes: Ints) -> Floats:
+        """Expected reuses per second of occupancy of prefixes of these ages and features."""
+        if not self.index:
+            return rounded(1.0 / (1.0 + np.maximum(ages, 0.0)))  # Nothing was learned yet: recency.
+        level = np.clip(self.level(codes), 0, LEVELS - 1.001)
+        edges = np.frombuffer(self.edges)
+        index = np.frombuffer(self.index, np.float32)
+        age_bin = np.clip(np.searchsorted(edges, ages, side="right") - 1, 0, AGE_BINS - 1)
+        part = np.clip((ages - edges[age_bin]) / np.diff(edges)[age_bin], 0.0, 1.0)
+        low = level.astype(np.int64)
+        above = level - low
+        rows = np.frombuffer(self.rows, np.uint8).astype(np.int64)
+        place = (rows[codes & (RHYTHMS - 1)] * LEVELS + low) * EDGES + age_bin
+        at_low = (1 - part) * index[place] + part * index[place + 1]
+        at_high = (1 - part) * index[place + EDGES] + part * index[place + EDGES + 1]
+        return rounded((1 - above) * at_low + above * at_high)
+
+    def level(self, codes: Ints) -> Floats:
+        """Where the products of the factors of these features are among the levels, not limited to them."""
+        levels = np.frombuffer(self.levels)
+        total = np.full(len(codes), float(MIDDLE))
+        for pair in range(PAIRS):
+            value = (codes >> (RHYTHM_BITS + 2 * FEATURE_BITS * pair)) & (PAIR_SIZE - 1)
+            total += levels[pair * PAIR_SIZE : (pair + 1) * PAIR_SIZE][value]
+        return total
+
+    def score_one(self, age: float, code: int) -> float:
+        """The same as :meth:`score` for one prefix, without the cost of arrays."""
+        if not self.index:
+            return _rounded_one(1.0 / (1.0 + max(age, 0.0)))
+        level = float(MIDDLE)
+        for pair in range(PAIRS):
+            value = (code >> (RHYTHM_BITS + 2 * FEATURE_BITS * pair)) & (PAIR_SIZE - 1)
+            level += _FLOAT.unpack_from(self.levels, 8 * (pair * PAIR_SIZE + value))[0]
+        level = min(max(level, 0.0), LEVELS - 1.001)
+        unit = _FLOAT.unpack_from(self.edges, 8)[0] / _FIRST_EDGE
+        age_bin = min(max(int(BINS_PER_DOUBLING * log2(1 + max(age, 0.0) / unit)), 0), AGE_BINS - 1)
+        lower, upper = _FLOATS.unpack_from(self.edges, 8 * age_bin)
+        part = min(max((age - lower) / (upper - lower), 0.0), 1.0)
+        low = int(level)
+        place = (self.rows[code & (RHYTHMS - 1)] * LEVELS + low) * EDGES + age_bin
+        near, far = _NEAR_FAR.unpack_from(self.index, 4 * place)
+        at_low = (1 - part) * near + part * far
+        near, far = _NEAR_FAR.unpack_from(self.index, 4 * (place + EDGES))
+        above = level - low
+        return _rounded_one((1 - above) * at_low + above * ((1 - part) * near + part * far))
+
+
+def rounded(values: Floats) -> Floats:
+    """Single precision, kept as doubles."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _rounded_one(value: float) -> float:
+    number: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
+    return number

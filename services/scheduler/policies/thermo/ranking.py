@@ -1,0 +1,183 @@
+"""Which of the offered nodes to evict next, by scores that change with time.
+
+All offered nodes are scored now and then, a slice at a time, and the lowest few put in line; nodes that are offered
+in between are scored alone and compared with the head of the line. So a victim costs a few microseconds on average,
+no request waits for more than one slice, and a score is at most about one ranking old.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import compress
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from services.scheduler.policies.thermo.rules import ROUNDS, score, score_one
+
+if TYPE_CHECKING:
+    from services.scheduler.policies.thermo.law import Law
+
+LINE = 16  # Nodes in line, at least.
+LINE_SHARE = 64  # One node in so many is put in line,
+LINE_LIMIT = 512  # but no more than this.
+STALE_SHARE = 1024  # A ranking of so many nodes outlives one request more,
+STALE_LIMIT = 16  # but no more than this.
+SLICE = 1024  # Nodes that are scored at once; as many are ranked in one go.
+
+_FLOAT = Struct("<d")
+_WHOLE = Struct("<q")
+_SLOT_BYTES = 8
+
+
+class Ranking(msgspec.Struct):
+    """Offered nodes in parallel packed columns, a slot each. ``weights`` is the cost of losing a token (1: neutral)."""
+
+    ids: bytearray = msgspec.field(default_factory=bytearray)
+    lasts: bytearray = msgspec.field(default_factory=bytearray)
+    codes: bytearray = msgspec.field(default_factory=bytearray)
+    weights: bytearray = msgspec.field(default_factory=bytearray)
+    slots: dict[int, int] = {}
+    rule: int = ROUNDS
+    line: list[tuple[float, int]] = []  # Worst last.
+    fresh: list[tuple[float, int]] = []  # A heap.
+    scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
+    ranked_at: int = 0  # Number of the request at the last ranking.
+    sliced_at: int = 0  # And at the last slice of one.
+    at: int = 0  # The first slot of the slice that is to be scored next.
+    coming: list[tuple[float, int]] = []  # The lowest of each slice before, as they were then.
+    memo: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # Now, last, code and their score.
+
+    def offer(self, node_id: int, last: float, code: int, weight: float, now: float, law: Law) -> None:
+        """The node may be evicted, with these features. Repeats change nothing."""
+        slot = self.slots.get(node_id)
+        if slot is None:
+            self.slots[node_id] = len(self.slots)
+            self.ids += _WHOLE.pack(node_id)
+            self.lasts += _FLOAT.pack(last)
+            self.codes += _WHOLE.pack(code)
+            self.weights += _FLOAT.pack(weight)
+        else:
+            place = _SLOT_BYTES * slot
+            if (
+                _FLOAT.unpack_from(self.lasts, place)[0] == last
+                and _WHOLE.unpack_from(self.codes, place)[0] == code
+                and _FLOAT.unpack_from(self.weights, place)[0] == weight
+            ):
+                return
+            _FLOAT.pack_into(self.lasts, place, last)
+            _WHOLE.pack_into(self.codes, place, code)
+            _FLOAT.pack_into(self.weights, place, weight)
+        if len(self.fresh) > LINE + _line_length(len(self.slots)):
+            self._thin_out()
+        if self.line:
+            if self.memo[:3] != (now, last, code):  # The parts of one conversation are exposed one after another.
+                self.memo = (now, last, code, score_one(self.rule, now, last, code, law))
+            score = self.memo[3] * weight
+            self.scored[node_id] = score
+            heappush(self.fresh, (score, node_id))
+
+    def follow(self, rule: int) -> None:
+        """Rank by another rule from now on."""
+        if rule != self.rule:
+            self.rule = rule
+            self.line, self.fresh, self.scored, self.coming, self.at = [], [], {}, [], 0
+            self.memo = (0.0, 0.0, 0, 0.0)
+
+    def withdraw(self, node_id: int) -> None:
+        """The node may not be evicted any more."""
+        slot = self.slots.pop(node_id, None)
+        if slot is None:
+            return
+        moved = _WHOLE.unpack_from(self.ids, len(self.ids) - _SLOT_BYTES)[0]
+        place = _SLOT_BYTES * slot
+        for column in (self.ids, self.lasts, self.codes, self.weights):
+            if moved != node_id:
+                column[place : place + _SLOT_BYTES] = column[-_SLOT_BYTES:]
+            del column[-_SLOT_BYTES:]
+        if moved != node_id:
+            self.slots[moved] = slot
+        self.scored.pop(node_id, None)
+
+    def lowest(self, now: float, request: int, law: Law) -> int | None:
+        """The node with the least score, which is withdrawn; None when none is offered."""
+        if not self.slots:
+            return None
+        self._skip()
+        is_stale = request - self.ranked_at > min(len(self.slots) // STALE_SHARE, STALE_LIMIT)
+        if not self.line or (is_stale and request != self.sliced_at):
+            self._rank(now, request, law)
+        while self.fresh and self.scored.get(self.fresh[0][1]) != self.fresh[0][0]:
+            heappop(self.fresh)
+        source = self.line[-1]
+        if self.fresh and self.fresh[0] < source:
+            source = heappop(self.fresh)
+        else:
+            self.line.pop()
+        self.withdraw(source[1])
+        return source[1]
+
+    def _skip(self) -> None:
+        while self.line and self.scored.get(self.line[-1][1]) != self.line[-1][0]:
+            self.line.pop()
+
+    def _rank(self, now: float, request: int, law: Law) -> None:
+        """Score one slice. Behind the last one the line is made of the lowest of all, else only if it has run out."""
+        self.sliced_at = request
+        if len(self.slots) <= SLICE:
+            self.fresh, self.at, self.coming = [], 0, []
+        if self.at >= len(self.slots):
+            self.at = 0
+        stop = min(self.at + SLICE, len(self.slots))
+        self.coming += self._lowest_between(self.at, stop, now, law)
+        self.at = stop
+        if stop == len(self.slots):
+            self._form(_least([entry for entry in self.coming if entry[1] in self.slots], _line_length(stop)))
+            self.at, self.coming, self.ranked_at = 0, [], request
+        elif not self.line:
+            found = sorted(entry for entry in self.coming if entry[1] in self.slots)
+            self._form(found[: LINE + len(found) // 8])
+
+    def _form(self, found: list[tuple[float, int]]) -> None:
+        """Make the line of these, and keep the fresh ones that are not among them."""
+        kept = {node_id: score for score, node_id in self.fresh if self.scored.get(node_id) == score}
+        self.line = found[::-1]
+        self.scored = kept | {node_id: score for score, node_id in found}
+
+    def _lowest_between(self, start: int, stop: int, now: float, law: Law) -> list[tuple[float, int]]:
+        span, offset = stop - start, _SLOT_BYTES * start
+        ids = np.frombuffer(self.ids, np.int64, span, offset)
+        codes = np.frombuffer(self.codes, np.int64, span, offset)
+        scores = score(self.rule, now, np.frombuffer(self.lasts, np.float64, span, offset), codes, law)
+        scores = scores * np.frombuffer(self.weights, np.float64, span, offset)
+        # Twice the even share of each slice, so that a slice with more of the lowest than others gives them.
+        share = LINE + 2 * _line_length(len(self.slots)) * span // len(self.slots)
+        count = min(span, share)
+        # Ties at the cut are all taken into the sort, so that the order of slots never decides.
+        chosen = np.flatnonzero(scores <= np.partition(scores, count - 1)[count - 1])
+        order = chosen[np.lexsort((ids[chosen], scores[chosen]))][:count]
+        return list(zip(scores[order].tolist(), ids[order].tolist(), strict=True))
+
+    def _thin_out(self) -> None:
+        """Only the lower half of the fresh nodes can come before the line does; the next ranking finds the others."""
+        valid = sorted({entry for entry in self.fresh if self.scored.get(entry[1]) == entry[0]})
+        self.fresh = valid[: len(valid) // 2]
+        waiting = {node_id for _, node_id in self.line}
+        for _, node_id in valid[len(valid) // 2 :]:
+            if node_id not in waiting:
+                del self.scored[node_id]
+
+
+def _least(entries: list[tuple[float, int]], count: int) -> list[tuple[float, int]]:
+    """The least ``count`` of these, in order. Most are told apart by their scores alone, without being sorted."""
+    if len(entries) > count:
+        scores = np.array([score for score, _ in entries])
+        kept = scores <= np.partition(scores, count - 1)[count - 1]
+        entries = list(compress(entries, kept.tolist()))
+    return sorted(entries)[:count]
+
+
+def _line_length(nodes: int) -> int:
+    return LINE + min(nodes // LINE_SHARE, LINE_LIMIT)

@@ -1,0 +1,83 @@
+"""The simple rules: which of two prefixes goes first, one at a time and many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.scheduler.policies.thermo.law import COUNT_SHIFT, PASSED_SHIFT, Law
+from services.scheduler.policies.thermo.rules import (
+    FREQUENCY,
+    MOST_USES,
+    RECENCY,
+    ROUNDS,
+    RULES,
+    fixed_key,
+    score,
+    score_one,
+)
+
+FOUR_YEARS_S = 4 * 365 * 86400.0
+
+
+def code(uses, passed=0):
+    """The part of a code that simple rules look at."""
+    return uses << COUNT_SHIFT | passed << PASSED_SHIFT
+
+
+def first(rule, now, one, other):
+    """Of two (last, code), the one that goes first."""
+    return min(one, other, key=lambda prefix: score_one(rule, now, *prefix, Law()))
+
+
+@pytest.mark.parametrize("rule", range(RULES))
+def test_many_at_once_score_as_one_by_one(rule):
+    """To the last bit, so that it does not matter which way a score was found."""
+    lasts = np.array([0.0, 1.5, 1e4 + 1 / 3, FOUR_YEARS_S])
+    codes = np.array([code(1), code(7, passed=2), code(MOST_USES), code(3)])
+
+    scores = score(rule, FOUR_YEARS_S + 1.0, lasts, codes, Law())
+
+    assert scores.tolist() == [
+        score_one(rule, FOUR_YEARS_S + 1.0, last, prefix, Law())
+        for last, prefix in zip(lasts.tolist(), codes.tolist(), strict=True)
+    ]
+
+
+def test_order_of_each_rule():
+    """Recency: the older; frequency: the less used, then the older; rounds: the less used, then the newer."""
+    old, new, used = (10.0, code(1)), (20.0, code(1)), (5.0, code(2))
+
+    assert first(RECENCY, 30.0, old, new) is old
+    assert first(RECENCY, 30.0, used, old) is used
+    assert first(FREQUENCY, 30.0, old, new) is old
+    assert first(ROUNDS, 30.0, old, new) is new
+    assert first(FREQUENCY, 30.0, used, new) is new
+    assert first(ROUNDS, 30.0, used, old) is old
+
+
+@pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
+def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule):
+    """At the greatest number of uses and after years, the two parts of a score do not mix."""
+    late, later = (FOUR_YEARS_S, code(MOST_USES - 1)), (FOUR_YEARS_S + 0.001, code(MOST_USES - 1))
+
+    assert first(rule, FOUR_YEARS_S, late, (0.0, code(MOST_USES))) is late
+    assert first(rule, FOUR_YEARS_S, late, later) is (late if rule == FREQUENCY else later)
+
+
+@pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
+def test_what_was_passed_by_goes_before_what_was_not(rule):
+    """However often it was used before."""
+    passed = (20.0, code(50, passed=1))
+
+    assert first(rule, 30.0, passed, (10.0, code(1))) is passed
+
+
+@pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS])
+def test_fixed_keys_are_in_the_order_of_scores(rule):
+    """At any time."""
+    prefixes = [(float(number * 37 % 11), code(1 + number % 3)) for number in range(11)]
+
+    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, *prefix))
+
+    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 1e6, *prefix, Law()))
