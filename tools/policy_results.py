@@ -17,10 +17,11 @@ _INTRODUCTION = """\
 
 Made by `python -m tools.reference_docs` from `bench/results/policy_hit_ratio.json`.
 
-The scheduler's own policies (`services/scheduler/policies/`, one file each) over a cache of equal blocks of which only
-leaves can go (`thermocline/simulate/blocks.py`). A request reuses its longest resident prefix. Then room is made for all
-that it lacks, before any of it is inserted, and its own path is not touched. A figure is hit blocks divided by all blocks. The last fifth of the requests is given apart, so that a policy
-that was tuned on the rest can be judged by it.
+The scheduler's own policies (`services/scheduler/policies/`, one file each) over a cache of equal blocks of which
+only leaves can go (`thermocline/simulate/blocks.py`). A request reuses its longest resident prefix. Then room is made
+for all that it lacks, before any of it is inserted, and its own path is not touched. A figure is hit blocks divided
+by all blocks. The last fifth of the requests is given apart, so that a policy that was tuned on the rest can be
+judged by it.
 
 - **optimum** knows the future and evicts the leaf whose next use is furthest. A block's next use is never later than
   that of a block below it, so leaves only is no restriction for it, and it equals an exhaustive search.

@@ -62,7 +62,7 @@ LIFECYCLES: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
         "services/scheduler/core/lifecycle.py",
         request_lifecycle.TRANSFER_TRANSITIONS,
     ),
-    ("A worker that was told to end", "services/scheduler/core/members/drain.py", drain.TRANSITIONS),
+    ("A worker that was told to end", "services/scheduler/core/members/drain.py", drain.DRAIN_TRANSITIONS),
     ("A request, as its worker sees it", "services/worker/requests.py", worker_requests.TRANSITIONS),
     ("A transfer in storage", "services/storage/core/transfer_states.py", transfer_states.TRANSITIONS),
     (

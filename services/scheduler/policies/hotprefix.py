@@ -21,8 +21,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
 from services.scheduler.core.cache.heat import Expression, parse
 from services.scheduler.policies.aging_group import AgingGroup, Values, enter, first
 from shared.errors import ConfigError

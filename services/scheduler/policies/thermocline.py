@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, size_of
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy, size_of
 from services.scheduler.policies.thermo.duel import Duel
 from services.scheduler.policies.thermo.features import code_of
 from services.scheduler.policies.thermo.fit import Fit

@@ -33,18 +33,18 @@ _SWEPT = 8
 _RANKED_ANEW = 8  # Nodes that turn out to rank higher before one is taken all the same.
 _CHILDREN_NOTED = 1024
 
-Rank = tuple[float, int]
+HeatRank = tuple[float, int]
 """The value that decides, and what breaks ties; the least is taken first."""
 
-RankOf = Callable[[int], Rank | None]
+RankOf = Callable[[int], HeatRank | None]
 """How a node ranks now, by its id; None when it is not to be chosen."""
 
 
 class Candidates(msgspec.Struct):
     """``latest`` is each node's rank in ``entries``; other entries of its id are void. ``noted`` nodes have no rank."""
 
-    entries: list[tuple[Rank, int]] = []
-    latest: dict[int, Rank] = {}
+    entries: list[tuple[HeatRank, int]] = []
+    latest: dict[int, HeatRank] = {}
     noted: dict[int, None] = {}
     cursor: int = 0  # Where in ``entries`` the next look begins.
     refreshed: int = -1  # Sequence number of the input at which it was refreshed last.
@@ -117,7 +117,7 @@ def _note(state: CellState, index: Candidates, node_id: int) -> None:
 
 
 def refresh(state: CellState, index: Candidates, rank_of: RankOf) -> None:
-    """Rank noted nodes, latest first, and look again at a few others in turn. Bounded, and done once an input."""
+    """HeatRank noted nodes, latest first, and look again at a few others in turn. Bounded, and done once an input."""
     if index.refreshed == state.last_seq:
         return
     index.refreshed = state.last_seq
@@ -137,7 +137,7 @@ def refresh(state: CellState, index: Candidates, rank_of: RankOf) -> None:
         heapify(index.entries)
 
 
-def take_least(index: Candidates, rank_of: RankOf) -> tuple[Rank, int] | None:
+def take_least(index: Candidates, rank_of: RankOf) -> tuple[HeatRank, int] | None:
     """Take out the node that ranks least as far as is known, with its rank of now; None when there is none."""
     ranked_anew = 0
     while index.entries:
@@ -153,12 +153,12 @@ def take_least(index: Candidates, rank_of: RankOf) -> tuple[Rank, int] | None:
     return None
 
 
-def put_back(index: Candidates, rank: Rank, node_id: int) -> None:
+def put_back(index: Candidates, rank: HeatRank, node_id: int) -> None:
     """Undo :func:`take_least`."""
     _set_rank(index, node_id, rank)
 
 
-def _set_rank(index: Candidates, node_id: int, rank: Rank | None) -> None:
+def _set_rank(index: Candidates, node_id: int, rank: HeatRank | None) -> None:
     if rank is None:
         index.latest.pop(node_id, None)
     elif index.latest.get(node_id) != rank:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.candidates import Candidates, Rank, RankOf, put_back, take_least
+from services.scheduler.core.cache.candidates import Candidates, HeatRank, RankOf, put_back, take_least
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, page_count
 from shared.errors import ConfigError
 
@@ -67,7 +67,7 @@ def coldest_together(
     pages: int,
     *,
     rank_of: RankOf,
-    rank_when_bare: Callable[[Node, int], Rank | None],
+    rank_when_bare: Callable[[Node, int], HeatRank | None],
     is_colder: Callable[[float], bool],
     spared: Container[int] = (),
 ) -> list[Node] | None:
@@ -77,9 +77,9 @@ def coldest_together(
     must satisfy ``is_colder``, and none is ``spared``. They stay in the index only if None is returned. Mutates the
     index alone, which the caller has refreshed.
     """
-    found: list[tuple[Rank, int]] = []
-    aside: list[tuple[Rank, int]] = []  # Spared, or one too many: goes back.
-    bared: list[tuple[Rank, int]] = []
+    found: list[tuple[HeatRank, int]] = []
+    aside: list[tuple[HeatRank, int]] = []  # Spared, or one too many: goes back.
+    bared: list[tuple[HeatRank, int]] = []
     gone: dict[int, int] = {}
     have = 0
     following = take_least(index, rank_of)

@@ -47,8 +47,12 @@ class PagePool(msgspec.Struct):
         """Pages that are neither free nor cached."""
         return self.total - self.free - self.cached
 
+    def can_free(self, pages: int) -> bool:
+        """Whether eviction could ever free so many pages with what runs now. Does not mutate."""
+        return pages <= self.free + self.cached - self.locked
+
     def allocate(self, count: int) -> bytes | None:
-        """Take ``count`` pages (packed), or return None and take nothing when fewer are free. Mutates the self."""
+        """Take ``count`` pages (packed), or return None and take nothing when fewer are free. Mutates."""
         if count > self.free:
             return None
         if count == 0:
@@ -76,7 +80,7 @@ class PagePool(msgspec.Struct):
         return np.concatenate(pieces).tobytes()
 
     def release(self, pages: bytes) -> None:
-        """Give packed pages back. Mutates the pool; raises InvariantViolated when one of them is free already."""
+        """Give packed pages back. Mutates; raises InvariantViolated when one of them is free already."""
         if not pages:
             return
         count = len(pages) // 4

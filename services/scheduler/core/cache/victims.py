@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState
 
 
-NOBODY: Mapping[int, int] = {}
+NO_CHILDREN: Mapping[int, int] = {}
 
 
-def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY) -> Node | None:
+def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN) -> Node | None:
     """The next node to leave this worker's device. Nothing but the policy changes.
 
     ``leaving`` counts, by parent, the children that leave with the transfers of the same eviction: a node all of
@@ -40,7 +40,7 @@ def take_device_victim(state: CellState, worker_id: str, leaving: Mapping[int, i
 
 
 def take_device_excess(
-    state: CellState, worker_id: str, leaving: Mapping[int, int] = NOBODY, *, owner: int = 0, coming: int = 0
+    state: CellState, worker_id: str, leaving: Mapping[int, int] = NO_CHILDREN, *, owner: int = 0, coming: int = 0
 ) -> tuple[Node, int] | None:
     """A node to leave this device because its owner is above its quota there (see :func:`quotas.take_excess`)."""
     evictable = _device_evictable(state, worker_id, leaving)

@@ -26,10 +26,8 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
 )
 from services.scheduler.core.hidden.hidden_form import parse_form
-from services.scheduler.core.members.storages import request_missing_pools
 from services.scheduler.core.queue.schedules import SCHEDULES
 from services.scheduler.core.restoring.fetches import cancel_fetches
-from services.scheduler.core.tiers.loads import attach_neighbours
 from services.scheduler.core.tiers.saves import forget_taken
 from shared.errors import ConfigError
 from shared.messages.storage_plans import DropChunks
@@ -87,8 +85,6 @@ def configure(step: Step, config: CellConfig) -> None:
         state.candidates.clear()
     if old.importance_caching and not state.config.importance_caching:
         forget_importance(state)
-    request_missing_pools(step)
-    attach_neighbours(step)
 
 
 def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:

@@ -1,4 +1,4 @@
-"""Which input goes where: handlers of every kind of input. This file only turns away what is stale."""
+"""Which message goes where: a handler for each kind of input but timers. This file only turns away what is stale."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from services.scheduler.core.cache.pins import pin_prefix, unpin_prefix
 from services.scheduler.core.fold.configure import configure, flush
-from services.scheduler.core.fold.timers import timer_fired
 from services.scheduler.core.hidden.hidden_leases import hidden_saved
 from services.scheduler.core.hidden.hidden_saves import finish_hidden_save, request_hidden_pool
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
 from services.scheduler.core.members.membership import remove_worker, worker_joined
-from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
+from services.scheduler.core.members.storages import (
+    host_pool_created,
+    remove_storage,
+    request_missing_pools,
+    storage_joined,
+)
 from services.scheduler.core.queue.completion import (
     batch_done,
     cancel_gateway,
@@ -27,6 +31,7 @@ from services.scheduler.core.queue.queueing import submit
 from services.scheduler.core.restoring.fetches import chunks_fetched
 from services.scheduler.core.tiers.backups import finish_backup
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
+from services.scheduler.core.tiers.loads import attach_neighbours
 from services.scheduler.core.tiers.promotion import pages_promoted
 from services.scheduler.core.tiers.saves import finish_save, save_put_off
 from shared.messages import cell_events, requests, storage_events, worker_events
@@ -216,6 +221,12 @@ def _scheduler_started(step: Step, message: cell_events.SchedulerStarted) -> Non
     step.state.epoch = max(step.state.epoch, message.epoch)
 
 
+def _configured(step: Step, message: cell_events.CellConfigured) -> None:
+    configure(step, message.config)
+    request_missing_pools(step)
+    attach_neighbours(step)
+
+
 LOCAL = (
     requests.SubmitRequest,
     requests.ReclaimRequest,
@@ -258,9 +269,8 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     storage_events.ChunksSaved: _chunks_saved,
     storage_events.ChunksFetched: _chunks_fetched,
     storage_events.ChunksDropped: _chunks_dropped,
-    cell_events.CellConfigured: lambda step, message: configure(step, message.config),
+    cell_events.CellConfigured: _configured,
     cell_events.SchedulerStarted: _scheduler_started,
-    cell_events.TimerFired: lambda step, message: timer_fired(step, message.timer_id),
     cell_events.WorkerLost: _worker_gone,
     cell_events.StorageLost: _storage_gone,
     cell_events.GatewayLost: lambda step, message: cancel_gateway(step, message.gateway_id),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction_orders import prepare
 from services.scheduler.core.fold.machine import HANDLERS, LOCAL
+from services.scheduler.core.fold.timers import timer_fired
 from services.scheduler.core.members.draining import go_on_draining
 from services.scheduler.core.queue.batching import send_batches
 from services.scheduler.core.queue.leases import serve_leases
@@ -16,6 +17,7 @@ from services.scheduler.core.step import Output, SetTimer, Stamped, Step
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
 from services.scheduler.core.waiting.waits import wake_load_waiters
+from shared.messages.cell_events import TimerFired
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
@@ -33,7 +35,10 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
     state.last_seq, state.now_ns = stamped.seq, stamped.time_ns
     taken = Step(state, stamped.seq, stamped.time_ns)
     kind = type(stamped.input)
-    HANDLERS[kind](taken, stamped.input)
+    if isinstance(stamped.input, TimerFired):
+        timer_fired(taken, stamped.input.timer_id)
+    else:
+        HANDLERS[kind](taken, stamped.input)
     _serve_workers(taken, everywhere=kind not in LOCAL)
     if state.unwanted:
         cancel_unwanted(taken)
@@ -79,7 +84,9 @@ def _serve(step: Step, worker: Worker) -> bool:
     is_batch_sent = send_batches(step, worker)
     if drain is not None:  # Nothing comes that room or promotions would be for.
         return go_on_draining(step, worker) or is_batch_sent
-    is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=state.admissions - admissions)
+    is_evicting = False
+    if state.storages:
+        is_evicting = keep_reserve(step, worker, is_busy=is_batch_sent, admissions=state.admissions - admissions)
     is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
     # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
     # what is within quotas, so whoever is above one gives way before.

@@ -36,7 +36,7 @@ class DrainEvent(Enum):
 
 _S, _E = DrainState, DrainEvent
 
-TRANSITIONS: dict[tuple[DrainState, DrainEvent], DrainState] = {
+DRAIN_TRANSITIONS: dict[tuple[DrainState, DrainEvent], DrainState] = {
     (_S.FINISHING, _E.TIME_SHORT): _S.CLEARING,
     (_S.FINISHING, _E.EMPTIED): _S.RELEASED,
     (_S.CLEARING, _E.EMPTIED): _S.RELEASED,
@@ -66,7 +66,7 @@ class Drain(msgspec.Struct):
     def advance(self, event: DrainEvent) -> None:
         """Move on. Raises IllegalTransition when the table has no entry."""
         try:
-            self.state = TRANSITIONS[self.state, event]
+            self.state = DRAIN_TRANSITIONS[self.state, event]
         except KeyError as error:
             raise IllegalTransition(f"a drain that is {self.state.value} cannot take {event.value}") from error
 

@@ -33,7 +33,7 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     sparse_order,
 )
 from services.scheduler.core.store_answers import StoreLacks
-from services.scheduler.core.tiers.making_room import can_make_room, make_room
+from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.tiers.under_way import Load
 from services.scheduler.core.waiting.fair_share import serve
 from services.scheduler.core.waiting.waits import (
@@ -67,14 +67,15 @@ def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBu
     span = None if choice is None else span_for(state, request, worker, found.pages * state.tree.page_size)
     fresh = _fresh_pages(state, request, found, span)
     locked_anew = sum(pages for node, pages in path[: len(found.device)] if worker.worker_id not in node.locks)
-    if not can_make_room(worker, fresh + locked_anew):
+    if not worker.pool.can_free(fresh + locked_anew):
         return False
     upper = cut_to_fit(state, path, found)
     if upper is not None and found.joined and not found.loaded:
         builder.loading[upper.id] = found.sources[-1]
     _hold(state, found, worker)
     owner = state.tree.owner_of(request.submit.namespace)
-    pages = worker.pool.allocate(fresh) if make_room(step, worker, fresh, owner) else None
+    has_room = worker.pool.free >= fresh or make_room(step, worker, fresh, owner)
+    pages = worker.pool.allocate(fresh) if has_room else None
     if pages is None:
         _let_go(state, found, worker)
         return False

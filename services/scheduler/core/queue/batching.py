@@ -100,7 +100,8 @@ def _admit_waiting(step: Step, worker: Worker, builder: BatchBuilder) -> None:
             put_aside = [item for item in put_aside if item not in hits]
             if not (forming.admit(hits) and forming.admit(forming.look_for_bundle_hits())):
                 return
-    forming.admit(schedule.order(put_aside))
+    if put_aside:
+        forming.admit(schedule.order(put_aside))
 
 
 class _Forming:

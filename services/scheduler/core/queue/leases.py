@@ -8,7 +8,7 @@ from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_leases import more_hidden_pages
 from services.scheduler.core.lifecycle import RequestEvent, RequestState, next_state
 from services.scheduler.core.request import LeaseWait, Request
-from services.scheduler.core.tiers.making_room import can_make_room, make_room
+from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.waiting.waits import withdraw
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
 
@@ -43,7 +43,7 @@ def serve_leases(step: Step, worker: Worker) -> None:
     waits = sorted(worker.lease_waits, key=lambda wait: state.requests[wait.request_id].arrival_order)
     for wait in waits:
         request = state.requests[wait.request_id]
-        if not can_make_room(worker, wait.pages):
+        if not worker.pool.can_free(wait.pages):
             _preempt_latest(step, worker)
             return
         if not make_room(step, worker, wait.pages, state.tree.owner_of(request.submit.namespace)):

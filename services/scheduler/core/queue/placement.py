@@ -58,7 +58,7 @@ def place(state: CellState, request: Request) -> Placement | None:
     if not takes_requests(state):
         return None
     path = matched_path(state, request)
-    coming = tokens_coming(state, request)
+    coming = tokens_coming(state, request) if state.transient.marks else {}
     names = _names_on_disks(state, request, path)
     best: tuple[float, Placement] | None = None
     for worker in _compared(state, request, path, coming, names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.candidates import Rank, coldest_of_host, index_of, refresh
+from services.scheduler.core.cache.candidates import HeatRank, coldest_of_host, index_of, refresh
 from services.scheduler.core.cache.heat import coldest_together, worth
 from services.scheduler.core.cache.pin import is_wanted
 from services.scheduler.core.cache.prefix_tree import Node, ancestors, page_count
@@ -95,7 +95,7 @@ def displace_colder(
         name = storage.storage_id
         index = index_of(state, coldest_of_host(name), lambda other: is_host_evictable(other, name))
 
-        def rank_of(node_id: int) -> Rank | None:
+        def rank_of(node_id: int) -> HeatRank | None:
             return _rank(state, storage, node_id)
 
         refresh(state, index, rank_of)
@@ -226,14 +226,14 @@ def _drop_end(step: Step, storage: Storage, victim: Node, missing: int) -> None:
     state.count("evicted_pages_host", drop_host(state, victim, storage))
 
 
-def _rank(state: CellState, storage: Storage, node_id: int) -> Rank | None:
+def _rank(state: CellState, storage: Storage, node_id: int) -> HeatRank | None:
     node = state.tree.nodes.get(node_id)
     if node is None or not is_host_evictable(node, storage.storage_id):
         return None
     return worth(state, node), node.last_use
 
 
-def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> Rank | None:
+def _rank_when_bare(state: CellState, storage: Storage, parent: Node, gone: int) -> HeatRank | None:
     """How a copy ranks that only its children hold back, once all of them are gone."""
     name = storage.storage_id
     if name not in parent.host or parent.host_locks.get(name) or parent.device or gone < len(parent.children):

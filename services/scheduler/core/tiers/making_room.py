@@ -48,12 +48,6 @@ class _Eviction:
     leaving: dict[int, int] = field(default_factory=dict)
 
 
-def can_make_room(worker: Worker, pages: int) -> bool:
-    """Whether eviction could ever free so many pages with what runs now. Does not mutate."""
-    pool = worker.pool
-    return pages <= pool.free + pool.cached - pool.locked
-
-
 def make_room(step: Step, worker: Worker, pages: int, owner: int = 0) -> bool:
     """Evict until ``pages`` are free or will be after running backups; returns whether they are free now.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import (
     Candidates,
-    Rank,
+    HeatRank,
     coldest_of_device,
     hottest_below,
     index_of,
@@ -97,7 +97,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
     roots = index_of(state, hottest_below(name), lambda node: _is_host_root(state, worker, storage, node))
     leaves = index_of(state, coldest_of_device(name), lambda node: is_device_evictable(state, node, name))
 
-    def rank_of(node_id: int) -> Rank | None:
+    def rank_of(node_id: int) -> HeatRank | None:
         return _root_rank(state, worker, storage, node_id)
 
     refresh(state, roots, rank_of)
@@ -106,7 +106,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
     # While backups free pages, somebody waits for them; and the reserve is for requests, not for guesses.
     spare = 0 if worker.leaving else max(0, worker.pool.free - filled_reserve(state, worker))
     chosen: list[Node] = []
-    passed_over: list[tuple[Rank, int]] = []
+    passed_over: list[tuple[HeatRank, int]] = []
     while len(chosen) < _MOST_ROOTS and len(passed_over) < _MOST_PASSED_OVER:
         found = take_least(roots, rank_of)
         if found is None:
@@ -141,7 +141,7 @@ def _budget(state: CellState) -> int:
     return min(TRANSFER_PAGES, tokens // state.tree.page_size) if tokens > 0 else TRANSFER_PAGES
 
 
-def _root_rank(state: CellState, worker: Worker, storage: Storage, node_id: int) -> Rank | None:
+def _root_rank(state: CellState, worker: Worker, storage: Storage, node_id: int) -> HeatRank | None:
     """How a host root ranks, hottest first. What was never used again, or not for long, is none."""
     node = state.tree.nodes.get(node_id)
     if node is None or not _is_host_root(state, worker, storage, node):
@@ -159,7 +159,7 @@ def _is_host_root(state: CellState, worker: Worker, storage: Storage, node: Node
     return not parent.parent or name in parent.device
 
 
-def _leaf_rank(state: CellState, worker: Worker, node_id: int) -> Rank | None:
+def _leaf_rank(state: CellState, worker: Worker, node_id: int) -> HeatRank | None:
     """How a leaf of the device ranks, coldest first."""
     node = state.tree.nodes.get(node_id)
     if node is None or not is_device_evictable(state, node, worker.worker_id):
@@ -177,7 +177,7 @@ def _drop_colder(state: CellState, worker: Worker, leaves: Candidates, root: Nod
     name = worker.worker_id
     value = promotion_value(state, root)
 
-    def rank_when_bare(parent: Node, gone: int) -> Rank | None:
+    def rank_when_bare(parent: Node, gone: int) -> HeatRank | None:
         if name not in parent.device or parent.locks.get(name) or parent.transfer or gone < parent.below[name]:
             return None
         return promotion_value(state, parent), parent.last_use

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -118,3 +118,21 @@ class Policy(msgspec.Struct):
 def size_of(node: Node) -> int:
     """Tokens of a node's own span."""
     return len(node.tokens) // TOKEN_BYTES
+
+
+P = TypeVar("P", bound=type[Policy])
+
+POLICIES: dict[str, type[Policy]] = {}
+"""In order of registration, on which no decision may depend."""
+
+
+def register_policy(policy: P) -> P:
+    """Add a policy under the name that its class has; a decorator. Raises ValueError when another has that name."""
+    if POLICIES.setdefault(policy.name, policy) is not policy:
+        raise ValueError(f"policies {POLICIES[policy.name].__qualname__} and {policy.__qualname__} are {policy.name!r}")
+    return policy
+
+
+def make_policy(name: str, capacity: int, config: CellConfig) -> Policy:
+    """A fresh policy for a pool of ``capacity`` tokens. Raises KeyError for a name that is not in POLICIES."""
+    return POLICIES[name].make(capacity, config)

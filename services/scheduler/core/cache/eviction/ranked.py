@@ -5,8 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy
-from services.scheduler.core.cache.eviction.registry import register_policy
+from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

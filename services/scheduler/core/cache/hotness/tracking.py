@@ -84,7 +84,7 @@ def _touch_digest(state: CellState, digest: int, level: int) -> None:
     """One more use, which is remembered unless the filter can neither forget nor grow."""
     if state.hotness.touch(digest, level):
         return
-    if not make_room(state) or not state.hotness.touch(digest, level):
+    if not make_room_in_filter(state) or not state.hotness.touch(digest, level):
         state.count("hotness_overflows")
 
 
@@ -93,7 +93,7 @@ def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int)
     clock = max(clock, state.hotness.lookup(node.digest)[1])
     if state.hotness.put(node.digest, frequency, clock, level):
         return
-    if not make_room(state) or not state.hotness.put(node.digest, frequency, clock, level):
+    if not make_room_in_filter(state) or not state.hotness.put(node.digest, frequency, clock, level):
         state.count("hotness_overflows")
 
 
@@ -102,7 +102,7 @@ FORGOTTEN_SHARE = 4
 """One entry in so many is freed at a time, so that looking through the whole filter for the coldest is rare."""
 
 
-def make_room(state: CellState) -> bool:
+def make_room_in_filter(state: CellState) -> bool:
     """An insertion failed: forget the coldest evicted prefixes, or grow if the tree needs it. True if either did."""
     hotness = state.hotness
     if 2 * len(state.tree.nodes) > hotness.capacity:

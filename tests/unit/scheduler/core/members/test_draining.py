@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core import status
-from services.scheduler.core.members.drain import TRANSITIONS, Drain, DrainEvent, DrainState
+from services.scheduler.core.members.drain import DRAIN_TRANSITIONS, Drain, DrainEvent, DrainState
 from shared.errors import IllegalTransition
 from shared.messages.storage_plans import BackupPages, SaveChunks
 from shared.messages.worker_events import WorkerDraining, WorkerLeft
@@ -287,13 +287,13 @@ def test_a_drain_follows_its_table():
     for state in DrainState:
         for event in DrainEvent:
             drain = Drain(ends_ns=0, timer_id="", state=state)
-            if (state, event) in TRANSITIONS:
+            if (state, event) in DRAIN_TRANSITIONS:
                 drain.advance(event)
-                assert drain.state is TRANSITIONS[state, event]
+                assert drain.state is DRAIN_TRANSITIONS[state, event]
             else:
                 with pytest.raises(IllegalTransition):
                     drain.advance(event)
-    assert not [event for state, event in TRANSITIONS if state is DrainState.RELEASED]
+    assert not [event for state, event in DRAIN_TRANSITIONS if state is DrainState.RELEASED]
 
 
 @pytest.mark.parametrize("incarnation", [None, "another"])

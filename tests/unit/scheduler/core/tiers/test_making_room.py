@@ -3,7 +3,6 @@
 import pytest
 
 from services.scheduler.core.cache.residency import drop_host
-from services.scheduler.core.tiers.making_room import can_make_room
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import BackupPages
 from shared.messages.worker_plans import RunBatch
@@ -51,8 +50,8 @@ def test_pages_in_use_cannot_make_room(make_cell):
     worker = cell.state.workers["worker-0"]
 
     assert worker.pool.cached == worker.pool.locked == 10
-    assert can_make_room(worker, worker.pool.free)
-    assert not can_make_room(worker, worker.pool.free + 1)
+    assert worker.pool.can_free(worker.pool.free)
+    assert not worker.pool.can_free(worker.pool.free + 1)
 
 
 A, B = [1] * 40, [2] * 40

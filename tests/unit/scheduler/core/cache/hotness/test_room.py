@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
-from services.scheduler.core.cache.hotness.tracking import make_room
+from services.scheduler.core.cache.hotness.tracking import make_room_in_filter
 from services.scheduler.core.cache.prefix_tree import add_child, root_of
 from services.scheduler.core.state import new_state
 from shared.messages.base import pack_int32
@@ -13,7 +13,7 @@ def touched(state, digest):
     """Touch a prefix and make room for it if need be; returns how often that was."""
     times = 0
     while not state.hotness.touch(digest, 1):
-        assert make_room(state)
+        assert make_room_in_filter(state)
         times += 1
     return times
 
