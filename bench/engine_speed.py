@@ -32,10 +32,10 @@ from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
 from bench import results_file
 from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.fused.kernels import FusedKernels
 from services.worker.engine.fused.strips import StripLinear, StripMemory
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.packed_linear import PackedLinear
+from services.worker.native.fused import FusedKernels
 
 PREFILL_TOKENS = (512, 2048)
 DECODE_BATCHES = (1, 8, 32)

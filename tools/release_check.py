@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 WHEEL_HOLDS = (
     "thermocline/__main__.py",
     "services/gateway/ui/static/index.html",
+    "services/worker/native/decode.c",
+    "services/worker/native/element.h",
     "shared/py.typed",
     "thermocline/simulate/profiles/models/llama-3.1-8b.toml",
     f"share/thermocline/models/{BUNDLED_MODEL}/model.safetensors",

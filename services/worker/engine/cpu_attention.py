@@ -1,7 +1,7 @@
 """Attention over the paged pool on a CPU, request by request.
 
 Where there is a C compiler, decode and prefill go to kernels of their own
-(:mod:`services.worker.engine.native_decode`, :mod:`services.worker.engine.native_extend`), which read the pages in
+(:mod:`services.worker.native.decode`, :mod:`services.worker.native.extend`), which read the pages in
 place. What follows is the portable path: for machines without one, for float16, and for soft-capped scores.
 
 The query heads of one KV head (a GQA group) share its keys. In decode they are packed as query rows, so one pass
@@ -24,9 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.attention_plan import BLOCK_ROWS, AttentionPlan, QueryBlock, plan_attention
 from services.worker.engine.forward_meta import ForwardMeta
-from services.worker.engine.native_decode import DecodeWork, NativeDecode, compile_decode, find_decode_work
-from services.worker.engine.native_extend import ExtendWork, NativeExtend, compile_extend, find_extend_work
+from services.worker.engine.native_work import find_decode_work, find_extend_work
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
+from services.worker.native.decode import DecodeWork, NativeDecode, compile_decode
+from services.worker.native.extend import ExtendWork, NativeExtend, compile_extend
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.engine.native_extend import compile_extend, find_selected_work
+from services.worker.engine.native_work import find_selected_work
 from services.worker.importance.identification import BLOCK_ROWS, Rows
+from services.worker.native.extend import compile_extend
 
 
 def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,9 @@ import xxhash
 from services.worker.kv.measured_loads import LoadScene, load_scene, medians, plain_copy
 from services.worker.kv.movers import make_mover
 from services.worker.kv.movers.choice import machine_here
-from services.worker.kv.movers.native_rows import native_rows
 from services.worker.kv.movers.protocol import MoverName, PageMover
 from services.worker.kv.profile import MoverFigure, Profile
+from services.worker.native.page_rows import native_rows
 from shared.errors import OperatorError
 from shared.guard import guarded
 from shared.messages.pools import KvGeometry

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.native_rows import can_hash, native_rows
 from services.worker.kv.movers.protocol import Fence, MoverName, PageMover
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native.page_rows import can_hash, native_rows
 from shared.errors import TransportError
 from shared.messages.pools import KvGeometry
 

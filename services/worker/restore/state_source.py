@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.native_rows import can_hash, native_rows
 from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.movers.side_stream import side_stream
 from services.worker.kv.page_memory import PageLayout, PageMemory, PageNumbers, Rows
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native.page_rows import can_hash, native_rows
 from services.worker.restore.pinned_turns import PinnedTurns
 from services.worker.restore.refusals import PiecesRefused
 from shared.memory import HostPoolView

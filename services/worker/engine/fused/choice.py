@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from services.worker.engine.fused.family import NotOfTheFamily, describe
 from services.worker.engine.fused.forward import FusedForward
-from services.worker.engine.fused.kernels import FusedKernels, KernelsUnavailable
 from services.worker.engine.fused.model import FusedModel
 from services.worker.kv.device_pool import DevicePool
+from services.worker.native.fused import FusedKernels, KernelsUnavailable
 from shared.errors import ConfigError
 from shared.logs import get_logger
 

@@ -11,10 +11,11 @@ import ctypes
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta
-from services.worker.engine.fused.kernels import DecodeStruct, FusedKernels, StepStruct
 from services.worker.engine.fused.model import FusedModel
-from services.worker.engine.native_decode import DecodeWork, NativeDecode, find_decode_work
+from services.worker.engine.native_work import find_decode_work
 from services.worker.kv.device_pool import DevicePool
+from services.worker.native.decode import DecodeWork, NativeDecode
+from services.worker.native.fused import DecodeStruct, FusedKernels, StepStruct
 from shared.errors import InvariantViolated
 
 

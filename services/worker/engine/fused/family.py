@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from services.worker.engine.fused.kernels import LANES
+from services.worker.native.fused import LANES
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 

@@ -13,12 +13,12 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate
 from services.worker.engine.fused.decode_steps import DecodeSteps
 from services.worker.engine.fused.hooks import Hooks, are_any
-from services.worker.engine.fused.kernels import FusedKernels, StepStruct
 from services.worker.engine.fused.last_layer import LastLayer, last_layer
 from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.fused.rotations import Rotations
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.kv.device_pool import DevicePool
+from services.worker.native.fused import FusedKernels, StepStruct
 from shared.errors import InvariantViolated
 
 Attend = Callable[[AttentionCall], torch.Tensor]

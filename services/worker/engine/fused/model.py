@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from services.worker.engine.fused.family import Family, LayerModules, linears
-from services.worker.engine.fused.kernels import FusedKernels, LayerStruct, ShapeStruct
 from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
+from services.worker.native.fused import FusedKernels, LayerStruct, ShapeStruct
 
 
 class FusedModel:

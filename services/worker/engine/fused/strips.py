@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.worker.engine.fused.kernels import LANES, FusedKernels, Matrix, MatrixStruct
+from services.worker.native.fused import LANES, FusedKernels, Matrix, MatrixStruct
 from shared.errors import InvariantViolated
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.native_rows import NativeRows, can_hash, native_rows
 from services.worker.kv.movers.protocol import Fence, MoverName
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native.page_rows import NativeRows, can_hash, native_rows
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of one layer moved by one call: below a millisecond, so that a load can be given up in between."""

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.native_rows import NativeRows, can_hash, native_rows
 from services.worker.kv.movers.protocol import Fence, MoverName
 from services.worker.kv.movers.side_stream import CudaSideStream
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native.page_rows import NativeRows, can_hash, native_rows
 
 STAGING_BYTES = 4 * 2**20
 

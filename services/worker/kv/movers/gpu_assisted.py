@@ -16,11 +16,11 @@ import torch
 
 from services.worker.kernels.page_gather import MAX_PROGRAMS, copy_pages
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.movers.native_rows import can_hash, native_rows
 from services.worker.kv.movers.protocol import Fence, MoverName, PageMover
 from services.worker.kv.movers.side_stream import side_stream
 from services.worker.kv.page_memory import Bools, PageLayout, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
+from services.worker.native.page_rows import can_hash, native_rows
 from shared.errors import TransportError
 
 LOAD_PROGRAMS = 2

@@ -19,10 +19,10 @@ from services.worker.config import WorkerConfig
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused import rotations
 from services.worker.engine.fused.family import NotOfTheFamily, describe
-from services.worker.engine.fused.kernels import FusedKernels
 from services.worker.engine.fused.model import FusedModel
 from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.native.fused import FusedKernels
 from shared.errors import ConfigError, InvariantViolated
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.fused import kernels
-from services.worker.engine.fused.kernels import FusedKernels
 from services.worker.engine.fused.strips import StripEmbedding, StripLinear, StripMemory, StripNorm
+from services.worker.native import fused
+from services.worker.native.fused import FusedKernels
 from shared.errors import InvariantViolated
 from tests.cases import case
 
@@ -135,7 +135,7 @@ def test_plain_c_computes_the_same_as_special_instructions(
         pytest.skip("this processor cannot run it")
     layer = linear(64, 96, dtype)
     x = torch.randn(25, 96).to(dtype)
-    monkeypatch.setattr(kernels, "_FLAGS", [flag.replace("native", processor) for flag in kernels._FLAGS])
+    monkeypatch.setattr(fused, "_FLAGS", [*fused._FLAGS, f"-march={processor}"])
     plain = packed(layer, FusedKernels(dtype))
 
     found = plain(x)

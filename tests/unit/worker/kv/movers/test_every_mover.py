@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.worker.kv.movers.native_rows import native_rows
+from services.worker.native.page_rows import native_rows
 from tests.cases import case
 from tests.unit.worker.kernels.interpreted import Interpreter, running_interpreter
 from tests.unit.worker.kv.movers.cases import EVERY_CHECK, Case, every_case

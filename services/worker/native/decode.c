@@ -1,41 +1,18 @@
-"""The C source of decode attention over the paged pool, compiled by :mod:`services.worker.engine.native_decode`.
+/* Decode attention over the paged pool.
 
-Compile-time constants: HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), PAGE_SIZE, and BFLOAT16 (0 or 1).
+   The caller defines HEAD_DIM, KV_HEADS, GROUP (query heads of one KV head), PAGE_SIZE, ITEM_KEYS, and BFLOAT16.
 
-One query row per segment, split into items of up to 256 keys at fixed positions (flash-decoding). Each item reads
-its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
-hardware prefetcher follows, and decode is bound by memory. Items keep their own maximum, sum and weighted values;
-a second pass merges them in order, so the result depends neither on the batch nor on the number of threads.
-"""
+   One query row per segment, split into items of up to ITEM_KEYS keys at fixed positions (flash-decoding). Each item
+   reads its keys once, in the order of memory, for all heads: with KV heads interleaved in a slot, that is what the
+   hardware prefetcher follows, and decode is bound by memory. Items keep their own maximum, sum and weighted values; a
+   second pass merges them in order, so the result depends neither on the batch nor on the number of threads. */
 
-from __future__ import annotations
-
-ITEM_KEYS = 256
-
-SOURCE = r"""
-#include <stdint.h>
+#include "element.h"
 
 #define HEADS (KV_HEADS * GROUP)
 #define SLOT (KV_HEADS * HEAD_DIM)
 #define BLOCK 16
 #define AHEAD 8
-
-#if BFLOAT16
-typedef uint16_t element;
-static inline float widen(element x) {
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
-static inline element narrow(float x) {  /* Round to nearest even; NaN stays NaN. */
-    union { float value; uint32_t bits; } u = {x};
-    if ((u.bits & 0x7fffffff) > 0x7f800000) return (element)((u.bits >> 16) | 64);
-    return (element)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
-}
-#else
-typedef float element;
-static inline float widen(element x) { return x; }
-static inline element narrow(float x) { return x; }
-#endif
 
 /* e**x for x <= 0: 2**n times a polynomial on [-ln2/2, ln2/2] (Cephes), relative error below 2e-7; NaN stays NaN. */
 static inline float exp_negative(float x) {
@@ -48,13 +25,25 @@ static inline float exp_negative(float x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    union { int32_t bits; float value; } scale = {((int32_t)n + 127) << 23};
+    union {
+        int32_t bits;
+        float value;
+    } scale = {((int32_t)n + 127) << 23};
     return (p * r * r + r + 1.0f) * scale.value;
 }
 
-typedef struct { int32_t segment, first, last; } item_t;      /* Keys [first, last) of a segment. */
-typedef struct { int32_t row, table, first_item, last_item; } segment_t;
-typedef struct { float top[HEADS], sum[HEADS], values[HEADS * HEAD_DIM]; } partial_t;
+/* Keys [first, last) of a segment. */
+typedef struct {
+    int32_t segment, first, last;
+} item_t;
+
+typedef struct {
+    int32_t row, table, first_item, last_item;
+} segment_t;
+
+typedef struct {
+    float top[HEADS], sum[HEADS], values[HEADS * HEAD_DIM];
+} partial_t;
 
 int64_t partial_bytes(void) { return sizeof(partial_t); }
 
@@ -71,7 +60,7 @@ static inline void prefetch(const element *pool, const int32_t *table, int key, 
 
 static void attend_item(const float *query, const element *k_pool, const element *v_pool, const int32_t *table,
                         int first, int last, partial_t *restrict out) {
-    float scores[HEADS][256];
+    float scores[HEADS][ITEM_KEYS];
     int count = last - first;
     for (int j = 0; j < count; j++) {
         const element *slot = slot_of(k_pool, table, first + j);
@@ -135,10 +124,9 @@ static void merge(const partial_t *parts, int count, element *restrict out) {
 
 /* query [rows, heads, head_dim] by strides in elements, out [rows, heads, head_dim] contiguous; tables holds page
    tables one after the other; partials has room for item_count entries. */
-void decode(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool,
-            const element *v_pool, const int32_t *tables, const segment_t *segments, int32_t segment_count,
-            const item_t *items, int32_t item_count, partial_t *partials, element *out, float scaling,
-            int32_t threads) {
+void decode(const element *query, int64_t row_stride, int64_t head_stride, const element *k_pool, const element *v_pool,
+            const int32_t *tables, const segment_t *segments, int32_t segment_count, const item_t *items,
+            int32_t item_count, partial_t *partials, element *out, float scaling, int32_t threads) {
     #pragma omp parallel num_threads(threads) if (item_count > 1 && threads > 1)
     {
         #pragma omp for schedule(dynamic)
@@ -157,4 +145,3 @@ void decode(const element *query, int64_t row_stride, int64_t head_stride, const
                   out + (int64_t)segments[s].row * HEADS * HEAD_DIM);
     }
 }
-"""

@@ -1,19 +1,22 @@
-"""The second half of the C source of the fused forward: what lies between linear layers, and the functions called.
+/* The fused forward of the Llama family: what lies between linear layers, and the functions that Python calls.
 
-Values are rounded where Hugging Face's modules round them, as far as that decides what a cache holds: a norm before it
-is scaled, each product of the rotation and their sum. Between these, sums stay in float32.
-"""
+   The caller defines LANES and BFLOAT16; all shapes are arguments, so one library serves every model of a type.
 
-from __future__ import annotations
+   Values are rounded where Hugging Face's modules round them, as far as that decides what a cache holds: a norm before
+   it is scaled, each product of the rotation and their sum. Between these, sums stay in float. */
 
-LAYER_SOURCE = r"""
+#include "linear.h"
+
 typedef struct {
     matrix_t qkv, out, gate_up, down;
-    const element *input_norm, *q_norm, *k_norm, *post_norm;            /* q_norm and k_norm may be NULL, */
-    const element *qkv_bias, *out_bias, *gate_up_bias, *down_bias;      /* and so may biases. */
+    const element *input_norm, *q_norm, *k_norm, *post_norm;       /* q_norm and k_norm may be NULL, */
+    const element *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* and so may biases. */
 } layer_t;
 
-typedef struct { int32_t hidden, query_heads, kv_heads, head_dim, intermediate; float eps; } shape_t;
+typedef struct {
+    int32_t hidden, query_heads, kv_heads, head_dim, intermediate;
+    float eps;
+} shape_t;
 
 /* x, normed [rows, hidden]; cosines and sines [positions, head_dim / 2]; slots of the pool, one a row. */
 typedef struct {
@@ -219,14 +222,16 @@ static void linear_block(const void *argument, int row, int rows, team_t *team) 
         end_stage(team);
         x = normed;
     }
-    if (target.logits) target.logits += row * target.stride;
-    else target.to += row * target.stride;
+    if (target.logits)
+        target.logits += row * target.stride;
+    else
+        target.to += row * target.stride;
     linear(team, work->matrix, x, work->inputs, rows, &target);
 }
 
 /* Logits [rows, vocabulary] of chosen rows of x, through the last norm; normed is room for as many rows. */
-void logits(const shape_t *shape, const matrix_t *head, const element *norm, const step_t *step,
-            const int64_t *chosen, int32_t rows, element *normed, float *result, int64_t vocabulary) {
+void logits(const shape_t *shape, const matrix_t *head, const element *norm, const step_t *step, const int64_t *chosen,
+            int32_t rows, element *normed, float *result, int64_t vocabulary) {
     target_t target = {LOGITS, NULL, result, vocabulary, vocabulary, NULL};
     linear_t work = {head, step->x, chosen, shape->hidden, norm, shape->eps, normed, target};
     int64_t inputs = inputs_of(shape);
@@ -265,4 +270,3 @@ void embed(const matrix_t *matrix, const int64_t *ids, int32_t rows, element *re
         for (int64_t k = 0; k < matrix->depth; k++) to[k] = from[k * LANES];
     }
 }
-"""

@@ -1,28 +1,26 @@
-"""Rows moved and checked by C code, without the interpreter lock: the compute thread goes on meanwhile."""
+"""Rows moved and checked by C code (``page_rows.c``), without the interpreter lock: the compute thread goes on."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import platform
-import subprocess
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from services.worker.kv.movers.native_source import MIN_HASHED_BYTES, SOURCE
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
-from services.worker.native_build import build
+from services.worker.native.build import NotCompiled, load
 from shared.logs import get_logger
 
-_FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared"]
+MIN_HASHED_BYTES = 241
+"""Shorter rows take other branches of XXH3, which the C code lacks."""
 
 
 class _Move(ctypes.Structure):
-    """``struct move`` of the C source."""
+    """``move_t``."""
 
     _fields_ = [
         ("source", ctypes.c_void_p),
@@ -99,11 +97,9 @@ def can_hash(half_bytes: int) -> bool:
 @functools.cache
 def native_rows() -> NativeRows | None:
     """The functions, compiled and proven equal to xxhash here; None, with a line in the log, where that fails."""
-    if platform.machine() not in ("x86_64", "aarch64"):
-        return None  # Byte order is little-endian in the C code.
     try:
-        made = NativeRows(ctypes.CDLL(str(build("page-rows", SOURCE, _FLAGS))))
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        made = NativeRows(load("page_rows", (), {}, {"move_t": _Move}))
+    except NotCompiled as error:
         get_logger("worker").info("native_rows_unavailable", reason=str(error))
         return None
     if not _agrees(made, (MIN_HASHED_BYTES, 256, 1024, 1025, 4096, 65_536)):

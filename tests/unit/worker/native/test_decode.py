@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.native_decode import NativeDecode, compile_decode, find_decode_work
+from services.worker.engine.native_work import find_decode_work
 from services.worker.kv.device_pool import TORCH_DTYPES
+from services.worker.native.decode import NativeDecode, compile_decode
 from shared.messages.pools import KvGeometry
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -106,45 +105,6 @@ def test_nan_in_the_cache_comes_out_as_nan() -> None:
     assert output.isnan().all()
 
 
-def test_work_splits_a_segment_at_fixed_positions() -> None:
-    """Items start at multiples of 256 whatever the window, so a request's sums are grouped alike in any batch."""
-    table = np.arange(50, dtype=np.int32)
-    meta = ForwardMeta.build([Segment(3, 0, table), Segment(1, 599, table)], 16, "cpu")
-
-    full, windowed = find_decode_work(meta, None), find_decode_work(meta, 400)
-
-    assert full is not None
-    assert windowed is not None
-    assert full.segments.tolist() == [[3, 0, 0, 3]]
-    assert full.items.tolist() == [[0, 0, 256], [0, 256, 512], [0, 512, 600]]
-    assert windowed.items.tolist() == [[0, 200, 256], [0, 256, 512], [0, 512, 600]]
-    assert find_decode_work(ForwardMeta.build([Segment(2, 0, table)], 16, "cpu"), None) is None
-
-
-@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
-def test_without_a_compiler_there_is_no_kernel(compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A missing or failing compiler, or a dtype that the source lacks, leaves the portable path."""
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    assert compile_decode(geometry(), 4) is None
+def test_half_precision_is_left_to_the_portable_path() -> None:
+    """The C code has float and bfloat16."""
     assert compile_decode(geometry("float16"), 4) is None
-
-
-@needs_compiler
-def test_a_compiled_kernel_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second worker of a machine compiles nothing, and half-written files are never left behind."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled(geometry(), 4)
-    runs: list[list[str]] = []
-    real = subprocess.run
-
-    def spy(command: list[str], **options: object) -> object:
-        runs.append(command)
-        return real(command, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr("services.worker.engine.native_decode.subprocess.run", spy)
-    compiled(geometry(), 4)
-
-    assert [command[1] for command in runs] == ["--version"]
-    assert [path.suffix for path in (tmp_path / "thermocline").iterdir()] == [".so"]

@@ -1,204 +1,24 @@
-"""The C source of prefill attention over paged KV, compiled by :mod:`services.worker.engine.native_extend`.
+/* Prefill attention over paged KV.
 
-Compile-time constants: HEAD_DIM, GROUP (query heads of one KV head), and BFLOAT16 (0 or 1).
+   The caller defines HEAD_DIM, GROUP (query heads of one KV head), KEYS, ROWS, TILE_ROWS, and BFLOAT16.
 
-Blocked attention with an online softmax (FlashAttention, arXiv 2205.14135). A tile is some query rows of one segment
-with all query heads of one KV head; it passes over its keys in blocks of KEYS. A block is packed once, so that it is
-read with unit stride while the tile's rows go over it, ROWS at a time, in registers.
+   Blocked attention with an online softmax (FlashAttention, arXiv 2205.14135). A tile is some query rows of one segment
+   with all query heads of one KV head; it passes over its keys in blocks of KEYS. A block is packed once, so that it is
+   read with unit stride while the tile's rows go over it, ROWS at a time, in registers.
 
-What a row gets depends on nothing but its query and the keys it sees: blocks begin at fixed positions, each product
-is summed in the order of its terms, and keys that a row does not see add exact zeros. So neither the chunk in which a
-row is computed, nor the tile, nor the number of threads moves a bit.
-"""
+   What a row gets depends on nothing but its query and the keys it sees: blocks begin at fixed positions, each product
+   is summed in the order of its terms, and keys that a row does not see add exact zeros. So neither the chunk in which
+   a row is computed, nor the tile, nor the number of threads moves a bit. */
 
-from __future__ import annotations
-
-KEYS = 64
-ROWS = 6
-TILE_ROWS = 192
-"""Query rows of the largest tile, each head's counted: its output (48 KiB at 64 dimensions) stays in the L2 cache."""
-
-SOURCE = r"""
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 16
-#define NUMBERS ((whole){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-#define WIDE 4              /* Vectors of a row that are summed at a time: ROWS * WIDE registers. */
-#elif defined(__AVX__)
-#define LANES 8
-#define NUMBERS ((whole){0, 1, 2, 3, 4, 5, 6, 7})
-#define WIDE 2
-#else
-#define LANES 4
-#define NUMBERS ((whole){0, 1, 2, 3})
-#define WIDE 4
-#endif
 
-#define INLINE static inline __attribute__((always_inline))
-#define ALIGNED __attribute__((aligned(64)))
-#define PADDED ((HEAD_DIM + LANES - 1) / LANES * LANES)
-#define TILE_TOKENS (TILE_ROWS / GROUP > 0 ? TILE_ROWS / GROUP : 1)
-#define PACKS ((TILE_TOKENS * GROUP + ROWS - 1) / ROWS)
-
-typedef float vector __attribute__((vector_size(LANES * 4)));
-typedef int32_t whole __attribute__((vector_size(LANES * 4)));
-typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t loose_whole __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
-
-/* A term is what one multiply-add takes of each factor: a pair of bfloat16, or one float. */
-#if BFLOAT16 && defined(__AVX512BF16__)
-#define PAIRS 1
-typedef uint32_t term;
-#define TERMS(n) (((n) + 1) / 2)
-INLINE vector multiply_add(vector sum, const term *one, const term *many) {
-    __m512i right = _mm512_loadu_si512(many);
-    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int32_t)*one), (__m512bh)right);
-}
-#else
-#define PAIRS 0
-typedef float term;
-#define TERMS(n) (n)
-INLINE vector multiply_add(vector sum, const term *one, const term *many) {
-    return sum + *one * *(const loose *)many;
-}
-#endif
-
-#if BFLOAT16
-typedef uint16_t element;
-INLINE float widen(element x) {
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
-INLINE element narrow(float x) {  /* Round to nearest even; NaN stays NaN. */
-    union { float value; uint32_t bits; } u = {x};
-    if ((u.bits & 0x7fffffff) > 0x7f800000) return (element)((u.bits >> 16) | 64);
-    return (element)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
-}
-#else
-typedef float element;
-INLINE float widen(element x) { return x; }
-INLINE element narrow(float x) { return x; }
-#endif
-
-/* Keys [0, keys) of a segment lie in slots of pages; their positions begin at ``shift``. */
-typedef struct { int32_t table, keys, shift; } segment_t;
-typedef struct { int32_t segment, first, last; } tile_t;  /* Rows [first, last) of the batch. */
-
-typedef struct {
-    const element *keys_at, *values_at;
-    const int32_t *table;
-    int64_t slot_stride;
-    int32_t page_size, keys, shift;
-} source_t;
-
-typedef struct {
-    term query[PACKS][TERMS(HEAD_DIM)][ROWS];
-    float output[PACKS][ROWS][PADDED] ALIGNED;
-    vector sum[PACKS][ROWS];
-    float top[PACKS][ROWS];
-    int32_t first[PACKS][ROWS], last[PACKS][ROWS];  /* Positions that a row sees; none at all where it is padding. */
-    term keys[KEYS / (LANES * WIDE)][TERMS(HEAD_DIM)][LANES * WIDE] ALIGNED;
-    term values[TERMS(KEYS)][PADDED] ALIGNED;
-    float scores[ROWS][KEYS] ALIGNED;
-    term weights[ROWS][TERMS(KEYS)] ALIGNED;
-} scratch_t;
-
-static _Thread_local scratch_t scratch ALIGNED;
-
-/* Where the keys of a block lie, in elements from the base; -1 where there is no key, so that nothing is read. */
-INLINE void find_slots(const source_t *source, int position, int64_t *restrict slots) {
-    int key = position - source->shift, page = key > 0 ? key / source->page_size : 0;
-    int offset = key - page * source->page_size;
-    for (int j = 0; j < KEYS; j++, key++, offset++) {
-        if (offset == source->page_size) page++, offset = 0;
-        int exists = key >= 0 && key < source->keys;
-        slots[j] = exists ? ((int64_t)source->table[page] * source->page_size + offset) * source->slot_stride : -1;
-    }
-}
-
-INLINE const element *slot_at(const element *base, int64_t slot) {
-    static const element nothing[HEAD_DIM];
-    return slot < 0 ? nothing : base + slot;
-}
-
-/* Slots lie anywhere, and what is packed next should be near by then. */
-INLINE void prefetch(const source_t *source, int64_t slot) {
-    if (slot < 0) return;
-    const char *key = (const char *)(source->keys_at + slot), *value = (const char *)(source->values_at + slot);
-    for (int i = 0; i < HEAD_DIM * (int)sizeof(element); i += 64) {
-        __builtin_prefetch(key + i);
-        __builtin_prefetch(value + i);
-    }
-}
-
-INLINE term term_at(const element *slot, int d) {
-#if PAIRS
-    return (term)slot[2 * d] | (2 * d + 1 < HEAD_DIM ? (term)slot[2 * d + 1] << 16 : 0);
-#else
-    return widen(slot[d]);
-#endif
-}
-
-/* LANES terms from the d-th on. */
-INLINE whole terms_at(const element *slot, int d) {
-#if BFLOAT16 && !PAIRS
-    typedef uint16_t narrow_t __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-    return __builtin_convertvector(*(const narrow_t *)(slot + d), whole) << 16;
-#else
-    return *(const loose_whole *)(slot + d * (int)(sizeof(term) / sizeof(element)));
-#endif
-}
-
-/* Exchange rows and columns of LANES vectors: in each step, blocks of ``half`` lanes across the diagonal. */
-INLINE void transpose(whole *x) {
-#pragma GCC unroll 4
-    for (int half = 1; half < LANES; half *= 2) {
-        whole moved = ((NUMBERS & half) != 0) & (LANES - half), low = NUMBERS + moved, high = low + half;
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i & half) continue;
-            whole one = x[i], other = x[i + half];
-            x[i] = __builtin_shuffle(one, other, low);
-            x[i + half] = __builtin_shuffle(one, other, high);
-        }
-    }
-}
-
-static void pack_keys(const element *base, const int64_t *slots, scratch_t *restrict s) {
-    for (int j = 0; j < KEYS; j += LANES) {
-        int part = j / (LANES * WIDE), column = j % (LANES * WIDE), d = 0;
-        for (; d + LANES <= HEAD_DIM / (1 + PAIRS); d += LANES) {
-            whole x[LANES];
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) x[l] = terms_at(slot_at(base, slots[j + l]), d);
-            transpose(x);
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) *(loose_whole *)&s->keys[part][d + l][column] = x[l];
-        }
-        for (; d < TERMS(HEAD_DIM); d++)
-            for (int l = 0; l < LANES; l++) s->keys[part][d][column + l] = term_at(slot_at(base, slots[j + l]), d);
-    }
-}
-
-static void pack_values(const element *base, const int64_t *slots, scratch_t *restrict s) {
-    for (int j = 0; j < TERMS(KEYS); j++) {
-#if PAIRS
-        const element *low = slot_at(base, slots[2 * j]), *high = slot_at(base, slots[2 * j + 1]);
-        for (int d = 0; d < HEAD_DIM; d++) s->values[j][d] = (term)low[d] | (term)high[d] << 16;
-#else
-        const element *slot = slot_at(base, slots[j]);
-        for (int d = 0; d < HEAD_DIM; d++) s->values[j][d] = widen(slot[d]);
-#endif
-    }
-}
+#include "extend_blocks.h"
 
 /* e**(x * ln 2) for x <= 0: 2**n times a polynomial on [-1/2, 1/2] (Cephes), relative error below 2e-7; below 2**-126
    exactly zero; NaN stays NaN. */
 INLINE vector exp2_negative(vector x) {
-    const float magic = 12582912.0f;  /* 1.5 * 2**23: the sum is rounded to a whole number, which its low bits hold. */
+    const float magic = 12582912.0f; /* 1.5 * 2**23: the sum is rounded to a whole number, which its low bits hold. */
     vector shifted = x + magic, r = x - (shifted - magic);
     vector p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
     p = p * r + 9.618437357674640e-3f;
@@ -210,7 +30,8 @@ INLINE vector exp2_negative(vector x) {
     return (vector)((whole)(p * scale) & ~(whole)(x < -126.0f));
 }
 
-INLINE vector larger(vector one, vector other) {  /* What comes of NaN does not matter: its weight is NaN anyway. */
+/* What comes of NaN does not matter: its weight is NaN anyway. */
+INLINE vector larger(vector one, vector other) {
 #if LANES == 16
     return (vector)_mm512_max_ps((__m512)one, (__m512)other);
 #else
@@ -220,7 +41,7 @@ INLINE vector larger(vector one, vector other) {  /* What comes of NaN does not 
 }
 
 INLINE float largest(vector x) {
-#pragma GCC unroll 4
+    #pragma GCC unroll 4
     for (int half = LANES / 2; half > 0; half /= 2) {
         x = larger(x, __builtin_shuffle(x, (NUMBERS + half) & (LANES - 1)));
     }
@@ -231,19 +52,19 @@ INLINE float largest(vector x) {
 INLINE void multiply_keys(const term (*restrict query)[ROWS], scratch_t *restrict s) {
     for (int part = 0; part < KEYS / (LANES * WIDE); part++) {
         vector sums[ROWS][WIDE];
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+            #pragma GCC unroll 8
             for (int v = 0; v < WIDE; v++) sums[r][v] = (vector){0};
         for (int d = 0; d < TERMS(HEAD_DIM); d++)
-#pragma GCC unroll 8
+            #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+                #pragma GCC unroll 8
                 for (int v = 0; v < WIDE; v++)
                     sums[r][v] = multiply_add(sums[r][v], &query[d][r], &s->keys[part][d][v * LANES]);
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+            #pragma GCC unroll 8
             for (int v = 0; v < WIDE; v++) *(vector *)&s->scores[r][(part * WIDE + v) * LANES] = sums[r][v];
     }
 }
@@ -252,19 +73,19 @@ INLINE void multiply_keys(const term (*restrict query)[ROWS], scratch_t *restric
 INLINE void multiply_values(float (*restrict output)[PADDED], const float *scale, int terms, int from, const int count,
                             scratch_t *restrict s) {
     vector sums[ROWS][WIDE];
-#pragma GCC unroll 8
+    #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int v = 0; v < count; v++) sums[r][v] = *(vector *)&output[r][from + v * LANES] * scale[r];
     for (int j = 0; j < terms; j++)
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+            #pragma GCC unroll 8
             for (int v = 0; v < count; v++)
                 sums[r][v] = multiply_add(sums[r][v], &s->weights[r][j], &s->values[j][from + v * LANES]);
-#pragma GCC unroll 8
+    #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int v = 0; v < count; v++) *(vector *)&output[r][from + v * LANES] = sums[r][v];
 }
 
@@ -276,10 +97,10 @@ INLINE float find_top(int pack, int r, int position, float scaling, float *gap, 
     for (int j = last > 0 ? last : 0; j < KEYS; j++) row[j] = -INFINITY;
     if (first >= KEYS || last <= 0 || first >= last) {
         *gap = 0.0f;
-        return before == -INFINITY ? 0.0f : before;  /* Any number: its weights are zero. */
+        return before == -INFINITY ? 0.0f : before; /* Any number: its weights are zero. */
     }
     vector most = *(vector *)row;
-#pragma GCC unroll 16
+    #pragma GCC unroll 16
     for (int j = LANES; j < KEYS; j += LANES) most = larger(most, *(vector *)&row[j]);
     float top = largest(most) * scaling;
     top = top > before ? top : before;
@@ -295,7 +116,7 @@ INLINE void weigh(int pack, int position, float scaling, float *scale, scratch_t
     for (int r = 0; r < ROWS; r += LANES) *(vector *)(scale + r) = exp2_negative(*(vector *)(scale + r));
     for (int r = 0; r < ROWS; r++) {
         vector sum = {0};
-#pragma GCC unroll 16
+        #pragma GCC unroll 16
         for (int j = 0; j < KEYS; j += LANES) {
             vector weight = exp2_negative(*(vector *)&s->scores[r][j] * scaling - tops[r]);
             sum += weight;
@@ -382,12 +203,19 @@ void extend(const element *query, int64_t row_stride, int64_t head_stride, const
     #pragma omp parallel for schedule(dynamic) num_threads(threads) if (units > 1 && threads > 1)
     for (int32_t unit = 0; unit < units; unit++) {
         scratch_t *own = &scratch;
-        __asm__("" : "+r"(own));  /* Or the compiler would ask for the thread's own address in every loop. */
+        __asm__("" : "+r"(own)); /* Or the compiler would ask for the thread's own address in every loop. */
         int head = unit % kv_heads;
         const tile_t *tile = tiles + unit / kv_heads;
         const segment_t *segment = segments + tile->segment;
-        source_t source = {k + head * kv_head_stride, v + head * kv_head_stride, tables + segment->table, slot_stride,
-                           page_size, segment->keys, segment->shift};
+        source_t source = {
+            k + head * kv_head_stride,
+            v + head * kv_head_stride,
+            tables + segment->table,
+            slot_stride,
+            page_size,
+            segment->keys,
+            segment->shift,
+        };
         int count = (tile->last - tile->first) * GROUP;
         load_rows(query + tile->first * row_stride + (int64_t)head * GROUP * head_stride, row_stride, head_stride,
                   bounds + head * bounds_stride + 2 * (int64_t)tile->first, count, own);
@@ -396,4 +224,3 @@ void extend(const element *query, int64_t row_stride, int64_t head_stride, const
                    (int64_t)kv_heads * GROUP * HEAD_DIM, count, own);
     }
 }
-"""

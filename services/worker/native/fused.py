@@ -1,27 +1,24 @@
-"""The compiled kernels of the fused forward, called from Python. See the two source modules for what they compute."""
+"""The kernels of the fused forward (``fused.c``), called from Python."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
-import subprocess
 from dataclasses import dataclass
 
 import torch
 
-from services.worker.engine.fused.layer_source import LAYER_SOURCE
-from services.worker.engine.fused.linear_source import LINEAR_SOURCE
-from services.worker.native_build import build
+from services.worker.native.build import NotCompiled, load
 
 LANES = 16
 """Outputs of one strip of weights."""
 
-_FLAGS = [
-    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp", "-fno-strict-aliasing"),
+_FLAGS = (
+    *("-fopenmp", "-fno-strict-aliasing"),
     # Products of the rotation are rounded before they are added, as torch does it; sums of weights ask for fused steps.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
-]
+)
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -73,6 +70,15 @@ class DecodeStruct(ctypes.Structure):
     )
 
 
+MIRRORS = {
+    "matrix_t": MatrixStruct,
+    "layer_t": LayerStruct,
+    "shape_t": ShapeStruct,
+    "step_t": StepStruct,
+    "decode_t": DecodeStruct,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Weights [outputs, inputs] as strips. ``memory`` is what they lie in."""
@@ -103,10 +109,10 @@ class FusedKernels:
         if dtype not in _DTYPES:
             raise KernelsUnavailable(f"there are no fused kernels for {dtype}")
         self.dtype = dtype
-        flags = [*_FLAGS, f"-DBFLOAT16={int(dtype == torch.bfloat16)}"]
+        constants = {"LANES": LANES, "BFLOAT16": int(dtype == torch.bfloat16)}
         try:
-            library = ctypes.CDLL(str(build("fused", LINEAR_SOURCE + LAYER_SOURCE, flags)))
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            library = load("fused", _FLAGS, constants, MIRRORS)
+        except NotCompiled as error:
             raise KernelsUnavailable(f"fused kernels cannot be compiled: {error}") from error
         pointer, int32, int64, real = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
         library.scratch_bytes.restype = int64

@@ -1,33 +1,32 @@
-"""Decode attention in C, compiled for this machine and this geometry when a worker loads its model.
+"""Decode attention (``decode.c``), compiled for one geometry when a worker loads its model.
 
-Optional: without a C compiler, or for a dtype it lacks, the portable path of
-:mod:`services.worker.engine.cpu_attention` serves alone. It uses OpenMP, whose threads it shares with torch.
+Without it, or for a dtype that it lacks, the portable path of :mod:`services.worker.engine.cpu_attention` serves. It
+uses OpenMP, whose threads it shares with torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import platform
-import subprocess
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.engine.forward_meta import ForwardMeta
-from services.worker.engine.native_source import ITEM_KEYS, SOURCE
-from services.worker.native_build import build
+from services.worker.native.build import NotCompiled, load
 from shared.logs import get_logger
 from shared.messages.pools import KvGeometry
 
-_FLAGS = [
-    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"),
+ITEM_KEYS = 256
+"""Keys of the largest item."""
+
+_FLAGS = (
+    "-fopenmp",
     # Enough freedom to vectorise sums; not -ffast-math, under which NaN may be lost.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-ffp-contract=fast"),
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
-]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +46,6 @@ class DecodeWork:
     def __post_init__(self) -> None:
         addresses = tuple(array.ctypes.data for array in (self.tables, self.segments, self.items))
         object.__setattr__(self, "addresses", addresses)
-
-
-def find_decode_work(meta: ForwardMeta, window: int | None) -> DecodeWork | None:
-    """The step's segments of a single row; None if it has none.
-
-    Items begin at multiples of ``ITEM_KEYS``, so a request's items are the same in any batch.
-    """
-    tables: list[npt.NDArray[np.int32]] = []
-    segments: list[tuple[int, int, int, int]] = []
-    items: list[tuple[int, int, int]] = []
-    row = offset = 0
-    for segment in meta.segments:
-        if segment.rows == 1:
-            first, last = 0 if window is None else max(0, segment.length - window), segment.length
-            edges = [first, *range(first - first % ITEM_KEYS + ITEM_KEYS, last, ITEM_KEYS), last]
-            segments.append((row, offset, len(items), len(items) + len(edges) - 1))
-            items += [(len(segments) - 1, *edge) for edge in itertools.pairwise(edges)]
-            tables.append(segment.pages)
-            offset += len(segment.pages)
-        row += segment.rows
-    if not segments:
-        return None
-    return DecodeWork(
-        np.concatenate(tables).astype(np.int32, copy=False),
-        np.array(segments, dtype=np.int32),
-        np.array(items, dtype=np.int32),
-    )
 
 
 class NativeDecode:
@@ -137,11 +109,11 @@ def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | Non
         "KV_HEADS": geometry.kv_heads,
         "GROUP": query_heads // geometry.kv_heads,
         "PAGE_SIZE": geometry.page_size,
+        "ITEM_KEYS": ITEM_KEYS,
         "BFLOAT16": int(geometry.dtype == "bfloat16"),
     }
-    flags = [*_FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
     try:
-        return NativeDecode(ctypes.CDLL(str(build("decode", SOURCE, flags))))
-    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError) as error:
+        return NativeDecode(load("decode", _FLAGS, constants, {}))
+    except NotCompiled as error:
         get_logger("worker.engine").info("native_decode_unavailable", reason=str(error))
         return None

@@ -5,23 +5,15 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from services.worker.engine import native_extend
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.native_extend import (
-    NativeExtend,
-    compile_extend,
-    cut_tiles,
-    find_extend_work,
-    find_selected_work,
-)
+from services.worker.engine.native_work import find_extend_work, find_selected_work
+from services.worker.native import extend
+from services.worker.native.extend import NativeExtend, compile_extend
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names vector extensions of x86")
@@ -114,7 +106,7 @@ def test_lesser_processors_get_the_same_answers(
     head_dim: int, dtype: torch.dtype, lacking: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bfloat16 products, and with narrower vectors."""
-    monkeypatch.setattr(native_extend, "_FLAGS", [*native_extend._FLAGS, *lacking])
+    monkeypatch.setattr(extend, "_FLAGS", [*extend._FLAGS, *lacking])
     step = Step(SHAPES, heads=6, head_dim=head_dim, page_size=16, dtype=dtype)
 
     found = step.attend(compiled(head_dim, 3, dtype), 100)
@@ -246,43 +238,6 @@ def test_scores_far_apart_neither_overflow_nor_vanish(dtype: torch.dtype) -> Non
     torch.testing.assert_close(found.double(), step.expected(None), atol=3e-2, rtol=3e-2)
 
 
-@given(
-    spans=st.lists(st.integers(1, 500), min_size=1, max_size=5),
-    group=st.integers(1, 300),
-    kv_heads=st.integers(1, 9),
-)
-def test_tiles_cover_every_row_once(spans: list[int], group: int, kv_heads: int) -> None:
-    """Whatever the group, no tile is larger than the kernel's scratch memory holds."""
-    ends = np.cumsum(spans)
-    cut = [(number, int(end - rows), int(end)) for number, (end, rows) in enumerate(zip(ends, spans, strict=True))]
-    bounds = np.zeros((1, int(ends[-1]), 2), dtype=np.int32)
-
-    tiles = cut_tiles(cut, bounds, group, kv_heads)
-
-    rows = [(segment, row) for segment, first, last in tiles.tolist() for row in range(first, last)]
-    assert sorted(rows) == [(segment, row) for segment, first, last in cut for row in range(first, last)]
-    assert (tiles[:, 2] - tiles[:, 1]).max() <= max(1, native_extend.TILE_ROWS // group)
-
-
-def test_only_segments_of_several_rows_are_work() -> None:
-    """A decode token is left to the other kernel; a step of decode tokens has no work at all."""
-    table = np.arange(50, dtype=np.int32)
-    mixed = ForwardMeta.build([Segment(3, 30, table), Segment(1, 599, table)], 16, "cpu")
-
-    work = find_extend_work(mixed, 20, 3, 2)
-
-    assert work is not None
-    assert work.tables.tolist() == [0, 1, 2]
-    assert work.segments.tolist() == [[0, 33, 0]]
-    assert work.bounds[0].tolist() == [[11, 31], [12, 32], [13, 33], [0, 0]]
-    assert find_extend_work(ForwardMeta.build([Segment(1, 9, table)], 16, "cpu"), None, 3, 2) is None
-
-
-@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
-def test_without_a_compiler_there_is_no_kernel(compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A missing or failing compiler, or a dtype that the source lacks, leaves the portable path."""
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    assert compile_extend(32, 2, torch.float32) is None
+def test_half_precision_is_left_to_the_portable_path() -> None:
+    """The C code has float and bfloat16."""
     assert compile_extend(32, 2, torch.float16) is None

@@ -1,89 +1,12 @@
-"""The C source of the native row mover, compiled by :mod:`services.worker.kv.movers.native_rows`.
+/* XXH3 with 64 bits and a seed (XXH3 specification, doc/xxhash_spec.md), for inputs of more than 240 bytes. */
+#ifndef XXH3_H
+#define XXH3_H
 
-A row is K (or V) of one page in one layer; both ends of a move are described by byte strides, so the same loop serves
-page-first and layer-first memory in any combination. Rows are written with stores that bypass the cache where the
-processor has them: a plain store first reads the line that it is about to overwrite, which costs a third of the
-memory's bandwidth, and the loaded rows are far more than the cache holds. Where rows are checked, each is copied
-to a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified is
-what is written.
-
-The hash is XXH3 with 64 bits and a seed (XXH3 specification, doc/xxhash_spec.md), for inputs of more than 240 bytes.
-"""
-
-from __future__ import annotations
-
-MIN_HASHED_BYTES = 241
-"""Shorter rows take other branches of XXH3, which the C code lacks."""
-
-SOURCE = r"""
 #include <stdint.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
-
-struct move {
-    const uint8_t *source;
-    int64_t source_page, source_layer, source_half;
-    uint8_t *target;
-    int64_t target_page, target_layer, target_half;
-    int64_t half_bytes;
-    const int32_t *source_pages, *target_pages;
-    int64_t count;
-    int32_t first_layer, layers;
-};
-
-/* ---- writing past the cache ---- */
-
-#if defined(__AVX512F__)
-#define VECTOR 64
-#define STREAM(to, from) _mm512_stream_si512((void *)(to), _mm512_loadu_si512((const void *)(from)))
-#elif defined(__AVX__)
-#define VECTOR 32
-#define STREAM(to, from) _mm256_stream_si256((void *)(to), _mm256_loadu_si256((const void *)(from)))
-#endif
-
-static inline void put(uint8_t *to, const uint8_t *from, int64_t nbytes) {
-#ifdef VECTOR
-    if ((((uintptr_t)to | (uintptr_t)nbytes) & (VECTOR - 1)) == 0) {
-        for (int64_t at = 0; at < nbytes; at += VECTOR) STREAM(to + at, from + at);
-        return;
-    }
-#endif
-    memcpy(to, from, nbytes);
-}
-
-/* Streamed stores are ordered with later ones (the flag that says "done") only by a fence. */
-static inline void settle(void) {
-#ifdef VECTOR
-    _mm_sfence();
-#endif
-}
-
-/* Short rows end before the hardware prefetcher has found them: a few rows ahead are asked for, past the caches. */
-#define AHEAD 4
-#define AHEAD_BYTES 4096
-
-static inline void ask_ahead(const struct move *m, int32_t layer, int64_t i) {
-    if (2 * m->half_bytes > AHEAD_BYTES || i + AHEAD >= m->count) return;
-    const uint8_t *row = m->source + m->source_pages[i + AHEAD] * m->source_page + layer * m->source_layer;
-    for (int half = 0; half < 2; half++)
-        for (int64_t at = 0; at < m->half_bytes; at += 64) __builtin_prefetch(row + half * m->source_half + at, 0, 0);
-}
-
-void move_rows(const struct move *m) {
-    for (int32_t layer = m->first_layer; layer < m->first_layer + m->layers; layer++)
-        for (int64_t i = 0; i < m->count; i++) {
-            const uint8_t *from = m->source + m->source_pages[i] * m->source_page + layer * m->source_layer;
-            uint8_t *to = m->target + m->target_pages[i] * m->target_page + layer * m->target_layer;
-            ask_ahead(m, layer, i);
-            put(to, from, m->half_bytes);
-            put(to + m->target_half, from + m->source_half, m->half_bytes);
-        }
-    settle();
-}
-
-/* ---- XXH3, 64 bits, seeded, more than 240 bytes ---- */
 
 #define P32_1 0x9E3779B1ULL
 #define P32_2 0x85EBCA77ULL
@@ -98,6 +21,7 @@ void move_rows(const struct move *m) {
 #define BLOCK_STRIPES 16
 #define BLOCK (BLOCK_STRIPES * STRIPE)
 
+/* clang-format off */
 static const uint8_t default_secret[SECRET_BYTES] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
     0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
@@ -112,6 +36,7 @@ static const uint8_t default_secret[SECRET_BYTES] = {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
+/* clang-format on */
 
 static inline uint64_t word(const uint8_t *at) {
     uint64_t value;
@@ -147,7 +72,9 @@ static inline lanes scramble(lanes acc, lanes secret) {
     return _mm512_add_epi64(_mm512_mul_epu32(acc, prime), _mm512_slli_epi64(high, 32));
 }
 #elif defined(__AVX2__)
-typedef struct { __m256i low, high; } lanes;
+typedef struct {
+    __m256i low, high;
+} lanes;
 static inline lanes take(const uint8_t *at) {
     return (lanes){_mm256_loadu_si256((const void *)at), _mm256_loadu_si256((const void *)(at + 32))};
 }
@@ -169,8 +96,14 @@ static inline lanes scramble(lanes acc, lanes secret) {
     return (lanes){scramble_half(acc.low, secret.low), scramble_half(acc.high, secret.high)};
 }
 #else
-typedef struct { uint64_t lane[8]; } lanes;
-static inline lanes take(const uint8_t *at) { lanes x; memcpy(&x, at, 64); return x; }
+typedef struct {
+    uint64_t lane[8];
+} lanes;
+static inline lanes take(const uint8_t *at) {
+    lanes x;
+    memcpy(&x, at, 64);
+    return x;
+}
 static inline lanes stir(lanes acc, lanes data, lanes secret) {
     for (int i = 0; i < 8; i++) {
         uint64_t key = data.lane[i] ^ secret.lane[i];
@@ -184,7 +117,7 @@ static inline lanes scramble(lanes acc, lanes secret) {
 }
 #endif
 
-uint64_t hash_row(const uint8_t *data, int64_t nbytes, uint64_t seed) {
+static uint64_t xxh3_64(const uint8_t *data, int64_t nbytes, uint64_t seed) {
     const uint64_t start[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
     uint8_t secret[SECRET_BYTES];
     lanes state;
@@ -195,7 +128,7 @@ uint64_t hash_row(const uint8_t *data, int64_t nbytes, uint64_t seed) {
     lanes keys[BLOCK_STRIPES], last = take(secret + SECRET_BYTES - STRIPE);
     for (int stripe = 0; stripe < BLOCK_STRIPES; stripe++) keys[stripe] = take(secret + 8 * stripe);
     for (int64_t block = 0; block < blocks; block++, at += BLOCK) {
-        _Pragma("GCC unroll 16")
+        #pragma GCC unroll 16
         for (int stripe = 0; stripe < BLOCK_STRIPES; stripe++)
             state = stir(state, take(data + at + STRIPE * stripe), keys[stripe]);
         state = scramble(state, last);
@@ -212,34 +145,4 @@ uint64_t hash_row(const uint8_t *data, int64_t nbytes, uint64_t seed) {
     return result ^ (result >> 32);
 }
 
-/* ---- moving what verifies ---- */
-
-/* seeds, wanted, wrong: [count]; expected: [count, layers]; row: 2 * half_bytes of scratch. A page that is wrong in one
-   layer is not moved in any later one. Without a target, rows are only checked. */
-void move_checked(const struct move *m, const uint64_t *seeds, const uint64_t *expected, const uint8_t *wanted,
-                  uint8_t *wrong, uint8_t *row) {
-    int64_t half = m->half_bytes;
-    for (int32_t layer = m->first_layer; layer < m->first_layer + m->layers; layer++)
-        for (int64_t i = 0; i < m->count; i++) {
-            const uint8_t *from = m->source + m->source_pages[i] * m->source_page + layer * m->source_layer;
-            const uint8_t *second = from + m->source_half;
-            if (wrong[i]) continue;
-            ask_ahead(m, layer, i);
-            if (wanted[i]) {
-                memcpy(row, from, half);
-                memcpy(row + half, second, half);
-                if (hash_row(row, 2 * half, seeds[i]) != expected[i * m->layers + layer - m->first_layer]) {
-                    wrong[i] = 1;
-                    continue;
-                }
-                from = row;
-                second = row + half;
-            }
-            if (m->target == 0) continue;
-            uint8_t *to = m->target + m->target_pages[i] * m->target_page + layer * m->target_layer;
-            put(to, from, half);
-            put(to + m->target_half, second, half);
-        }
-    settle();
-}
-"""
+#endif

@@ -1,28 +1,24 @@
-"""The first half of the C source of the fused forward: numbers, strips of weights, and linear layers over them.
+/* Numbers of the fused forward, strips of weights, and linear layers over them.
 
-Compile-time constant: BFLOAT16 (0 or 1). All shapes are arguments, so one library serves every model of a type.
+   A weight matrix [outputs, inputs] is stored as strips of LANES outputs. A strip holds, for each step along the inputs
+   (two inputs in bfloat16, one in float), the 64 bytes that belong to its outputs: exactly one vector register. So one
+   output is one lane, and its sum runs along the inputs in one order in one accumulator, whatever else is computed
+   beside it: an output of a row has the same bits alone and in any batch, in whatever tile and by whatever thread it is
+   computed. */
+#ifndef LINEAR_H
+#define LINEAR_H
 
-A weight matrix [outputs, inputs] is stored as strips of 16 outputs. A strip holds, for each step along the inputs (two
-inputs in bfloat16, one in float32), the 64 bytes that belong to its 16 outputs: exactly one vector register. So one
-output is one lane, and its sum runs along the inputs in one order in one accumulator, whatever else is computed beside
-it: an output of a row has the same bits alone and in any batch, in whatever tile and by whatever thread it is computed.
-"""
-
-from __future__ import annotations
-
-LINEAR_SOURCE = r"""
-#include <stdint.h>
-#include <string.h>
 #include <omp.h>
+#include <string.h>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
-#define ALWAYS static inline __attribute__((always_inline))
-#define LANES 16
-#define BLOCK 96  /* Rows that are taken through all stages before the next ones. */
+#include "element.h"
+
+#define BLOCK 96 /* Rows that are taken through all stages before the next ones. */
 #if defined(__AVX512F__)
-#define TALL 6  /* Rows and strips of the largest tiles: 24 sums, 4 weights and a factor fit 32 registers. */
+#define TALL 6 /* Rows and strips of the largest tiles: 24 sums, 4 weights and a factor fit 32 registers. */
 #define WIDE 4
 #else
 #define TALL 4
@@ -30,48 +26,35 @@ LINEAR_SOURCE = r"""
 #endif
 #define STAGES 8
 
-typedef float lanes __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef int32_t integers __attribute__((vector_size(64)));
+typedef float lanes __attribute__((vector_size(LANES * 4)));
+typedef uint32_t words __attribute__((vector_size(LANES * 4)));
+typedef int32_t integers __attribute__((vector_size(LANES * 4)));
 
 #if BFLOAT16
-typedef uint16_t element;
-typedef uint32_t factor;  /* Neighbouring inputs of a row that one step takes together. */
-typedef uint16_t halves __attribute__((vector_size(32)));
-typedef uint16_t halves_anywhere __attribute__((vector_size(32), aligned(2)));
-ALWAYS float widen(element x) {
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
-ALWAYS element narrow(float x) {  /* Round to nearest even; NaN stays NaN. */
-    union { float value; uint32_t bits; } u = {x};
-    uint32_t even = (u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16;
-    return (element)(x != x ? (u.bits >> 16) | 64 : even);
-}
-ALWAYS lanes load(const element *from) {
+typedef uint32_t factor; /* Neighbouring inputs of a row that one step takes together. */
+typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
+typedef uint16_t halves_anywhere __attribute__((vector_size(LANES * 2), aligned(2)));
+INLINE lanes load(const element *from) {
     return (lanes)(__builtin_convertvector(*(const halves_anywhere *)from, words) << 16);
 }
-ALWAYS words rounded_bits(lanes x) {
+INLINE words rounded_bits(lanes x) {
     words bits = (words)x, even = bits + 0x7fff + ((bits >> 16) & 1), nan = (words)(x != x);
     return (even & ~nan) | ((bits | 0x400000) & nan);
 }
-ALWAYS lanes rounded(lanes x) { return (lanes)(rounded_bits(x) & 0xffff0000); }
-ALWAYS void store(element *to, lanes x) {
+INLINE lanes rounded(lanes x) { return (lanes)(rounded_bits(x) & 0xffff0000); }
+INLINE void store(element *to, lanes x) {
     *(halves_anywhere *)to = __builtin_convertvector(rounded_bits(x) >> 16, halves);
 }
 #else
-typedef float element;
 typedef float factor;
-typedef float lanes_anywhere __attribute__((vector_size(64), aligned(4)));
-ALWAYS float widen(element x) { return x; }
-ALWAYS element narrow(float x) { return x; }
-ALWAYS lanes load(const element *from) { return *(const lanes_anywhere *)from; }
-ALWAYS lanes rounded(lanes x) { return x; }
-ALWAYS void store(element *to, lanes x) { *(lanes_anywhere *)to = x; }
+typedef float lanes_anywhere __attribute__((vector_size(LANES * 4), aligned(4)));
+INLINE lanes load(const element *from) { return *(const lanes_anywhere *)from; }
+INLINE lanes rounded(lanes x) { return x; }
+INLINE void store(element *to, lanes x) { *(lanes_anywhere *)to = x; }
 #endif
 #define STEP (sizeof(factor) / sizeof(element))
 
-ALWAYS lanes add_product(lanes sum, lanes weights, float x) {
+INLINE lanes add_product(lanes sum, lanes weights, float x) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)weights, _mm512_set1_ps(x), (__m512)sum);
 #else
@@ -79,8 +62,8 @@ ALWAYS lanes add_product(lanes sum, lanes weights, float x) {
 #endif
 }
 
-/* One step along the inputs for 16 outputs of one row. */
-ALWAYS lanes add_step(lanes sum, lanes weights, factor x) {
+/* One step along the inputs for LANES outputs of one row. */
+INLINE lanes add_step(lanes sum, lanes weights, factor x) {
 #if !BFLOAT16
     return add_product(sum, weights, x);
 #elif defined(__AVX512BF16__)
@@ -91,13 +74,22 @@ ALWAYS lanes add_step(lanes sum, lanes weights, factor x) {
 #endif
 }
 
-typedef struct { const lanes *weights; int64_t depth; int32_t strips; } matrix_t;  /* depth: steps of a strip. */
+typedef struct {
+    const lanes *weights;
+    int64_t depth; /* Steps of a strip. */
+    int32_t strips;
+} matrix_t;
 
 /* Threads that work on the same rows, each with its own copy of this and scratch memory of its own. next has a counter
    for every stage, from which they draw work: a thread that lost its core holds the others up by one piece only. */
-typedef struct { int32_t members; int32_t *next; factor *packed; element *gated; } team_t;
+typedef struct {
+    int32_t members;
+    int32_t *next;
+    factor *packed;
+    element *gated;
+} team_t;
 
-ALWAYS int claim(const team_t *team) { return __atomic_fetch_add(team->next, 1, __ATOMIC_RELAXED); }
+INLINE int claim(const team_t *team) { return __atomic_fetch_add(team->next, 1, __ATOMIC_RELAXED); }
 
 static void end_stage(team_t *team) {
     team->next++;
@@ -107,7 +99,7 @@ static void end_stage(team_t *team) {
 }
 
 /* x holds height factors for each step. sums [height, width]. */
-ALWAYS void multiply(const int height, const int width, const factor *restrict x, const lanes *const *strips,
+INLINE void multiply(const int height, const int width, const factor *restrict x, const lanes *const *strips,
                      int64_t depth, lanes *restrict sums) {
     lanes sum[TALL][WIDE];
     const lanes *strip[WIDE];
@@ -136,6 +128,7 @@ ALWAYS void multiply(const int height, const int width, const factor *restrict x
     }
 }
 
+/* clang-format off */
 #define TILE(h, w) case (h) * 8 + (w): multiply(h, w, x, strips, depth, sums); return;
 static void multiply_tile(int height, int width, const factor *x, const lanes *const *strips, int64_t depth,
                           lanes *sums) {
@@ -148,13 +141,14 @@ static void multiply_tile(int height, int width, const factor *x, const lanes *c
 #endif
     }
 }
+/* clang-format on */
 
 /* e**x: 2**n times a polynomial on [-ln2/2, ln2/2] (Cephes), relative error below 2e-7; NaN stays NaN. */
-ALWAYS lanes exp_of(lanes x) {
+INLINE lanes exp_of(lanes x) {
     words low = (words)(x < -87.0f), high = (words)(x > 88.0f);
     lanes least = (lanes){0} - 87.0f, most = (lanes){0} + 88.0f;
     x = (lanes)(((words)x & ~low & ~high) | ((words)least & low) | ((words)most & high));
-    lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  /* To the nearest integer. */
+    lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* To the nearest integer. */
     lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
     lanes p = 1.9875691500e-4f * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -167,9 +161,15 @@ ALWAYS lanes exp_of(lanes x) {
 /* What becomes of outputs. STORE: they are the result. ADD: they are added to what is there. GATED: the first half of
    them through SiLU times the second half. LOGITS: as STORE, to float32, columns of them. */
 typedef enum { STORE, ADD, GATED, LOGITS } kind_t;
-typedef struct { kind_t kind; element *to; float *logits; int64_t stride, columns; const element *bias; } target_t;
+typedef struct {
+    kind_t kind;
+    element *to;
+    float *logits;
+    int64_t stride, columns;
+    const element *bias;
+} target_t;
 
-ALWAYS lanes with_bias(lanes sum, const target_t *target, int64_t column) {
+INLINE lanes with_bias(lanes sum, const target_t *target, int64_t column) {
     return target->bias ? sum + load(target->bias + column) : sum;
 }
 
@@ -198,7 +198,7 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
                    const target_t *target) {
     int64_t depth = matrix->depth;
     int tiles = (rows + TALL - 1) / TALL;
-    for (int t = 0; t < tiles; t++) {  /* From rows one behind the other to tiles, step by step. */
+    for (int t = 0; t < tiles; t++) { /* From rows one behind the other to tiles, step by step. */
         int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
         factor *packed = team->packed + first * depth;
         for (int r = 0; r < height; r++) {
@@ -226,4 +226,5 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
     }
     end_stage(team);
 }
-"""
+
+#endif

@@ -1,0 +1,3 @@
+"""The worker's C code, and the modules that call it: ``decode``, ``extend``, ``fused`` and ``page_rows``, each beside
+its C file. :mod:`build` compiles them.
+"""

@@ -1,0 +1,94 @@
+"""Compiles a C file of this folder for this machine and loads it: once per source, flags, compiler and processor.
+
+No library is needed to serve: whoever asks for one keeps a portable path for machines without a C compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
+_COMPILE_SECONDS = 60
+_MESSAGE_CHARS = 4000
+
+Mirror = type[ctypes.Structure]
+
+
+class NotCompiled(Exception):
+    """There is no such library on this machine; says why."""
+
+
+def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors: Mapping[str, Mirror]) -> ctypes.CDLL:
+    """The library of ``name``.c, compiled now unless it is in this user's cache.
+
+    ``constants`` are macros that the file expects to be defined. ``mirrors`` are the structures that Python fills, by
+    their names in C: one whose size, or a field's name, place or size, differs there does not compile.
+
+    Raises NotCompiled, with what the compiler said.
+    """
+    unit = "\n".join([f'#include "{name}.c"', "#include <stddef.h>", *_assertions(mirrors), ""])
+    compiler = os.environ.get("CC", "cc")
+    flags = [*_FLAGS, *flags, *(f"-D{macro}={value}" for macro, value in constants.items())]
+    sources = [_SOURCES / f"{name}.c", *sorted(_SOURCES.glob("*.h"))]
+    identity = [unit, *(path.read_text(encoding="ascii") for path in sources), *flags]
+    identity += [_run([compiler, "--version"]), _processor()]
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
+    command = [compiler, *flags, "-I", str(_SOURCES), "-x", "c", "-"]
+    try:
+        return ctypes.CDLL(str(_cached(f"{name}-{digest}.so", command, unit)))
+    except OSError as error:
+        raise NotCompiled(str(error)) from error
+
+
+def _assertions(mirrors: Mapping[str, Mirror]) -> Iterator[str]:
+    """C that compiles only where each structure is laid out as its mirror."""
+    for name, mirror in mirrors.items():
+        yield f'_Static_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "size of {name} and {mirror.__name__}");'
+        for field, *_ in mirror._fields_:
+            place = getattr(mirror, field)
+            where = f"offsetof({name}, {field}) == {place.offset}"
+            size = f"sizeof((({name} *)0)->{field}) == {place.size}"
+            yield f'_Static_assert({where} && {size}, "{field} of {name} and {mirror.__name__}");'
+
+
+def _cached(file: str, command: Sequence[str], unit: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline"
+    target = folder / file
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / file
+            _run([*command, "-o", str(built)], unit)
+            built.replace(target)  # Two processes may compile at once; either result is good.
+    return target
+
+
+def _run(command: Sequence[str], source: str = "") -> str:
+    """What ``command`` prints, with ``source`` as its input. Raises NotCompiled where it fails."""
+    try:
+        done = subprocess.run(
+            command, input=source, capture_output=True, encoding="utf-8", errors="replace", timeout=_COMPILE_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotCompiled(f"{command[0]} took more than {_COMPILE_SECONDS} s") from error
+    except OSError as error:
+        raise NotCompiled(f"there is no C compiler ({error})") from error
+    if done.returncode != 0:
+        raise NotCompiled(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[:_MESSAGE_CHARS]}")
+    return done.stdout
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: a home directory may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))

@@ -1,0 +1,122 @@
+"""Prefill attention (``extend.c``), compiled for one shape of heads when a worker loads its model.
+
+Without it, or for a dtype that it lacks, the portable path of :mod:`services.worker.engine.cpu_attention` serves.
+Soft-capped scores are left to that one too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.native.build import NotCompiled, load
+from shared.logs import get_logger
+
+KEYS = 64
+"""Keys of a block."""
+
+ROWS = 6
+"""Query rows that pass over a block together, in registers."""
+
+TILE_ROWS = 192
+"""Query rows of the largest tile, each head's counted: its output (48 KiB at 64 dimensions) stays in the L2 cache."""
+
+# Vectors are written out in the source, so sums need no freedom to be reordered: rounding is as the source has it.
+_FLAGS = ("-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendWork:
+    """Some segments of a step under one window, as the C code reads them.
+
+    tables int32 [n]: page tables one after the other. segments int32 [S, 3]: start in tables, number of keys, position
+    of the first key. tiles int32 [N, 3]: segment, first and last row of the batch. bounds int32 [kv_heads or 1, T, 2]:
+    the first position that a row sees and the one behind its last, for each KV head or for all. ``addresses`` are
+    theirs, asked for once and not in every layer.
+    """
+
+    tables: npt.NDArray[np.int32]
+    segments: npt.NDArray[np.int32]
+    tiles: npt.NDArray[np.int32]
+    bounds: npt.NDArray[np.int32]
+    addresses: tuple[int, int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        arrays = (self.tables, self.segments, self.tiles, self.bounds)
+        object.__setattr__(self, "addresses", tuple(array.ctypes.data for array in arrays))
+
+
+class NativeExtend:
+    """The compiled function for one head dimension, group and dtype. Make it with :func:`compile_extend`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._extend = library.extend
+        pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        self._extend.restype = None
+        self._extend.argtypes = [
+            pointer, int64, int64, pointer, pointer, int64, int64, int32, int32, pointer, pointer, pointer, int32,
+            pointer, int64, pointer, ctypes.c_float, int32,
+        ]  # fmt: skip
+
+    def attend(
+        self,
+        work: ExtendWork,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        output: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """Write the rows of ``work`` into ``output`` [T, heads, head_dim], contiguous. Other rows are left alone.
+
+        query [heads, T, head_dim]; k and v [pages, page_size, kv_heads, head_dim], of equal strides, pages one after
+        the other. ``scaling`` is positive.
+        """
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        bounds, (tables_at, segments_at, tiles_at, bounds_at) = work.bounds, work.addresses
+        self._extend(
+            query.data_ptr(),
+            query.stride(1),
+            query.stride(0),
+            k.data_ptr(),
+            v.data_ptr(),
+            k.stride(1),
+            k.stride(2),
+            k.shape[1],
+            k.shape[2],
+            tables_at,
+            segments_at,
+            tiles_at,
+            len(work.tiles),
+            bounds_at,
+            0 if len(bounds) == 1 else bounds.shape[1] * 2,
+            output.data_ptr(),
+            scaling,
+            torch.get_num_threads(),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def compile_extend(head_dim: int, group: int, dtype: torch.dtype) -> NativeExtend | None:
+    """Compile, or take from the cache of this user and machine. None, with a line in the log, where it cannot be."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return None
+    constants = {
+        "HEAD_DIM": head_dim,
+        "GROUP": group,
+        "BFLOAT16": int(dtype == torch.bfloat16),
+        "KEYS": KEYS,
+        "ROWS": ROWS,
+        "TILE_ROWS": TILE_ROWS,
+    }
+    try:
+        return NativeExtend(load("extend", _FLAGS, constants, {}))
+    except NotCompiled as error:
+        get_logger("worker.engine").info("native_extend_unavailable", reason=str(error))
+        return None

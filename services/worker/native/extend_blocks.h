@@ -1,0 +1,166 @@
+/* Blocks of keys and values as prefill attention reads them: packed, so that whatever is read next lies next. */
+#ifndef EXTEND_BLOCKS_H
+#define EXTEND_BLOCKS_H
+
+#include "element.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#define NUMBERS ((whole){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#define WIDE 4 /* Vectors of a row that are summed at a time: ROWS * WIDE registers. */
+#elif defined(__AVX__)
+#define LANES 8
+#define NUMBERS ((whole){0, 1, 2, 3, 4, 5, 6, 7})
+#define WIDE 2
+#else
+#define LANES 4
+#define NUMBERS ((whole){0, 1, 2, 3})
+#define WIDE 4
+#endif
+
+#define ALIGNED __attribute__((aligned(64)))
+#define PADDED ((HEAD_DIM + LANES - 1) / LANES * LANES)
+#define TILE_TOKENS (TILE_ROWS / GROUP > 0 ? TILE_ROWS / GROUP : 1)
+#define PACKS ((TILE_TOKENS * GROUP + ROWS - 1) / ROWS)
+
+typedef float vector __attribute__((vector_size(LANES * 4)));
+typedef int32_t whole __attribute__((vector_size(LANES * 4)));
+typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t loose_whole __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
+
+/* A term is what one multiply-add takes of each factor: a pair of bfloat16, or one float. */
+#if BFLOAT16 && defined(__AVX512BF16__)
+#define PAIRS 1
+typedef uint32_t term;
+#define TERMS(n) (((n) + 1) / 2)
+INLINE vector multiply_add(vector sum, const term *one, const term *many) {
+    __m512i right = _mm512_loadu_si512(many);
+    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int32_t)*one), (__m512bh)right);
+}
+#else
+#define PAIRS 0
+typedef float term;
+#define TERMS(n) (n)
+INLINE vector multiply_add(vector sum, const term *one, const term *many) { return sum + *one * *(const loose *)many; }
+#endif
+
+/* Keys [0, keys) of a segment lie in slots of pages; their positions begin at ``shift``. */
+typedef struct {
+    int32_t table, keys, shift;
+} segment_t;
+
+/* Rows [first, last) of the batch. */
+typedef struct {
+    int32_t segment, first, last;
+} tile_t;
+
+typedef struct {
+    const element *keys_at, *values_at;
+    const int32_t *table;
+    int64_t slot_stride;
+    int32_t page_size, keys, shift;
+} source_t;
+
+typedef struct {
+    term query[PACKS][TERMS(HEAD_DIM)][ROWS];
+    float output[PACKS][ROWS][PADDED] ALIGNED;
+    vector sum[PACKS][ROWS];
+    float top[PACKS][ROWS];
+    int32_t first[PACKS][ROWS], last[PACKS][ROWS]; /* Positions that a row sees; none at all where it is padding. */
+    term keys[KEYS / (LANES * WIDE)][TERMS(HEAD_DIM)][LANES * WIDE] ALIGNED;
+    term values[TERMS(KEYS)][PADDED] ALIGNED;
+    float scores[ROWS][KEYS] ALIGNED;
+    term weights[ROWS][TERMS(KEYS)] ALIGNED;
+} scratch_t;
+
+static _Thread_local scratch_t scratch ALIGNED;
+
+/* Where the keys of a block lie, in elements from the base; -1 where there is no key, so that nothing is read. */
+INLINE void find_slots(const source_t *source, int position, int64_t *restrict slots) {
+    int key = position - source->shift, page = key > 0 ? key / source->page_size : 0;
+    int offset = key - page * source->page_size;
+    for (int j = 0; j < KEYS; j++, key++, offset++) {
+        if (offset == source->page_size) page++, offset = 0;
+        int exists = key >= 0 && key < source->keys;
+        slots[j] = exists ? ((int64_t)source->table[page] * source->page_size + offset) * source->slot_stride : -1;
+    }
+}
+
+INLINE const element *slot_at(const element *base, int64_t slot) {
+    static const element nothing[HEAD_DIM];
+    return slot < 0 ? nothing : base + slot;
+}
+
+/* Slots lie anywhere, and what is packed next should be near by then. */
+INLINE void prefetch(const source_t *source, int64_t slot) {
+    if (slot < 0) return;
+    const char *key = (const char *)(source->keys_at + slot), *value = (const char *)(source->values_at + slot);
+    for (int i = 0; i < HEAD_DIM * (int)sizeof(element); i += 64) {
+        __builtin_prefetch(key + i);
+        __builtin_prefetch(value + i);
+    }
+}
+
+INLINE term term_at(const element *slot, int d) {
+#if PAIRS
+    return (term)slot[2 * d] | (2 * d + 1 < HEAD_DIM ? (term)slot[2 * d + 1] << 16 : 0);
+#else
+    return widen(slot[d]);
+#endif
+}
+
+/* LANES terms from the d-th on. */
+INLINE whole terms_at(const element *slot, int d) {
+#if BFLOAT16 && !PAIRS
+    typedef uint16_t narrow_t __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+    return __builtin_convertvector(*(const narrow_t *)(slot + d), whole) << 16;
+#else
+    return *(const loose_whole *)(slot + d * (int)(sizeof(term) / sizeof(element)));
+#endif
+}
+
+/* Exchange rows and columns of LANES vectors: in each step, blocks of ``half`` lanes across the diagonal. */
+INLINE void transpose(whole *x) {
+    #pragma GCC unroll 4
+    for (int half = 1; half < LANES; half *= 2) {
+        whole moved = ((NUMBERS & half) != 0) & (LANES - half), low = NUMBERS + moved, high = low + half;
+        #pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & half) continue;
+            whole one = x[i], other = x[i + half];
+            x[i] = __builtin_shuffle(one, other, low);
+            x[i + half] = __builtin_shuffle(one, other, high);
+        }
+    }
+}
+
+static void pack_keys(const element *base, const int64_t *slots, scratch_t *restrict s) {
+    for (int j = 0; j < KEYS; j += LANES) {
+        int part = j / (LANES * WIDE), column = j % (LANES * WIDE), d = 0;
+        for (; d + LANES <= HEAD_DIM / (1 + PAIRS); d += LANES) {
+            whole x[LANES];
+            #pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) x[l] = terms_at(slot_at(base, slots[j + l]), d);
+            transpose(x);
+            #pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) *(loose_whole *)&s->keys[part][d + l][column] = x[l];
+        }
+        for (; d < TERMS(HEAD_DIM); d++)
+            for (int l = 0; l < LANES; l++) s->keys[part][d][column + l] = term_at(slot_at(base, slots[j + l]), d);
+    }
+}
+
+static void pack_values(const element *base, const int64_t *slots, scratch_t *restrict s) {
+    for (int j = 0; j < TERMS(KEYS); j++) {
+#if PAIRS
+        const element *low = slot_at(base, slots[2 * j]), *high = slot_at(base, slots[2 * j + 1]);
+        for (int d = 0; d < HEAD_DIM; d++) s->values[j][d] = (term)low[d] | (term)high[d] << 16;
+#else
+        const element *slot = slot_at(base, slots[j]);
+        for (int d = 0; d < HEAD_DIM; d++) s->values[j][d] = widen(slot[d]);
+#endif
+    }
+}
+
+#endif

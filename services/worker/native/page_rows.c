@@ -1,0 +1,105 @@
+/* Rows of pages moved and checked.
+
+   A row is K (or V) of one page in one layer; both ends of a move are described by byte strides, so the same loop
+   serves page-first and layer-first memory in any combination. Rows are written with stores that bypass the cache where
+   the processor has them: a plain store first reads the line that it is about to overwrite, which costs a third of the
+   memory's bandwidth, and the loaded rows are far more than the cache holds. Where rows are checked, each is copied to
+   a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified is what is
+   written. */
+
+#include "xxh3.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words are read as little-endian"
+#endif
+
+typedef struct {
+    const uint8_t *source;
+    int64_t source_page, source_layer, source_half;
+    uint8_t *target;
+    int64_t target_page, target_layer, target_half;
+    int64_t half_bytes;
+    const int32_t *source_pages, *target_pages;
+    int64_t count;
+    int32_t first_layer, layers;
+} move_t;
+
+#if defined(__AVX512F__)
+#define VECTOR 64
+#define STREAM(to, from) _mm512_stream_si512((void *)(to), _mm512_loadu_si512((const void *)(from)))
+#elif defined(__AVX__)
+#define VECTOR 32
+#define STREAM(to, from) _mm256_stream_si256((void *)(to), _mm256_loadu_si256((const void *)(from)))
+#endif
+
+static inline void put(uint8_t *to, const uint8_t *from, int64_t nbytes) {
+#ifdef VECTOR
+    if ((((uintptr_t)to | (uintptr_t)nbytes) & (VECTOR - 1)) == 0) {
+        for (int64_t at = 0; at < nbytes; at += VECTOR) STREAM(to + at, from + at);
+        return;
+    }
+#endif
+    memcpy(to, from, nbytes);
+}
+
+/* Streamed stores are ordered with later ones (the flag that says "done") only by a fence. */
+static inline void settle(void) {
+#ifdef VECTOR
+    _mm_sfence();
+#endif
+}
+
+/* Short rows end before the hardware prefetcher has found them: a few rows ahead are asked for, past the caches. */
+#define AHEAD 4
+#define AHEAD_BYTES 4096
+
+static inline void ask_ahead(const move_t *m, int32_t layer, int64_t i) {
+    if (2 * m->half_bytes > AHEAD_BYTES || i + AHEAD >= m->count) return;
+    const uint8_t *row = m->source + m->source_pages[i + AHEAD] * m->source_page + layer * m->source_layer;
+    for (int half = 0; half < 2; half++)
+        for (int64_t at = 0; at < m->half_bytes; at += 64) __builtin_prefetch(row + half * m->source_half + at, 0, 0);
+}
+
+void move_rows(const move_t *m) {
+    for (int32_t layer = m->first_layer; layer < m->first_layer + m->layers; layer++)
+        for (int64_t i = 0; i < m->count; i++) {
+            const uint8_t *from = m->source + m->source_pages[i] * m->source_page + layer * m->source_layer;
+            uint8_t *to = m->target + m->target_pages[i] * m->target_page + layer * m->target_layer;
+            ask_ahead(m, layer, i);
+            put(to, from, m->half_bytes);
+            put(to + m->target_half, from + m->source_half, m->half_bytes);
+        }
+    settle();
+}
+
+/* The checksum of a row of more than 240 bytes. */
+uint64_t hash_row(const uint8_t *row, int64_t nbytes, uint64_t seed) { return xxh3_64(row, nbytes, seed); }
+
+/* seeds, wanted, wrong: [count]; expected: [count, layers]; row: 2 * half_bytes of scratch. A page that is wrong in one
+   layer is not moved in any later one. Without a target, rows are only checked. */
+void move_checked(const move_t *m, const uint64_t *seeds, const uint64_t *expected, const uint8_t *wanted,
+                  uint8_t *wrong, uint8_t *row) {
+    int64_t half = m->half_bytes;
+    for (int32_t layer = m->first_layer; layer < m->first_layer + m->layers; layer++)
+        for (int64_t i = 0; i < m->count; i++) {
+            const uint8_t *from = m->source + m->source_pages[i] * m->source_page + layer * m->source_layer;
+            const uint8_t *second = from + m->source_half;
+            if (wrong[i]) continue;
+            ask_ahead(m, layer, i);
+            if (wanted[i]) {
+                memcpy(row, from, half);
+                memcpy(row + half, second, half);
+                if (hash_row(row, 2 * half, seeds[i]) != expected[i * m->layers + layer - m->first_layer]) {
+                    wrong[i] = 1;
+                    continue;
+                }
+                from = row;
+                second = row + half;
+            }
+            if (m->target == 0) continue;
+            uint8_t *to = m->target + m->target_pages[i] * m->target_page + layer * m->target_layer;
+            put(to, from, half);
+            put(to + m->target_half, second, half);
+        }
+    settle();
+}
