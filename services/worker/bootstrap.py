@@ -25,6 +25,7 @@ from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.profile import this_machine
 from services.worker.kv.verification import Verification
+from services.worker.native.build import missing
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
@@ -279,7 +280,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 saving=saving,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
-                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile),
+                degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing),
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

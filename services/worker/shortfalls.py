@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from services.worker.kv.host_pools import HostPools
@@ -23,9 +23,17 @@ def profile_fault(profile: str) -> str:
     return ""
 
 
-def shortfalls(worker_id: str, pools: HostPools, unusable_profile: str) -> Iterator[Degradation]:
-    """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start."""
+def shortfalls(
+    worker_id: str, pools: HostPools, unusable_profile: str, missing: Mapping[str, str]
+) -> Iterator[Degradation]:
+    """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start, ``missing`` are
+    compiled libraries and why there are none.
+    """
     for what, reason in pools.faults():
         yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
     if unusable_profile:
         yield Degradation(component=worker_id, what="profile", reason=unusable_profile, setting="--profile")
+    missing = dict(missing)  # Another thread may find one more meanwhile.
+    for reason in dict.fromkeys(missing.values()):
+        names = ", ".join(name for name, why in missing.items() if why == reason)
+        yield Degradation(component=worker_id, what="native code", reason=f"portable paths replace {names}: {reason}")

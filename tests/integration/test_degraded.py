@@ -70,12 +70,12 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cell(disk: Path, store_port: int) -> Iterator[RunningCell]:
-    """A cell whose object store does not answer."""
+    """A cell whose object store does not answer, and whose worker has no compiler."""
     config = SupervisorConfig(
         port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=20.0,
         disk_dir=(str(disk),), disk_kv_bytes=8 * 2**20, remote="s3://bucket/chunks",
     )  # fmt: skip
-    environ = {**STORE, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store_port}"}
+    environ = {**STORE, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store_port}", "CC": "/nowhere/cc"}
     with running(config, environ=environ) as running_cell:
         yield running_cell
 
@@ -102,12 +102,14 @@ def test_what_is_missing_is_told_everywhere(cell: RunningCell) -> None:
 
     assert f"Thermocline is ready, degraded, at {cell.base_url}" in cell.output
     assert "Degraded: storage, remote: s3://bucket/chunks: " in cell.output
+    assert "Degraded: worker-0, native code: portable paths replace " in cell.output
     assert (health.status_code, health.json()["status"]) == (200, "degraded")
     assert "bucket" not in health.text
     assert health_told.json()["degraded"][0]["reason"].startswith("s3://bucket/chunks: ")
     for degraded in (health.json()["degraded"], report["degraded"], as_json["degraded"]):
         assert [(each["component"], each["what"], each["setting"]) for each in degraded] == [
-            ("storage", "remote", "--remote")
+            ("storage", "remote", "--remote"),
+            ("worker-0", "native code", ""),
         ]
     assert shown.stdout.startswith("degraded: storage, remote: s3://bucket/chunks: ")
 
@@ -150,13 +152,17 @@ def test_a_directory_of_a_running_cell_is_refused(cell: RunningCell, disk: Path)
     assert f"is in use by process {pid}" in alone.stdout + alone.stderr
 
 
-async def test_it_is_degraded_no_longer_once_the_store_answers(cell: RunningCell, store_port: int) -> None:
+async def test_a_store_that_answers_is_told_of_no_longer(cell: RunningCell, store_port: int) -> None:
     """Nobody need use it for that."""
+
+    def told() -> list[str]:
+        return [each["what"] for each in get(cell, "/health/ready").json()["degraded"]]
+
     server = ThreadingHTTPServer(("127.0.0.1", store_port), Empty)
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
-        await until(lambda: get(cell, "/health/ready").json()["status"] == "ready", timeout_s=120)
+        await until(lambda: told() == ["native code"], timeout_s=120)
     finally:
         server.shutdown()
         serving.join()

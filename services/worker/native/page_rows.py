@@ -12,8 +12,7 @@ import xxhash
 
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
-from services.worker.native.build import NotCompiled, load
-from shared.logs import get_logger
+from services.worker.native.build import NotCompiled, announce_missing, load
 
 MIN_HASHED_BYTES = 241
 """Shorter rows take other branches of XXH3, which the C code lacks."""
@@ -96,14 +95,13 @@ def can_hash(half_bytes: int) -> bool:
 
 @functools.cache
 def native_rows() -> NativeRows | None:
-    """The functions, compiled and proven equal to xxhash here; None, with a line in the log, where that fails."""
+    """The functions, compiled and proven equal to xxhash here; None, announced, where that fails."""
     try:
         made = NativeRows(load("page_rows", (), {}, {"move_t": _Move}))
-    except NotCompiled as error:
-        get_logger("worker").info("native_rows_unavailable", reason=str(error))
+    except NotCompiled:
         return None
     if not _agrees(made, (MIN_HASHED_BYTES, 256, 1024, 1025, 4096, 65_536)):
-        get_logger("worker").warning("native_rows_unavailable", reason="its checksums differ from xxhash's")
+        announce_missing("page_rows", "its checksums differ from xxhash's")
         return None
     return made
 

@@ -20,11 +20,11 @@ def test_a_pool_that_is_not_there_is_told_until_it_goes() -> None:
     gone.unlink()
     gone.close()
     pools.attach("s", gone.handle)
-    found = list(shortfalls("worker-0", pools, ""))
+    found = list(shortfalls("worker-0", pools, "", {}))
     there = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
     try:
         pools.attach("s", there.handle)
-        later = list(shortfalls("worker-0", pools, ""))
+        later = list(shortfalls("worker-0", pools, "", {}))
     finally:
         pools.close()
         there.unlink()
@@ -44,7 +44,19 @@ def test_a_named_profile_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     reason = profile_fault(str(faulty))
 
     assert str(faulty) in reason
-    assert list(shortfalls("w", HostPools(GEOMETRY), reason)) == [
+    assert list(shortfalls("w", HostPools(GEOMETRY), reason, {})) == [
         Degradation(component="w", what="profile", reason=reason, setting="--profile")
     ]
     assert profile_fault("") == ""
+
+
+def test_kernels_that_could_not_be_compiled_are_told() -> None:
+    """One entry for each reason, with all that it keeps from being native."""
+    missing = {"decode": "no compiler", "fused": "other fault", "page_rows": "no compiler"}
+
+    found = list(shortfalls("w", HostPools(GEOMETRY), "", missing))
+
+    assert [(each.what, each.reason) for each in found] == [
+        ("native code", "portable paths replace decode, page_rows: no compiler"),
+        ("native code", "portable paths replace fused: other fault"),
+    ]
