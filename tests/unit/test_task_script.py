@@ -14,7 +14,8 @@ from tools.resolution import supported_pythons
 ROOT = Path(__file__).parents[2]
 
 # Stands for Python: makes the files that venv and pip would make, and writes down each installation.
-# While the file "slow" exists an installation takes a while; with "broken" it fails; with "cut" it is killed.
+# While the file "slow" exists an installation takes a while; with "broken" it fails; with "cut" it is killed. With
+# "miscompiled" it succeeds, but the worker's kernels cannot be compiled.
 _PYTHON = r"""#!/bin/sh
 case "$*" in
     --version) echo "Python 3.12.0" ;;
@@ -34,6 +35,9 @@ case "$*" in
         [ -e "$CHECKOUT/cut" ] && kill -9 "$PPID"
         bin=$(dirname "$0")
         printf '#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done\n' >"$bin/task" && chmod +x "$bin/task" ;;
+    "-m services.worker.native")
+        echo compiled >>"$CHECKOUT/compilations"
+        [ ! -e "$CHECKOUT/miscompiled" ] ;;
     -c*) exit 0 ;;
 esac
 """
@@ -106,6 +110,19 @@ def test_only_the_first_run_installs(checkout: Checkout) -> None:
 
     assert codes == [0, 0, 0]
     assert checkout.installations == 1
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_an_installation_compiles_the_kernels(checkout: Checkout, is_faulty: bool) -> None:
+    """Once; where that fails, it is said and the installation stands."""
+    if is_faulty:
+        (checkout.folder / "miscompiled").touch()
+
+    runs = [checkout.run("test") for _ in range(2)]
+
+    assert [code for code, _, _ in runs] == [0, 0]
+    assert (checkout.folder / "compilations").read_text() == "compiled\n"
+    assert ("kernels were not compiled" in runs[0][2]) == is_faulty
 
 
 def test_arguments_arrive_as_they_were_given(checkout: Checkout) -> None:

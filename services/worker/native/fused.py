@@ -19,7 +19,7 @@ _FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 )
-_DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class KernelsUnavailable(Exception):
@@ -106,7 +106,7 @@ class FusedKernels:
 
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KernelsUnavailable."""
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise KernelsUnavailable(f"there are no fused kernels for {dtype}")
         self.dtype = dtype
         constants = {"LANES": LANES, "BFLOAT16": int(dtype == torch.bfloat16)}

@@ -1,0 +1,27 @@
+"""Compiles the kernels that serve every model into this user's cache: ``python -m services.worker.native``.
+
+``./task`` runs it after an installation, so that a machine without a compiler is told then. What depends on a model's
+shape is compiled when a worker loads the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from services.worker.native.fused import DTYPES, FusedKernels, KernelsUnavailable
+from services.worker.native.page_rows import native_rows
+from shared.guard import guarded
+
+
+def main() -> int:
+    """Exit code 0 in any case: what cannot be compiled is announced, and portable paths serve instead."""
+    native_rows()
+    for dtype in DTYPES:
+        with contextlib.suppress(KernelsUnavailable):
+            FusedKernels(dtype)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
