@@ -81,6 +81,7 @@ def judged(workload: str, measured: Measured) -> list[dict[str, Any]]:
                 "says": target.says,
                 "ours": target.ours,
                 "peer": target.peer,
+                "pass": target.passed,
                 "ratio": found.median,
                 "ratio_min_max": [found.least, found.most],
                 "target": target.least,

@@ -111,6 +111,7 @@ def test_a_target_is_judged_only_where_both_systems_were_measured() -> None:
 
     assert rows["lmcache", "cold, mean TTFT"]["is_met"]
     assert rows["lmcache", "cold, mean TTFT"]["ratio"] == 2.5
+    assert rows["lmcache", "cold, mean TTFT"]["pass"] == "cold"
     assert not rows["lmcache", "cold, requests/s"]["is_met"]
     assert not any(peer == "vllm" for peer, _ in rows)
 
