@@ -30,7 +30,6 @@ import numpy as np
 
 import services.scheduler.policies  # noqa: F401  To be measured.
 from bench import core_steps, results_file
-from bench.core_table import rows
 from bench.core_times import Times
 from bench.million_nodes import (
     HOST,
@@ -284,8 +283,6 @@ def main() -> None:
     if options.nodes < 10_000 or options.queued < 1:
         parser.error("--nodes must be at least 10000 and --queued at least 1")
     results = measure(nodes=options.nodes, queued=options.queued, seed=options.seed)
-    for name, value, target in rows(results):
-        print(f"{name:58} {value:52} {target}")
     print(results_file.write("core_speed", results, seed=options.seed, out=options.out))
 
 

@@ -1,4 +1,4 @@
-"""The reference page of metrics, made from the modules that declare them."""
+"""What the reference page of metrics says of each, found in the modules that declare them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ UNITS = ("seconds", "bytes", "tokens", "pages", "chunks", "requests", "rows", "l
 
 _UNITS_OF = {"thermocline_prefix_cache_queries": "tokens", "thermocline_prefix_cache_hits": "tokens"}
 """Names of the field that do not say what they count."""
-
-_ABOUT = {
-    "gateway": "At `/metrics` of the API's own port as far as `--api-metrics` lets, and at `--metrics-port` if that is "
-    "set. Tenants are those of the [file of tenants](../how-to/secure.md); everybody else is `other`.",
-    "scheduler": "At `--metrics-port`. What is said of the cell comes from the active scheduler's last status, at most "
-    "half a second old; a standby exports those families without samples.",
-    "worker": "At `--metrics-port`.",
-    "storage": "At `--metrics-port`.",
-}
 
 
 def declared_in(module: str) -> list[MetricFacts]:
@@ -64,29 +55,5 @@ def unit_of(facts: MetricFacts) -> str:
     return found[-1] if found else "count"
 
 
-def page() -> str:
-    """docs/reference/metrics.md."""
-    parts = [
-        "# Metrics\n",
-        "Made by `python -m tools.reference_docs` from the code that declares them; a test scrapes a running cell and",
-        "compares. [Observe](../how-to/observe.md) says how to collect them, and which to look at.\n",
-        "A histogram has the series `_bucket` (with a label `le`), `_sum` and `_count`.\n",
-        "## Every process\n",
-        *_table([facts for module in COMMON for facts in declared_in(module)]),
-    ]
-    for process, modules in PROCESSES.items():
-        parts += [f"## {process.capitalize()}\n", _ABOUT[process] + "\n"]
-        parts += _table([facts for module in modules for facts in declared_in(module)])
-    return "\n".join(parts)
-
-
 def _begins_with_facts(row: object) -> bool:
     return isinstance(row, tuple) and bool(row) and isinstance(row[0], MetricFacts)
-
-
-def _table(metrics: list[MetricFacts]) -> list[str]:
-    rows = ["| name | type | labels | unit | meaning |", "|---|---|---|---|---|"]
-    for facts in metrics:
-        labels = ", ".join(f"`{label}`" for label in facts.labels)
-        rows.append(f"| `{facts.series}` | {facts.kind} | {labels} | {unit_of(facts)} | {facts.documentation} |")
-    return [*rows, ""]

@@ -1,4 +1,4 @@
-"""Comparing with peers: figures, ratios, targets, and the file and page of results."""
+"""Comparing with peers: figures, ratios, targets, and the file of results."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,6 @@ from bench.peers.systems import Bounds, Shape
 from bench.peers.targets import judged
 from thermocline.bench.driver import Outcome
 from thermocline.bench.reply import Reply
-from tools.peer_results import page, read
 
 SHAPE = Shape(layers=1, kv_heads=1, head_dim=8, vocabulary=100, context=64)
 BOUNDS = Bounds(model=Path("m"), shape=SHAPE, threads=2, device_tokens=16_384, host_bytes=2**30, max_running=8)
@@ -129,18 +128,6 @@ def test_runs_of_other_systems_stay_in_the_file_and_the_same_run_is_replaced(tmp
     assert runs["generated: ours, lmcache"]["seed"] == 2
     assert {"commit", "hardware", "command", "date"} <= set(runs["bundled: ours, lmcache"])
     assert merged(None, {"benchmark": "peers_fits", "results": results})["benchmark"] == "peers_fits"
-
-
-def test_the_page_says_plainly_what_was_met(tmp_path: Path) -> None:
-    """And that nothing was measured where nothing was."""
-    save("documents", results_of("documents", measured(), BOUNDS, model="generated"), seed=1, folder=tmp_path)
-
-    text = page(read(tmp_path))
-    assert "| cold, mean TTFT | Thermocline | vLLM + LMCache | 2.50 (2.50 to 2.50) | ≥ 1.3 | met |" in text
-    assert "| cold, requests/s | Thermocline | vLLM + LMCache | 1.00 (1.00 to 1.00) | ≥ 1.1 | **not met** |" in text
-    assert "| vLLM + LMCache | 1.00 | 250 | 250 |" in text
-    assert "100% of answers whole" in text
-    assert "Nothing has been measured yet" in page({})
 
 
 def test_a_line_of_the_kernels_table_is_read_whatever_the_command_is_called() -> None:

@@ -1,30 +1,30 @@
-"""Reference pages are what the code says today."""
+"""Pages are what their templates, the code and the results say today."""
 
 import pytest
 
-from tools import headlines
-from tools.reference_docs import DOCS, PAGES, SETTINGS
+from tools.pages.code_facts import SETTINGS, settings
+from tools.pages.renderer import DOCS, PAGES, render
+from tools.reference_docs import END, README, readme
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_committed_pages_are_current(name: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_committed_pages_are_current(page: str) -> None:
     """After a change, ``python -m tools.reference_docs`` must be run and its pages committed."""
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+    assert (DOCS / page).read_text(encoding="utf-8") == render(page)
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     """Nobody writes them by hand."""
-    text = headlines.README.read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
 
-    assert headlines.readme(text) == text
+    assert readme(text) == text
     with pytest.raises(ValueError, match="one place"):
-        headlines.readme(text.replace(headlines.END, ""))
+        readme(text.replace(END, ""))
 
 
-def test_every_setting_of_every_command_is_explained() -> None:
+@pytest.mark.parametrize("command", SETTINGS)
+def test_every_setting_of_every_command_is_explained(command: str) -> None:
     """No row of the settings page lacks a meaning."""
-    rows = [line for line in PAGES["reference/settings.md"]().splitlines() if line.startswith("| `--")]
-    unexplained = [row for row in rows if row.rstrip(" |").count("|") < 4]
+    unexplained = [flag for flag, _, _, meaning in settings(command) if not meaning]
 
-    assert len(rows) == sum(len(kind.__struct_fields__) for _, _, kind in SETTINGS)
     assert unexplained == []

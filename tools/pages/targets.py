@@ -28,7 +28,7 @@ class Target:
 
 
 def read(results: Path) -> list[Target]:
-    """All targets of the results in a folder, by file. Raises KeyError for a kind of target that is not known here."""
+    """Read all targets of the results in a folder, by file. Raises KeyError for a kind of target not known here."""
     found: list[Target] = []
     for file in sorted(results.glob("*.json")):
         found += of(file.stem, json.loads(file.read_text(encoding="utf-8")))
@@ -36,7 +36,7 @@ def read(results: Path) -> list[Target]:
 
 
 def of(result: str, document: Any) -> Iterator[Target]:
-    """The targets in one result, wherever they stand in it."""
+    """Find the targets in one result, wherever they stand in it."""
     if isinstance(document, list):
         for one in document:
             yield from of(result, one)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tools import headlines, targets
+from tools.pages import targets
+from tools.pages.renderer import RESULTS, render
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A copy of the committed results, to be changed."""
-    return shutil.copytree(headlines.RESULTS, tmp_path / "results")
+    return shutil.copytree(RESULTS, tmp_path / "results")
 
 
 def change(results: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -34,7 +35,7 @@ def row(text: str, start: str) -> str:
 
 def test_five_figures_stand_in_the_readme_each_with_where_it_falls_short() -> None:
     """Each has conditions, too; hit ratios need no model."""
-    head, _, *rows, _, counted = headlines.block(headlines.RESULTS).splitlines()
+    head, _, *rows, _, counted = render("parts/readme.md").splitlines()
 
     assert head == "| measured | result | falls short |"
     assert len(rows) == 5
@@ -45,7 +46,7 @@ def test_five_figures_stand_in_the_readme_each_with_where_it_falls_short() -> No
 
 def test_errors_and_pauses_of_the_run_of_faults_stand_beside_its_zero() -> None:
     """How many requests ended in an error, of how many, why, and the longest pauses; beside the single kills, too."""
-    text = headlines.block(headlines.RESULTS)
+    text = render("parts/readme.md")
 
     chaos = row(text, "500 faults")
     assert "| 0 answers lost, doubled or changed |" in chaos
@@ -55,14 +56,14 @@ def test_errors_and_pauses_of_the_run_of_faults_stand_beside_its_zero() -> None:
 
 def test_the_object_store_is_said_to_be_a_directory() -> None:
     """A reader of 234 ms would take it for a service across a network."""
-    assert "object store is a directory on the same disk" in row(headlines.page(), "TTFT by the tier")
+    assert "object store is a directory on the same disk" in row(render("results/headlines.md"), "TTFT by the tier")
 
 
 def test_an_answer_that_changed_is_counted(results: Path) -> None:
     """The zero is the length of the list of violations, not a word."""
     change(results, "chaos", lambda chaos: chaos["results"]["violations"].append("[1] an answer was doubled"))
 
-    assert "| 1 answers lost, doubled or changed |" in row(headlines.block(results), "500 faults")
+    assert "| 1 answers lost, doubled or changed |" in row(render("parts/readme.md", results), "500 faults")
 
 
 def test_a_target_that_is_missed_appears_as_a_miss(results: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_target_that_is_missed_appears_as_a_miss(results: Path) -> None:
 
     change(results, "peers_documents", miss)
 
-    text = headlines.block(results)
+    text = render("parts/readme.md", results)
     shown, short = row(text, "documents of twice").rstrip(" |").split(" | ")[1:]
     assert "requests/s" not in shown
     assert "cold, requests/s 0.50×, target 1.1×" in short
@@ -91,13 +92,13 @@ def test_a_peer_that_is_faster_appears_as_a_miss(results: Path) -> None:
 
     change(results, "peers_chat", slow)
 
-    assert "decode after 512 tokens 0.87× llama.cpp's" in row(headlines.block(results), "documents of twice")
-    assert row(headlines.page(results), "conversations").endswith("| chat, requests/s 0.70× |")
+    assert "decode after 512 tokens 0.87× llama.cpp's" in row(render("parts/readme.md", results), "documents of twice")
+    assert row(render("results/headlines.md", results), "conversations").endswith("| chat, requests/s 0.70× |")
 
 
 def test_a_policy_that_is_better_at_one_size_appears_as_a_miss(results: Path) -> None:
     """All sizes of the pool are shown, and the one at which ours is behind is named."""
-    assert row(headlines.block(results), "hit ratio").count(" / 0.") == 10
+    assert row(render("parts/readme.md", results), "hit ratio").count(" / 0.") == 10
 
     change(
         results,
@@ -105,7 +106,7 @@ def test_a_policy_that_is_better_at_one_size_appears_as_a_miss(results: Path) ->
         lambda found: found["results"]["by_blocks"]["60000"]["arc"].update(ratio=0.365),
     )
 
-    assert "arc is better at 60,000 blocks: 0.365 to 0.363" in row(headlines.block(results), "hit ratio")
+    assert "arc is better at 60,000 blocks: 0.365 to 0.363" in row(render("parts/readme.md", results), "hit ratio")
 
 
 def places_of_targets(value: Any) -> Iterator[str]:
@@ -122,11 +123,11 @@ def places_of_targets(value: Any) -> Iterator[str]:
 
 def test_no_committed_target_is_left_out() -> None:
     """As many are read as there are keys with that name in all results."""
-    files = sorted(headlines.RESULTS.glob("*.json"))
+    files = sorted(RESULTS.glob("*.json"))
 
     places = [name for file in files for name in places_of_targets(json.loads(file.read_text(encoding="utf-8")))]
 
-    assert len(targets.read(headlines.RESULTS)) == len(places)
+    assert len(targets.read(RESULTS)) == len(places)
 
 
 def test_a_target_in_milliseconds_is_met_up_to_itself() -> None:
@@ -137,7 +138,7 @@ def test_a_target_in_milliseconds_is_met_up_to_itself() -> None:
     ]
 
     assert [target.is_met for target in found] == [True, False]
-    verdicts = headlines.page().partition("## Targets")[2].splitlines()[6:]
+    verdicts = render("results/headlines.md").partition("## Targets")[2].splitlines()[6:]
     assert [line.endswith("**not met** |") for line in verdicts] == sorted(
         (line.endswith("**not met** |") for line in verdicts), reverse=True
     )
