@@ -7,7 +7,7 @@ After IMPRESS's Figures 4 and 15, on the bundled models and generated tasks, bec
 none of ours. ``reach`` is what both models can do of each task with the whole prefix; ``compared`` are all methods on
 questions about documents. ``--recommended`` measures the way that is recommended for serving these models, by one probe
 head and by three, with questions enough to tell small drops. A drop's standard error is printed with it: below that,
-differences mean nothing.
+differences mean nothing. ``--save`` writes the results, and ``python -m tools.reference_docs`` then makes the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bench import quality_page, results_file
+from bench import results_file
 from services.gateway.tokenizer import Tokenizer
 from shared.importance import PROBE_HEADS
 from thermocline.evaluation.figures import Evaluation
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--compared", default="thermocline-mha", help="models of the comparison")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recommended", action="store_true", help="only the recommended way, by one and three heads")
-    parser.add_argument("--save", action="store_true", help="write the results and their page")
+    parser.add_argument("--save", action="store_true", help="write the results")
     options = parser.parse_args()
     ratios = tuple(float(part) for part in options.ratios.split(","))
     if options.recommended:
@@ -100,7 +100,6 @@ def main() -> None:
         if options.save:
             document = {"recommended": [msgspec.to_builtins(one) for one in found]}
             print(results_file.write("importance_recommended", document, seed=SEED))
-            quality_page.write()
         return
     reach = [
         measure(model, task, options.reach_questions, (), ratios, options.threads)
@@ -117,7 +116,6 @@ def main() -> None:
     }
     if options.save:
         print(results_file.write("importance_quality", results, seed=SEED))
-        quality_page.write()
 
 
 if __name__ == "__main__":

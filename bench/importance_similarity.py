@@ -1,14 +1,14 @@
 """Do heads, and neighbouring layers, look at the same tokens of a prefix, and what does it cost to load only those?
 
     python -m bench.importance_similarity [--models mha,gqa] [--document-tokens 1024] [--prefixes 6] [--questions 5]
-    [--save | --render]
+    [--save]
 
 After IMPRESS (Figures 7, 8, 11 and 15) and HyperInfer (Figure 12), on the bundled models in float32: documents, and
 few-shot examples after a document. Similarity is the mean Jaccard index of the KV heads' sets of important tokens, and
 of the voted sets of neighbouring layers. Loading is the real thing: a forward pass over what was chosen, with a thread
 that reads ahead, and greedy decoding after it; bytes are counted, and the answer is compared with the one that is
-right. Nothing here is a time. ``--save`` writes bench/results/importance_similarity.json and
-docs/results/importance.md.
+right. Nothing here is a time. ``--save`` writes ``bench/results/importance_similarity.json``, and ``python -m
+tools.reference_docs`` then makes the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench import importance_page, results_file
+from bench import results_file
 from bench.importance_asking import COMPARED_METRICS, Asker, Watching
 from bench.importance_prompts import WORKLOADS, Prefix, prefixes
 from services.worker.importance.identification import ProbeHeads, heads_read, identify
@@ -214,12 +214,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--document-tokens", type=int, default=1024)
     parser.add_argument("--prefixes", type=int, default=6)
     parser.add_argument("--questions", type=int, default=5, help="about each prefix")
-    parser.add_argument("--save", action="store_true", help="write the results and their page")
-    parser.add_argument("--render", action="store_true", help="run nothing, make the page of the committed results")
+    parser.add_argument("--save", action="store_true", help="write the results")
     options = parser.parse_args(argv)
-    if options.render:
-        importance_page.write()
-        return 0
     results = {
         name: bench_model(name, options.document_tokens, options.prefixes, options.questions)
         for name in options.models.split(",")
@@ -227,7 +223,6 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.write(json.dumps(results, indent=1) + "\n")
     if options.save:
         results_file.write("importance_similarity", results, seed=SEED)
-        importance_page.write()
     return 0
 
 

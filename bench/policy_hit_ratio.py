@@ -2,7 +2,7 @@
 
 Leaves only, room before insertion, nobody's own path evicted: see ``thermocline/simulate/blocks.py``. Nothing is
 tuned here; the last fifth of the requests is counted apart as well. All policies together write the committed
-results and the chart; a choice of them is printed, and written only where ``--out`` says. With ``--renew`` a choice
+results; a choice of them is printed, and written only where ``--out`` says. With ``--renew`` a choice
 takes its place among the committed results, whose other rows stay as they are.
 
 ``python -m bench.policy_hit_ratio --trace FILE [--policies a,b] [--blocks 600,2000] [--generators] [--renew]
@@ -23,7 +23,6 @@ from typing import Any
 import services.scheduler.policies  # noqa: F401  To be compared.
 from bench import results_file
 from bench.block_workloads import WORKLOADS
-from bench.line_chart import line_chart
 from services.scheduler.core.cache.eviction import POLICIES, Policy, make_policy
 from shared.errors import InvalidRequest
 from shared.messages.cell_events import CellConfig
@@ -49,7 +48,6 @@ LOOK_NOTHING_UP = (
     "thermocline",
     OPTIMUM,
 )
-CHART = Path(__file__).parents[1] / "docs" / "results" / "policies.svg"
 
 Row = dict[str, Any]
 Table = dict[str, dict[str, Row]]
@@ -164,22 +162,6 @@ def renewed(results: dict[str, Any]) -> dict[str, Any]:
     return committed
 
 
-def write_chart(table: Table) -> None:
-    """``docs/results/policies.svg``, of the whole trace."""
-    names = [name for name in next(iter(table.values())) if name != EXACT]
-    chart = line_chart(
-        "Block hit ratio by eviction policy, conversation trace",
-        "pool, in blocks of 512 tokens (the legend is in the order of the largest)",
-        "hit blocks / all blocks",
-        [int(capacity) for capacity in table],
-        {name: [rows[name]["ratio"] for rows in table.values()] for name in names},
-        emphasised=[OURS],
-        dashed=[OPTIMUM],
-    )
-    CHART.write_text(chart, encoding="utf-8")
-    print(CHART)
-
-
 def chosen(text: str) -> list[str]:
     """The policies that were named, or all. Ends the process with exit code 2 for one that does not exist."""
     names = text.split(",") if text else [*POLICIES, EXACT]
@@ -232,8 +214,6 @@ def main() -> None:
         table = results["by_blocks"]
     if options.out or is_whole:
         print(results_file.write("policy_hit_ratio", results, seed=options.seed, out=options.out))
-    if is_whole and len(capacities) > 1:
-        write_chart(table)
 
 
 if __name__ == "__main__":

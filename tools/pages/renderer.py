@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tools import metric_docs
-from tools.pages import code_facts, formats, peers, rows, targets
+from tools.pages import chart_lines, code_facts, formats, importance, line_chart, peers, ratios, rows, targets
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -34,7 +34,8 @@ PAGES = tuple(
 _FORMATS = (formats.fixed, formats.number, formats.percent, formats.times, formats.interval, formats.to, formats.spread)
 _TABLES = (formats.cell, formats.row, formats.head, formats.origin)
 _ROWS = (rows.where, rows.column, rows.mean, rows.by)
-_MODULES = (code_facts, metric_docs, peers)
+_FUNCTIONS = (line_chart.line_chart, ratios.over)
+_MODULES = (chart_lines, code_facts, metric_docs, peers, importance)
 
 
 def environment(results: Path = RESULTS) -> Environment:
@@ -56,6 +57,7 @@ def environment(results: Path = RESULTS) -> Environment:
         return [result(file.stem) for file in sorted(results.glob(f"{pattern}.json"))]
 
     made.filters.update({filter_.__name__: filter_ for filter_ in (*_FORMATS, *_TABLES, *_ROWS)})
+    made.globals.update({function.__name__: function for function in _FUNCTIONS})
     made.globals.update({module.__name__.rpartition(".")[2]: module for module in _MODULES})
     made.globals.update(result=result, results_like=results_like, targets=lambda: targets.read(results))
     return made

@@ -1,8 +1,7 @@
-"""The benchmark of importance: its prompts, what it counts, and its page."""
+"""The benchmark of importance: its prompts, and what it counts."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from bench import importance_page
 from bench.importance_asking import Asker
 from bench.importance_prompts import EXAMPLES, prefixes
 from bench.importance_similarity import load, watch
@@ -84,11 +82,3 @@ def test_watching_notes_every_layer(asker: Asker) -> None:
     assert 0 < many["heads"][0] < 1
     assert 0 < many["adjacent"][0] < 1
     assert "adjacent" not in figures["h2o", 0.5, 0]
-
-
-def test_the_page_says_what_the_results_say() -> None:
-    """The committed page and chart are made from the committed results, and from nothing else."""
-    results = json.loads(importance_page.RESULTS.read_text(encoding="utf-8"))
-
-    assert importance_page.PAGE.read_text(encoding="utf-8") == importance_page.render(results)
-    assert importance_page.CHART.read_text(encoding="utf-8") == importance_page.chart(results)

@@ -27,14 +27,14 @@ def line_chart(
     title: str,
     x_title: str,
     y_title: str,
-    xs: Sequence[float],
-    lines: Mapping[str, Sequence[float]],
+    lines: Mapping[str, Mapping[float, float]],
     *,
     emphasised: Sequence[str] = (),
     dashed: Sequence[str] = (),
 ) -> str:
-    """``lines`` has a value for each of ``xs`` (at least two, positive and rising). Lines are drawn in their order."""
-    top = _nice_top(max(max(values) for values in lines.values()))
+    """Draw lines in their order: values by places that are positive, rising, the same for all, and two at least."""
+    xs = list(next(iter(lines.values())))
+    top = _nice_top(max(max(values.values()) for values in lines.values()))
     low, high = math.log(xs[0]), math.log(xs[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -57,17 +57,17 @@ def line_chart(
     for x in xs:
         across, y = place(x, 0)
         parts.append(_text(across, y + 18, f"{x:,.0f}", anchor="middle"))
-    ranked = sorted(lines, key=lambda name: -lines[name][-1])
+    ranked = sorted(lines, key=lambda name: -lines[name][xs[-1]])
     for number, (name, values) in enumerate(lines.items()):
         colour = "#000" if name in dashed else _COLOURS[number % len(_COLOURS)]
         width = 3.5 if name in emphasised else 1.6
         dash = ' stroke-dasharray="6 4"' if name in dashed or number >= len(_COLOURS) else ""
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*pair) for pair in zip(xs, values, strict=True)))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in values.items()))
         style = f'stroke="{colour}" stroke-width="{width}"{dash}'
         parts.append(f'<polyline points="{points}" fill="none" {style}/>')
         y = _TOP + 10 + ranked.index(name) * _LEGEND_STEP
         parts.append(f'<path d="M{_WIDTH - _RIGHT + 14} {y}h26" {style}/>')
-        parts.append(_text(_WIDTH - _RIGHT + 46, y + 4, f"{name} {values[-1]:.3f}"))
+        parts.append(_text(_WIDTH - _RIGHT + 46, y + 4, f"{name} {values[xs[-1]]:.3f}"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
