@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools import papers_pages
 from tools.pages.renderer import DOCS, PAGES, RESULTS, ROOT, render
 
 README = ROOT / "README.md"
@@ -26,8 +25,6 @@ def main() -> None:
     """Write every page, and the figures in the README."""
     for page in PAGES:
         (DOCS / page).write_text(render(page), encoding="utf-8")
-    for page, make in papers_pages.PAGES.items():
-        (DOCS / page).write_text(make(), encoding="utf-8")
     README.write_text(readme(README.read_text("utf-8")), encoding="utf-8")
 
 

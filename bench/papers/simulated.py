@@ -97,16 +97,3 @@ def row_of(simulation: Simulation) -> Row:
         "bubble_tokens": figures["bubble_tokens"],
         "counters": {name: figures["counters"][name] for name in KEPT_COUNTERS if figures["counters"].get(name)},
     }
-
-
-def offload_s(row: Row) -> float:
-    """Link time of copies between device and host (HotPrefix 5.1, "offload time")."""
-    return float(row["backup_s"] + row["promotion_s"] + row["load_s"])
-
-
-def blocking_s(row: Row) -> float:
-    """The run's seconds if nothing computed during a backup, which is how HotPrefix counts latency (5.1).
-
-    Promotions are left out: there they run beside decoding, too.
-    """
-    return float(row["seconds"] + row["backup_s"])

@@ -13,7 +13,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tools import metric_docs
-from tools.pages import chart_lines, code_facts, formats, importance, line_chart, peers, ratios, rows, targets
+from tools.pages import (
+    chart_lines,
+    code_facts,
+    formats,
+    hcache,
+    hotprefix,
+    importance,
+    impress,
+    line_chart,
+    papers,
+    peers,
+    ratios,
+    rows,
+    strata,
+    targets,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -34,8 +49,21 @@ PAGES = tuple(
 _FORMATS = (formats.fixed, formats.number, formats.percent, formats.times, formats.interval, formats.to, formats.spread)
 _TABLES = (formats.cell, formats.row, formats.head, formats.origin)
 _ROWS = (rows.where, rows.column, rows.mean, rows.by)
-_FUNCTIONS = (line_chart.line_chart, ratios.over)
-_MODULES = (chart_lines, code_facts, metric_docs, peers, importance)
+_FUNCTIONS = (
+    *(formats.spread, line_chart.line_chart, rows.places, rows.aligned, rows.nested),
+    *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
+)
+_MODULES = (chart_lines, code_facts, metric_docs, peers, hcache, hotprefix, importance, impress, strata)
+
+
+def headings(folder: str) -> dict[str, str]:
+    """Read the first line of every page of a folder, of its template where it has one."""
+    found = {}
+    for page in sorted((DOCS / folder).glob("*.md")):
+        template = TEMPLATES / folder / f"{page.name}.j2"
+        source = template if template.exists() else page
+        found[page.name] = source.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+    return found
 
 
 def environment(results: Path = RESULTS) -> Environment:
@@ -56,10 +84,11 @@ def environment(results: Path = RESULTS) -> Environment:
     def results_like(pattern: str) -> list[Any]:
         return [result(file.stem) for file in sorted(results.glob(f"{pattern}.json"))]
 
-    made.filters.update({filter_.__name__: filter_ for filter_ in (*_FORMATS, *_TABLES, *_ROWS)})
+    made.filters.update({filter_.__name__: filter_ for filter_ in (*_FORMATS, *_TABLES, *_ROWS, impress.in_hyperinfer)})
     made.globals.update({function.__name__: function for function in _FUNCTIONS})
     made.globals.update({module.__name__.rpartition(".")[2]: module for module in _MODULES})
     made.globals.update(result=result, results_like=results_like, targets=lambda: targets.read(results))
+    made.globals.update(headings=headings, papers=papers.NAMES)
     return made
 
 

@@ -14,33 +14,32 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from bench.papers import pages
-from bench.papers.figures import Entry, Paper, every_figure, judged, reasons, spread
-from bench.papers.pages import PAPERS, Made
+from tools.pages.papers import NAMES, Entry, Paper
+from tools.pages.renderer import DOCS, environment, render
 
-ROOT = Path(__file__).parents[3]
 NUMBERED = re.compile(r"^(Figure|Table) (\d+)")
-BY_PAPER = pytest.mark.parametrize("made", PAPERS, ids=lambda made: made.paper.name)
+BY_PAPER = pytest.mark.parametrize("name", NAMES)
 
 
 @cache
-def entries_of(paper: str) -> tuple[Entry, ...]:
-    made = next(each for each in PAPERS if each.paper.name == paper)
-    return tuple(made.entries(pages.documents_of(made.paper)))
+def paper_of(name: str) -> Paper:
+    """What its template sets."""
+    paper: Paper = environment().get_template(f"papers/{name}.j2").module.paper  # type: ignore[attr-defined]
+    return paper
 
 
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings, as a forge and the site make them."""
-    tokens = MarkdownIt("commonmark").parse((ROOT / "docs" / "results" / page).read_text(encoding="utf-8"))
+    tokens = MarkdownIt("commonmark").parse((DOCS / "results" / page).read_text(encoding="utf-8"))
     headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @BY_PAPER
-def test_every_figure_and_table_is_listed_or_is_a_drawing(made: Made) -> None:
+def test_every_figure_and_table_is_listed_or_is_a_drawing(name: str) -> None:
     """From 1 to the paper's last, each in one of the two places, and nothing beyond it."""
-    paper = made.paper
-    listed = {match.group() for entry in entries_of(paper.name) if (match := NUMBERED.match(entry.figure))}
+    paper = paper_of(name)
+    listed = {match.group() for entry in paper.entries if (match := NUMBERED.match(entry.figure))}
     expected = {f"Figure {number + 1}" for number in range(paper.figures)}
     expected |= {f"Table {number + 1}" for number in range(paper.tables)}
 
@@ -49,9 +48,9 @@ def test_every_figure_and_table_is_listed_or_is_a_drawing(made: Made) -> None:
 
 
 @BY_PAPER
-def test_what_was_run_has_a_figure_and_a_command_and_what_was_not_a_reason(made: Made) -> None:
+def test_what_was_run_has_a_figure_and_a_command_and_what_was_not_a_reason(name: str) -> None:
     """A marking without what belongs to it says nothing."""
-    for entry in entries_of(made.paper.name):
+    for entry in paper_of(name).entries:
         if entry.marking == "not run":
             assert entry.why, entry.figure
             assert entry.direction == "-", entry.figure
@@ -63,11 +62,11 @@ def test_what_was_run_has_a_figure_and_a_command_and_what_was_not_a_reason(made:
 
 
 @BY_PAPER
-def test_a_direction_that_is_not_the_papers_is_explained(made: Made) -> None:
+def test_a_direction_that_is_not_the_papers_is_explained(name: str) -> None:
     """So is a figure that is an input here."""
     unexplained = [
         f"{entry.figure}, {entry.what}"
-        for entry in entries_of(made.paper.name)
+        for entry in paper_of(name).entries
         if entry.direction in ("partly", "no") and not entry.why
     ]
 
@@ -75,9 +74,9 @@ def test_a_direction_that_is_not_the_papers_is_explained(made: Made) -> None:
 
 
 @BY_PAPER
-def test_commands_name_modules_and_flags_that_exist(made: Made) -> None:
+def test_commands_name_modules_and_flags_that_exist(name: str) -> None:
     """Each is ``python -m`` of a module of this repository whose source knows every flag that it is given."""
-    for entry in entries_of(made.paper.name):
+    for entry in paper_of(name).entries:
         if not entry.command:
             continue
         python, dash_m, module, *arguments = shlex.split(entry.command)
@@ -93,60 +92,34 @@ def test_commands_name_modules_and_flags_that_exist(made: Made) -> None:
 
 
 @BY_PAPER
-def test_links_lead_to_headings_that_exist(made: Made) -> None:
+def test_links_lead_to_headings_that_exist(name: str) -> None:
     """On the paper's own page, or on another one of the site."""
-    for entry in entries_of(made.paper.name):
+    for entry in paper_of(name).entries:
         if not entry.where:
             continue
         page, _, anchor = entry.where.partition("#")
-        page = page or made.paper.page
+        page = page or paper_of(name).page
 
-        assert (ROOT / "docs" / "results" / page).is_file(), entry.where
+        assert (DOCS / "results" / page).is_file(), entry.where
         assert not anchor or anchor in anchors(page), entry.where
-
-
-@BY_PAPER
-def test_a_committed_page_is_what_its_results_make(made: Made) -> None:
-    """Figures of the pages cannot drift from the results."""
-    page = (ROOT / "docs" / "results" / made.paper.page).read_text(encoding="utf-8")
-
-    assert page == pages.page(made)
 
 
 def test_the_index_has_every_entry_and_every_page() -> None:
     """A line for each entry, counts that add up, and a link to each page of results."""
-    text = (ROOT / "docs" / "results" / pages.INDEX).read_text(encoding="utf-8")
-    listed = [line for line in text.splitlines() if line.rsplit("|", 3)[-3:-2] and line.startswith("| ")]
+    text = render("results/index.md")
 
-    assert text == pages.index()
-    for made in PAPERS:
-        found = entries_of(made.paper.name)
-        counts = Counter(entry.marking for entry in found)
-        assert sum(line.startswith(f"| {made.paper.name} | ") for line in listed) == len(found)
-        shown = f"| {len(found)} | {counts['measured']} | {counts['simulated']} | {counts['not run']} |"
-        assert f"[{made.paper.name}]({made.paper.page}) {shown}" in text
-    for page in (ROOT / "docs" / "results").glob("*.md"):
-        assert page.name == pages.INDEX or f"({page.name})" in text
-
-
-def test_a_direction_is_the_papers_only_where_every_ratio_is_above_one() -> None:
-    """All is yes, some is partly, none is no; without a ratio there is no direction."""
-    assert judged([1.2, 1.01]) == "yes"
-    assert judged([1.2, 1.0]) == "partly"
-    assert judged([1.0, 0.9]) == "no"
-    with pytest.raises(ValueError, match="a ratio at least"):
-        judged([])
-
-
-def test_equal_ratios_are_written_once() -> None:
-    """A range needs two ends that look different."""
-    assert spread([1.201, 1.204]) == "1.20×"
-    assert spread([3.4, 1.2]) == "1.20 to 3.40×"
+    for name in NAMES:
+        paper = paper_of(name)
+        counts = Counter(entry.marking for entry in paper.entries)
+        assert len(re.findall(rf"^\| {paper.name} \| ", text, re.MULTILINE)) == len(paper.entries)
+        shown = f"| {len(paper.entries)} | {counts['measured']} | {counts['simulated']} | {counts['not run']} |"
+        assert f"[{paper.name}]({paper.page}) {shown}" in text
+    for page in (DOCS / "results").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in text
 
 
 def test_a_list_says_what_was_not_run_and_which_figures_are_drawings() -> None:
     """Reasons stand below the table, and only of those that need one."""
-    paper = Paper(name="P", page="p.md", title="P", figures=2, tables=0, drawings={"Figure 2": "plan"}, results=())
     ran = Entry(
         figure="Figure 1",
         what="speed",
@@ -155,12 +128,15 @@ def test_a_list_says_what_was_not_run_and_which_figures_are_drawings() -> None:
         here="2.1×",
         direction="yes",
         command="python x",
+        why="It is as fast.",
     )
     missing = replace(ran, marking="not run", here="", direction="-", command="", why="It takes a GPU.")
+    drawings = {"Figure 2": "plan"}
+    paper = Paper(name="P", page="p.md", figures=2, tables=0, drawings=drawings, entries=[ran, missing])
 
-    text = "\n".join(every_figure(paper, [ran, missing]))
+    text = environment().get_template("parts/papers.j2").module.every_figure(paper)  # type: ignore[attr-defined]
 
     assert "| Figure 1 | speed | 2× | measured | 2.1× | yes | `python x` |" in text
     assert "| Figure 1 | speed | 2× | not run | - | - | - |" in text
     assert "Drawings without a result: Figure 2 (plan)." in text
-    assert reasons([ran, missing]) == ["- **Figure 1, speed** (not run). It takes a GPU."]
+    assert re.findall(r"^- .*", text, re.MULTILINE) == ["- **Figure 1, speed** (not run). It takes a GPU."]
