@@ -80,12 +80,6 @@ def expire_drain(step: Step, worker: Worker) -> None:
             preempt(step, worker, request)
 
 
-def end_drain(step: Step, worker: Worker) -> None:
-    """The worker is gone, as it was to be or not."""
-    if worker.drain is not None:
-        step.cancel_timer(worker.drain.timer_id)
-
-
 def _is_in_use(state: CellState, worker: Worker) -> bool:
     """Whether anything of this worker's device is being written, or read by others that are still expected to."""
     if worker.batches or worker.promotion is not None or is_handing_over(state, worker):

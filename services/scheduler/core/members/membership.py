@@ -9,7 +9,6 @@ from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.cache.residency import unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.members.draining import end_drain
 from services.scheduler.core.members.pool_loss import strike_device
 from services.scheduler.core.members.storages import attach_worker, detach_worker, forget_host_pools
 from services.scheduler.core.queue.completion import worker_gone
@@ -108,7 +107,8 @@ def remove_worker(step: Step, worker: Worker) -> None:
     state = step.state
     state.count("workers_lost")
     waiting = take_waiting(state, worker)
-    end_drain(step, worker)
+    if worker.drain is not None:
+        step.cancel_timer(worker.drain.timer_id)
     abandon_backups_of_worker(step, worker)
     abandon_saves_of_worker(state, worker)
     drop_leases_of_worker(step, worker)
