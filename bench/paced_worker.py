@@ -17,6 +17,7 @@ import torch
 from services.worker import __main__ as worker
 from services.worker import bootstrap
 from services.worker.config import WorkerConfig
+from services.worker.device_choice import DeviceChoice
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import ModelRunner
 
@@ -42,8 +43,8 @@ def main() -> int:
     step_s, token_s = float(os.environ["PACED_STEP_MS"]) / 1e3, float(os.environ["PACED_TOKEN_US"]) / 1e6
     load_runner = bootstrap.load_runner
 
-    def load_paced(config: WorkerConfig) -> ModelRunner:
-        runner = load_runner(config)
+    def load_paced(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner:
+        runner = load_runner(config, choice)
         assert isinstance(runner, ModelRunner)
         return paced(runner, step_s, token_s)
 
