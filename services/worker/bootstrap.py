@@ -1,24 +1,33 @@
-"""The worker's composition root: everything that one process consists of is made and taken down here."""
+"""The worker's composition root: everything that one process consists of is made, joined and taken down here."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
+from services.worker import metrics as measures
+from services.worker.admission import ModelLimits
+from services.worker.bubble import Pace
+from services.worker.compute import Runner, StepComputer
 from services.worker.config import WorkerConfig
+from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
 from services.worker.device_choice import DeviceChoice
+from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.executor import Executor
+from services.worker.identity import WorkerIdentity
+from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
+from services.worker.inbox import Inbox
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
 from services.worker.kv.movers.protocol import PageMover
@@ -26,27 +35,42 @@ from services.worker.kv.pinning import cuda_pins
 from services.worker.kv.profile import this_machine
 from services.worker.kv.verification import Verification
 from services.worker.native.build import missing
-from services.worker.parallel.group_lost import GroupLost
-from services.worker.parallel.group_runner import GroupRunner, load_group
-from services.worker.parallel.orders import StartRank
+from services.worker.order_intake import OrderIntake
+from services.worker.parallel.group_runner import GroupRunner, end_when_lost
 from services.worker.parallel.parts_mover import PartsMover
-from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
+from services.worker.passes import Passes
+from services.worker.report_channel import ReportChannel
+from services.worker.report_delivery import ReportDelivery
+from services.worker.reports import Report, Reporter
 from services.worker.request_spans import RequestSpans
 from services.worker.restore.measured_costs import measured_costs, prove_projection
 from services.worker.restore.projection import KvProjection
-from services.worker.shell import WorkerIdentity, WorkerShell
+from services.worker.restoring import Restoring
+from services.worker.retained import RetainedOutputs
+from services.worker.roster import Roster
+from services.worker.runner_loading import load_runner
+from services.worker.shell import WorkerShell
 from services.worker.shortfalls import profile_fault, shortfalls
+from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
 from services.worker.state_saving import StateSaving
-from services.worker.thread_device import use_device
+from services.worker.step_results import StepResults
+from services.worker.thread_device import have_threads_use, use_device
+from services.worker.token_sender import TokenSender
 from services.worker.torch_gpus import choose
-from shared import ids, logs, metrics, progress, tracing
+from shared import ids, logs, metrics, progress, subjects, tracing
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus
-from shared.lifecycle import EXIT_FAILED, Lifecycle, Stopping
+from shared.errors import TransportError
+from shared.event_outbox import EventOutbox
+from shared.lifecycle import Lifecycle, Stopping
+from shared.membership import Membership, lists_worker
 from shared.memory import reap, unlink_own
 from shared.memory.life import LifeSign
+from shared.messages.status import Degradation
 from shared.messages.worker_events import DeviceFacts, RestorationCosts
+from shared.messages.worker_plans import WorkerPlan
 from shared.model_files import fingerprint
+from shared.plan_receiver import PlanReceiver
 from shared.tracing import Tracer
 
 _log = logs.get_logger("worker")
@@ -56,64 +80,6 @@ def device_facts(config: WorkerConfig, choice: DeviceChoice) -> DeviceFacts:
     """What the cell is told of the device."""
     name = choice.name or this_machine().processor
     return DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
-
-
-def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | GroupRunner:
-    """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
-    if config.tensor_parallel > 1:
-        return _load_group(config, choice)
-    runner = ModelRunner.load(
-        config.model_dir,
-        dtype=config.dtype_on(choice.kind),
-        device=choice.device,
-        page_size=config.page_size,
-        device_kv_bytes=config.device_kv_bytes or None,
-        pages=config.device_pages or None,
-        threads=config.threads,
-        shm_prefix=config.shm_prefix,
-        forward=config.forward,
-        sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
-        context_tokens=config.max_context_tokens,
-    )
-    with progress.phase("warming up"):
-        runner.warm_up()
-    if choice.kind == "cuda" and config.decode_graph_rows:
-        with progress.phase("capturing CUDA graphs"):
-            runner.capture_decode(config.decode_graph_rows)
-    return runner
-
-
-def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
-    """The same over several ranks, of which this process is the first."""
-    group = load_group(
-        StartRank(
-            rank=0,
-            ranks=config.tensor_parallel,
-            model_dir=str(config.model_dir),
-            dtype=config.dtype_on(choice.kind),
-            device=choice.kind,
-            threads=config.rank_threads,
-            page_size=config.page_size,
-            shm_prefix=config.shm_prefix,
-            store_port=0,
-            timeout_ms=config.rank_timeout_ms,
-            worker_id=config.id,
-            log_level=config.log_level,
-            first_gpu=choice.first_gpu,
-            max_context_tokens=config.max_context_tokens,
-        ),
-        device_kv_bytes=config.device_kv_bytes or None,
-        pages=config.device_pages or None,
-        sizer=cpu_sizer(config) if choice.kind == "cpu" else None,
-        room=room_wish(config),
-    )
-    try:
-        group.warm_up()
-    except BaseException:
-        group.close()
-        raise
-    _log.info("group_loaded", ranks=config.tensor_parallel, pids=group.rank_pids, weight_bytes=group.weight_bytes)
-    return group
 
 
 def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> PageMover:
@@ -175,6 +141,152 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
     )
 
 
+def make_executor(
+    identity: WorkerIdentity,
+    runner: Runner,
+    vocabulary: Vocabulary,
+    inbox: Inbox,
+    post: Callable[[Report], None],
+    *,
+    loads: Loads,
+    saving: StateSaving,
+    sparse: SparsePrefixes,
+    restoring: Restoring,
+    lease_low_tokens: int,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Executor:
+    """What the compute thread runs. ``post`` hands its reports on and must not block."""
+    geometry = runner.geometry
+    limits = ModelLimits(
+        page_size=geometry.page_size,
+        pages=runner.pool.pages,
+        vocab_size=runner.vocab_size,
+        max_context=runner.max_context,
+        eos_token_ids=tuple(runner.eos_token_ids),
+    )
+    counters, pace = Counters(), Pace()
+    reporter = Reporter(identity.worker_id, identity.incarnation)
+    roster = Roster(limits, vocabulary, reporter, counters, saving, sparse)
+    passes = Passes(
+        StepComputer(runner, sparse),
+        saving,
+        roster.requests,
+        counters,
+        pace,
+        layers=geometry.layers,
+        on_refused=sparse.end,
+    )
+    return Executor(
+        inbox,
+        roster,
+        passes,
+        StepResults(roster, reporter, counters, lease_low_tokens=lease_low_tokens),
+        loads=loads,
+        saving=saving,
+        sparse=sparse,
+        restoring=restoring,
+        reporter=reporter,
+        counters=counters,
+        pace=pace,
+        geometry=geometry,
+        post=post,
+        clock_ns=clock_ns,
+    )
+
+
+def make_shell(
+    config: WorkerConfig,
+    identity: WorkerIdentity,
+    bus: Bus,
+    runner: Runner,
+    vocabulary: Vocabulary,
+    *,
+    loads: Loads,
+    saving: StateSaving,
+    projection: KvProjection | None = None,
+    restoration: RestorationCosts | None = None,
+    disk_reads: DiskReads | None = None,
+    spans: RequestSpans | None = None,
+    degraded: Callable[[], Iterable[Degradation]] = tuple,
+) -> WorkerShell:
+    """A worker for the running event loop.
+
+    Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is read
+    from the disk. ``restoration`` is what the cell is told that restoring costs here. ``spans`` traces requests.
+    ``degraded`` is what this worker was asked for and lacks.
+    """
+    worker_id, incarnation = identity.worker_id, identity.incarnation
+    inbox, ending = Inbox(), Ending()
+    orders = OrderIntake(inbox, ending, spans)
+    outbox = EventOutbox(
+        bus,
+        subjects.worker_input(worker_id),
+        incarnation,
+        capacity=config.pending_events,
+        waiting=measures.PENDING_EVENTS,
+    )
+    tokens = TokenSender(bus, on_too_large=orders.abort_too_large)
+    retained = RetainedOutputs(config.retained_outputs)
+    reports = ReportDelivery(identity, outbox, tokens, retained, ending, spans)
+    channel = ReportChannel(asyncio.get_running_loop(), reports.take)
+    plans = PlanReceiver(
+        bus,
+        subjects.worker_output(worker_id),
+        incarnation,
+        WorkerPlan,
+        lambda plan: plan.worker_id == worker_id,
+        orders.deliver,
+        delays=measures.PLAN_SECONDS,
+        fetched=measures.PLANS_FETCHED,
+    )
+    membership = Membership(
+        lambda status: lists_worker(status, worker_id, incarnation),
+        lambda: ending.end(TransportError("the cell has given this incarnation up")),
+        lambda: outbox.stored_seq,
+    )
+    executor = make_executor(
+        identity,
+        runner,
+        vocabulary,
+        inbox,
+        channel.post,
+        loads=loads,
+        saving=saving,
+        sparse=SparsePrefixes(
+            runner.pool,
+            None if disk_reads is None else partial(DiskPrefix, reads=disk_reads),
+            time.time_ns,
+            ImportanceSettings(config.importance_probe_heads, config.importance_alpha, config.speculation),
+        ),
+        restoring=Restoring(
+            runner,
+            projection,
+            saving.pools,
+            staging_bytes=config.restore_staging_bytes,
+            timeout_s=config.load_timeout_ms / 1e3,
+            clock_ns=time.time_ns,
+        ),
+        lease_low_tokens=config.lease_low_tokens,
+    )
+    return WorkerShell(
+        config,
+        identity,
+        bus,
+        runner,
+        executor,
+        plans=plans,
+        let_go=orders.let_go,
+        channel=channel,
+        outbox=outbox,
+        tokens=tokens,
+        retained=retained,
+        ending=ending,
+        status_readers=[membership.see] if disk_reads is None else [membership.see, disk_reads.see],
+        restoration=restoration,
+        degraded=degraded,
+    )
+
+
 def _prove_restoring(
     config: WorkerConfig, runner: ModelRunner | GroupRunner
 ) -> tuple[KvProjection | None, RestorationCosts | None]:
@@ -189,34 +301,6 @@ def _prove_restoring(
     with progress.phase("proving the restoration of KV"):
         projection = prove_projection(runner)
         return projection, measured_costs(profile, runner, projection, threads=config.threads)
-
-
-def _end_with_group(runner: ModelRunner | GroupRunner, life: Lifecycle) -> None:
-    """A group that cannot compute any more takes this process with it, which a supervisor starts anew. There is
-    nothing to drain: what runs goes on at another worker.
-    """
-    if not isinstance(runner, GroupRunner):
-        return
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        life.hurrying.set()
-        life.stop(EXIT_FAILED)
-
-    def on_lost(_: GroupLost) -> None:
-        # A loop that has ended meanwhile has nothing left to be told.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(end)
-
-    runner.on_lost(on_lost)
-
-
-def _have_threads_use(device: torch.device) -> None:
-    """What this loop hands to threads runs on ``device``, and so does what this thread does itself."""
-    use_device(device)
-    asyncio.get_running_loop().set_default_executor(
-        ThreadPoolExecutor(thread_name_prefix="asyncio", initializer=partial(use_device, device))
-    )
 
 
 async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | None = None) -> None:
@@ -240,9 +324,10 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     model = await life.in_thread(fingerprint, config.model_dir, cache_dir, context_tokens=config.max_context_tokens)
     vocabulary = await life.in_thread(Vocabulary.from_directory, config.model_dir)
     if choice.kind == "cuda":
-        _have_threads_use(torch.device(choice.device))
+        have_threads_use(torch.device(choice.device))
     runner = await life.in_thread(load_runner, config, choice)
-    _end_with_group(runner, life)
+    if isinstance(runner, GroupRunner):
+        end_when_lost(runner, life)
     try:
         _log.info(
             "model_loaded",
@@ -268,16 +353,16 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 model=model,
                 device=device_facts(config, choice),
             )
-            shell = WorkerShell(
+            shell = make_shell(
                 msgspec.structs.replace(config, threads=config.rank_threads),
                 identity,
                 bus,
                 runner,
                 vocabulary,
-                loads,
+                loads=loads,
+                saving=saving,
                 projection=projection,
                 restoration=costs,
-                saving=saving,
                 disk_reads=disk_reads,
                 spans=None if tracer is None else RequestSpans(tracer),
                 degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing),

@@ -15,10 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from services.worker import bubble, counting, losses, metrics
-from services.worker.admission import ModelLimits
-from services.worker.compute import Runner, StepComputer
 from services.worker.counters import Counters
-from services.worker.detokenizer import Vocabulary
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import BatchTransfer, Loads
 from services.worker.kv.promotions import Promoted
@@ -26,7 +23,6 @@ from services.worker.outcome import Outcome
 from services.worker.passes import Passes
 from services.worker.reports import Report, Reporter
 from services.worker.restore.leased_pages import SavedState
-from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.roster import Roster
 from services.worker.sparse_prefixes import SparsePrefixes
@@ -34,6 +30,7 @@ from services.worker.state_saving import StateSaving
 from services.worker.step_results import StepResults
 from services.worker.steps import Work, chunks, decodes
 from shared.errors import InternalError
+from shared.messages.pools import KvGeometry
 from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
@@ -50,71 +47,38 @@ from shared.messages.worker_plans import (
 
 
 class Executor:
-    """Owns everything that a step touches. ``post`` hands a report to the event loop and must not block."""
+    """What a step touches, moved on by one thread. ``post`` hands a report to the event loop and must not block."""
 
     def __init__(
         self,
-        worker_id: str,
-        incarnation: str,
-        runner: Runner,
-        vocabulary: Vocabulary,
-        loads: Loads,
-        post: Callable[[Report], None],
+        inbox: Inbox,
+        roster: Roster,
+        passes: Passes,
+        results: StepResults,
         *,
-        lease_low_tokens: int,
+        loads: Loads,
+        saving: StateSaving,
+        sparse: SparsePrefixes,
+        restoring: Restoring,
+        reporter: Reporter,
+        counters: Counters,
+        pace: bubble.Pace,
+        geometry: KvGeometry,
+        post: Callable[[Report], None],
         clock_ns: Callable[[], int],
-        projection: KvProjection | None = None,
-        saving: StateSaving | None = None,
-        sparse: SparsePrefixes | None = None,
-        restore_staging_bytes: int = 64 * 2**20,
-        restore_timeout_s: float = 10.0,
     ) -> None:
-        """``projection`` is None where hidden states restore nothing. ``saving`` is by default one that has
-        ``projection``, ``sparse`` one that refuses every prefix. ``restore_timeout_s`` bounds the wait for one layer of
-        a restoration.
-        """
-        limits = ModelLimits(
-            page_size=runner.geometry.page_size,
-            pages=runner.pool.pages,
-            vocab_size=runner.vocab_size,
-            max_context=runner.max_context,
-            eos_token_ids=tuple(runner.eos_token_ids),
-        )
-        self.inbox = Inbox()
-        self.counters = Counters()
+        """``geometry`` is the device pool's."""
+        self.inbox = inbox
+        self.counters = counters
         self.last_executed = 0  # Number of the last plan that is done.
-        self._sparse = sparse or SparsePrefixes(runner.pool, None, clock_ns)
-        self._computer = StepComputer(runner, self._sparse)
-        self._loads = loads
-        self._post_report = post
-        self._clock_ns = clock_ns
-        self._reporter = Reporter(worker_id, incarnation)
-        self._saving = saving or StateSaving(runner.pool, projection)
-        self._saving.answer_to(self._state_saved)
-        self._roster = Roster(limits, vocabulary, self._reporter, self.counters, self._saving, self._sparse)
-        self._results = StepResults(self._roster, self._reporter, self.counters, lease_low_tokens=lease_low_tokens)
-        self._geometry = runner.geometry
-        self._restoring = Restoring(
-            runner,
-            projection,
-            self._saving.pools,
-            staging_bytes=restore_staging_bytes,
-            timeout_s=restore_timeout_s,
-            clock_ns=clock_ns,
-        )
-        self._pace = bubble.Pace()
-        self._passes = Passes(
-            self._computer,
-            self._saving,
-            self._roster.requests,
-            self.counters,
-            self._pace,
-            layers=runner.geometry.layers,
-            on_refused=self._sparse.end,
-        )
+        self._roster, self._passes, self._results = roster, passes, results
+        self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
+        self._reporter, self._pace, self._geometry = reporter, pace, geometry
+        self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
         self._states_saved: deque[SavedState] = deque()  # Filled by the saving thread.
+        saving.answer_to(self._state_saved)
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -4,6 +4,9 @@ which is the first GPU unless the thread says another. Has not run on a GPU.
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,3 +19,11 @@ def use_device(device: torch.device) -> None:
     """Make ``device`` this thread's; nothing on a CPU."""
     if device.type == "cuda":
         _cuda.set_device(device)
+
+
+def have_threads_use(device: torch.device) -> None:
+    """Let what the running event loop hands to threads run on ``device``, and what this thread does itself."""
+    use_device(device)
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(thread_name_prefix="asyncio", initializer=partial(use_device, device))
+    )

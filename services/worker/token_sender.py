@@ -23,7 +23,7 @@ from shared.messages.tokens import TokenBatch, TokenItem
 class TokenSender:
     """Owned by the event loop. ``on_too_large`` is told of an item that no message can carry."""
 
-    def __init__(self, bus: Bus, *, capacity: int, on_too_large: Callable[[TokenItem], None]) -> None:
+    def __init__(self, bus: Bus, *, on_too_large: Callable[[TokenItem], None], capacity: int = 4096) -> None:
         self._bus = bus
         self._on_too_large = on_too_large
         self._batches: deque[tuple[str, TokenBatch]] = deque()

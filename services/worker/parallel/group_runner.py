@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,7 @@ from services.worker.parallel.orders import (
 from services.worker.parallel.rank_model import RankModel
 from services.worker.parallel.ranks import Ranks
 from shared.errors import InvariantViolated, OperatorError
+from shared.lifecycle import EXIT_FAILED, Lifecycle
 from shared.messages.pools import KvGeometry
 
 
@@ -113,6 +115,24 @@ class GroupRunner:
         self._ranks.close()
         self._model.close()
         self.pool.close()
+
+
+def end_when_lost(runner: GroupRunner, life: Lifecycle) -> None:
+    """Let a group that cannot compute any more take this process with it, which a supervisor starts anew. There is
+    nothing to drain: what runs goes on at another worker.
+    """
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        life.hurrying.set()
+        life.stop(EXIT_FAILED)
+
+    def on_lost(_: GroupLost) -> None:
+        # A loop that has ended meanwhile has nothing left to be told.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)
+
+    runner.on_lost(on_lost)
 
 
 def load_group(

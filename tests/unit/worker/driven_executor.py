@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from services.worker.bootstrap import make_executor
 from services.worker.detokenizer import Vocabulary
-from services.worker.executor import Executor
-from services.worker.inbox import Arrival
+from services.worker.identity import WorkerIdentity
+from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
+from services.worker.restoring import Restoring
 from services.worker.sparse_prefixes import ImportanceSettings, OpenSource, SparsePrefixes
 from services.worker.state_saving import StateSaving
 from shared.memory import HostPoolView
@@ -99,20 +101,26 @@ class Driven:
             submit=state_submit,
         )
         self.sparse = SparsePrefixes(self.runner.pool, open_source, self._clock, importance)
-        self.executor = Executor(
-            "w",
-            "inc",
+        self.restoring = Restoring(
+            self.runner,
+            projection,
+            self.saving.pools,
+            staging_bytes=restore_staging_bytes,
+            timeout_s=restore_timeout_s,
+            clock_ns=self._clock,
+        )
+        self.executor = make_executor(
+            WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="fingerprint"),
             self.runner,
             words or vocabulary(),
-            self.loads,
+            Inbox(),
             self.reports.append,
-            lease_low_tokens=2,
-            clock_ns=self._clock,
-            projection=projection,
+            loads=self.loads,
             saving=self.saving,
             sparse=self.sparse,
-            restore_staging_bytes=restore_staging_bytes,
-            restore_timeout_s=restore_timeout_s,
+            restoring=self.restoring,
+            lease_low_tokens=2,
+            clock_ns=self._clock,
         )
         self._now = 0
         self._number = 0
@@ -125,7 +133,7 @@ class Driven:
     def close(self) -> None:
         self.saving.close()
         self.loads.close()
-        self.executor._restoring.close()
+        self.restoring.close()
         self.sparse.close()
         for host in self._hosts:
             host.unlink()

@@ -10,13 +10,14 @@ from typing import TypeVar
 import pytest
 import torch
 
+from services.worker.bootstrap import make_saving, make_shell
 from services.worker.config import WorkerConfig
+from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_reads import DiskReads
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
-from services.worker.shell import WorkerIdentity, WorkerShell
 from shared import subjects
 from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
@@ -65,13 +66,15 @@ class Cell:
         await self.other.ensure_streams(StreamLimits())
         await self.other.subscribe(subjects.tokens("g"), self._hear)
         loads = Loads(GEOMETRY, self.runner.pool.pages, BatchedMover(self.runner.pool), timeout_s=5, clock_ns=lambda: 1)
-        self.shell = WorkerShell(
-            WorkerConfig(model="unused", id="w", lease_low_tokens=2, drain_timeout_ms=self.drain_timeout_ms),
+        config = WorkerConfig(model="unused", id="w", lease_low_tokens=2, drain_timeout_ms=self.drain_timeout_ms)
+        self.shell = make_shell(
+            config,
             WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="fingerprint"),
             self.worker,
             self.runner,
             vocabulary(),
-            loads,
+            loads=loads,
+            saving=make_saving(config, self.runner, None),
             restoration=COSTS,
             disk_reads=self.disk_reads,
         )

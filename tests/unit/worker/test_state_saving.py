@@ -221,7 +221,7 @@ def test_a_prompt_that_is_scored_in_pieces(serve: Serve) -> None:
     """Several forward passes of one step continue one another."""
     served = serve()
     made, prompt, table = served.driven, random_prompt(150, seed=6), served.table(160)
-    made.executor._computer._slice_rows = 20
+    made.executor._passes._computer._slice_rows = 20
     lease, pages = served.lease(prompt, 2)
     params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1, ignore_eos=True)
     made.give(admit(prompt, table, params=params, state_lease=lease), batch(chunk(0, 130)), batch(chunk(130, 150)))

@@ -144,7 +144,7 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(
 ) -> None:
     """Over several chunks, and over pieces of a chunk where logits are bounded."""
     prompt = prompt_of(29, 9)
-    made.executor._computer._slice_rows = slice_rows
+    made.executor._passes._computer._slice_rows = slice_rows
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=3, ignore_eos=True)
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)

@@ -1,0 +1,18 @@
+"""Who this process is to the cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages.worker_events import DeviceFacts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One incarnation of one worker. ``model`` is the fingerprint."""
+
+    worker_id: str
+    incarnation: str
+    node: str
+    model: str
+    device: DeviceFacts | None = None

@@ -1,0 +1,55 @@
+"""Where the compute thread's reports go: events to the inputs stream, items to gateways, a copy to what is kept."""
+
+from __future__ import annotations
+
+from services.worker.ending import Ending
+from services.worker.identity import WorkerIdentity
+from services.worker.reports import Report
+from services.worker.request_spans import RequestSpans
+from services.worker.retained import RetainedOutputs
+from services.worker.token_sender import TokenSender
+from shared.errors import InternalError
+from shared.event_outbox import EventOutbox
+from shared.messages.tokens import TokenBatch
+
+
+class ReportDelivery:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        outbox: EventOutbox,
+        tokens: TokenSender,
+        retained: RetainedOutputs,
+        ending: Ending,
+        spans: RequestSpans | None,
+    ) -> None:
+        """``spans`` traces requests."""
+        self._who, self._outbox, self._tokens = identity, outbox, tokens
+        self._retained, self._ending, self._spans = retained, ending, spans
+
+    def take(self, report: Report) -> None:
+        """Send one report on its ways; never waits."""
+        try:
+            for event in report.events:
+                self._outbox.put(event)
+        except InternalError as error:
+            self._ending.end(error)
+            return
+        for item in report.recalled:
+            self._retained.recall(item)
+        for gateway_id, items in report.items.items():
+            for item in items:
+                self._retained.add(item)
+            batch = TokenBatch(
+                worker_id=self._who.worker_id,
+                incarnation=self._who.incarnation,
+                step=report.step,
+                items=tuple(items),
+            )
+            self._tokens.put(gateway_id, batch)
+        if self._spans is not None:
+            self._spans.reported(report)
+        for request_id in report.preempted:
+            self._retained.retire(request_id)

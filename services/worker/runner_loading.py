@@ -1,0 +1,71 @@
+"""From a worker's settings to its model, on one device or over several ranks."""
+
+from __future__ import annotations
+
+from services.worker.config import WorkerConfig
+from services.worker.device_choice import DeviceChoice
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.parallel.group_runner import GroupRunner, load_group
+from services.worker.parallel.orders import StartRank
+from services.worker.pool_sizing import cpu_sizer, gpu_sizer, room_wish
+from shared import logs, progress
+
+_log = logs.get_logger("worker")
+
+
+def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | GroupRunner:
+    """The model, proven and warm. Raises OperatorError with the reason why it cannot be served."""
+    if config.tensor_parallel > 1:
+        return _load_group(config, choice)
+    runner = ModelRunner.load(
+        config.model_dir,
+        dtype=config.dtype_on(choice.kind),
+        device=choice.device,
+        page_size=config.page_size,
+        device_kv_bytes=config.device_kv_bytes or None,
+        pages=config.device_pages or None,
+        threads=config.threads,
+        shm_prefix=config.shm_prefix,
+        forward=config.forward,
+        sizer=cpu_sizer(config) if choice.kind == "cpu" else gpu_sizer(config),
+        context_tokens=config.max_context_tokens,
+    )
+    with progress.phase("warming up"):
+        runner.warm_up()
+    if choice.kind == "cuda" and config.decode_graph_rows:
+        with progress.phase("capturing CUDA graphs"):
+            runner.capture_decode(config.decode_graph_rows)
+    return runner
+
+
+def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
+    """The same over several ranks, of which this process is the first."""
+    group = load_group(
+        StartRank(
+            rank=0,
+            ranks=config.tensor_parallel,
+            model_dir=str(config.model_dir),
+            dtype=config.dtype_on(choice.kind),
+            device=choice.kind,
+            threads=config.rank_threads,
+            page_size=config.page_size,
+            shm_prefix=config.shm_prefix,
+            store_port=0,
+            timeout_ms=config.rank_timeout_ms,
+            worker_id=config.id,
+            log_level=config.log_level,
+            first_gpu=choice.first_gpu,
+            max_context_tokens=config.max_context_tokens,
+        ),
+        device_kv_bytes=config.device_kv_bytes or None,
+        pages=config.device_pages or None,
+        sizer=cpu_sizer(config) if choice.kind == "cpu" else None,
+        room=room_wish(config),
+    )
+    try:
+        group.warm_up()
+    except BaseException:
+        group.close()
+        raise
+    _log.info("group_loaded", ranks=config.tensor_parallel, pids=group.rank_pids, weight_bytes=group.weight_bytes)
+    return group
