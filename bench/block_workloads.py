@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from thermocline.simulate.blocks import BlockRequest, BlockRequests
+from bench.blocks import BlockRequest, BlockRequests
 from thermocline.simulate.tokens import Span
 from thermocline.simulate.workloads.asked import Asked
 from thermocline.simulate.workloads.chat import ChatOptions, ChatWorkload

@@ -26,11 +26,12 @@ import numpy as np
 import torch
 
 from bench import results_file
+from bench.direct_saving import DirectSaver
+from bench.hidden_pieces import HiddenPieces
 from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.restore.direct_saving import DirectSaver
-from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
@@ -92,8 +93,10 @@ class TwoStage:
         for number in range(batch):
             self._saver.begin(str(number), begun(history, number))
 
-    def step(self, rows: list[SavedRows]) -> AbstractContextManager[None]:
-        return self._saver.one_pass(self._inputs, rows)
+    @contextmanager
+    def step(self, rows: list[SavedRows]) -> Iterator[None]:
+        with self._saver.step() as step, step.around(rows, self._inputs):
+            yield
 
     def close(self) -> None:
         self._saver.close()

@@ -28,6 +28,9 @@ import numpy as np
 import torch
 
 from bench import results_file
+from bench.hidden_pieces import HiddenPieces
+from bench.host_pages import HostPages
+from bench.layer_mixes import every_mix
 from bench.make_model import save_llama
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
@@ -36,9 +39,9 @@ from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.pinning import cuda_pins
 from services.worker.restore.figures import RestorationFigure, RestorationProfile
 from services.worker.restore.hidden_source import HiddenSource, PieceSource
-from services.worker.restore.kv_source import HostPages, KvSource
+from services.worker.restore.kv_source import KvSource
 from services.worker.restore.layer_mix import LayerMix
-from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.profile import measure_restoration
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
@@ -123,7 +126,7 @@ class History:
         saver.begin("history", 0)
         for start in range(0, tokens, CHUNK):
             rows = min(CHUNK, tokens - start)
-            with saver.one_pass(self.projection.inputs, [SavedRows("history", 0, rows, start)]):
+            with saver.step() as step, step.around([SavedRows("history", 0, rows, start)], self.projection.inputs):
                 self.compute(start, rows)
         saver.close()
         ring.close()
@@ -227,7 +230,7 @@ def predict(figure: RestorationFigure, profile: RestorationProfile, mix: LayerMi
 
 def best_mix(figure: RestorationFigure, profile: RestorationProfile, bytes_per_s: float) -> LayerMix:
     return min(
-        LayerMix.every(profile.geometry.layers), key=lambda mix: predict(figure, profile, mix, bytes_per_s)
+        every_mix(profile.geometry.layers), key=lambda mix: predict(figure, profile, mix, bytes_per_s)
     )  # fmt: skip
 
 

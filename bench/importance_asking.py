@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.importance_prompts import Prefix
+from bench.stored_prefix import StoredPrefix
 from services.worker.engine.attention import AttentionCall, AttentionStep
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
@@ -18,7 +19,7 @@ from services.worker.importance.identification import ProbeUnit, Rows, head_unit
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix
 from services.worker.importance.metrics import METRICS
-from services.worker.importance.prefix_source import StoredPrefix, token_slots
+from services.worker.importance.prefix_source import token_slots
 
 PAGE_SIZE = 16
 ANSWER_TOKENS = 16

@@ -29,9 +29,9 @@ import torch
 from bench import results_file
 from bench.importance_asking import COMPARED_METRICS, Asker, Watching
 from bench.importance_prompts import WORKLOADS, Prefix, prefixes
+from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads, heads_read, identify
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.selection import Budget, most_important, vote
 from services.worker.importance.similarity import ALPHA, expected_jaccard, jaccard, mean_similarity
 from services.worker.importance.speculation import ReadAhead

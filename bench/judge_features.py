@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from thermocline.simulate.blocks import BlockRequest
+from bench.blocks import BlockRequest
 from thermocline.trace.format import BLOCK_TOKENS
 
 Floats = NDArray[np.float64]

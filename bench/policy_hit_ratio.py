@@ -1,6 +1,6 @@
 """Hit ratio of every eviction policy on a trace of blocks, beside the offline optimum.
 
-Leaves only, room before insertion, nobody's own path evicted: see ``thermocline/simulate/blocks.py``. Nothing is
+Leaves only, room before insertion, nobody's own path evicted: see ``bench/blocks.py``. Nothing is
 tuned here; the last fifth of the requests is counted apart as well. All policies together write the committed
 results; a choice of them is printed, and written only where ``--out`` says. With ``--renew`` a choice
 takes its place among the committed results, whose other rows stay as they are.
@@ -23,12 +23,12 @@ from typing import Any
 import services.scheduler.policies  # noqa: F401  To be compared.
 from bench import results_file
 from bench.block_workloads import WORKLOADS
+from bench.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
+from bench.blocks_hotness import BlockHotness, ExactHotness, FilterHotness
+from bench.blocks_optimum import furthest_use
 from services.scheduler.core.cache.eviction import POLICIES, Policy, make_policy
 from shared.errors import InvalidRequest
 from shared.messages.cell_events import CellConfig
-from thermocline.simulate.blocks import BlockCache, BlockRequest, read_blocks, run_blocks
-from thermocline.simulate.blocks_hotness import BlockHotness, ExactHotness, FilterHotness
-from thermocline.simulate.blocks_optimum import furthest_use
 from thermocline.trace.format import BLOCK_TOKENS
 
 OPTIMUM = "optimum"

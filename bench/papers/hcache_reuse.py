@@ -11,6 +11,8 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
+from bench.blocks import BlockCache, BlockRequests
+from bench.blocks_hotness import ExactHotness
 from bench.papers.hcache_platform import Platform
 from bench.planner.model_shape import FLOP_PER_MULTIPLY_ADD
 from bench.planner.planning import plan_restoration
@@ -20,8 +22,6 @@ from bench.planner.timeline import timeline_us
 from services.scheduler.core.cache.eviction import make_policy
 from services.scheduler.core.hidden.partition import LayerCosts, worth_storing
 from shared.messages.cell_events import CellConfig
-from thermocline.simulate.blocks import BlockCache, BlockRequests
-from thermocline.simulate.blocks_hotness import ExactHotness
 from thermocline.simulate.cost import efficiency, step_s
 from thermocline.simulate.workloads.lengths import around
 

@@ -26,9 +26,9 @@ from bench import results_file
 from bench.importance_asking import COMPARED_METRICS, Asker, Watching
 from bench.importance_prompts import Prefix, prefixes
 from bench.importance_similarity import Figures, load
+from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads
 from services.worker.importance.important_prefix import LoadingRule
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.selection import Budget, most_important, vote
 from services.worker.importance.speculation import ReadAhead
 

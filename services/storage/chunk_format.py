@@ -56,7 +56,6 @@ _SPARE_BYTES = 40
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = FIXED_BYTES - _CHECKSUM.size
 _VERSION = struct.Struct("<I")
-_MAX_UINT32 = 2**32 - 1
 
 Checksums = npt.NDArray[np.uint64]
 

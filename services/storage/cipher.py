@@ -25,8 +25,6 @@ from services.storage.keys import KEY_BYTES
 from shared.errors import IntegrityError, KeyMissing
 
 NONCE_BYTES = 12
-TAG_BYTES = 16
-OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 
 _PERSON = b"tc-chunk-key-1"
 
@@ -78,10 +76,6 @@ class Cipher:
         except (InvalidTag, ValueError) as error:  # ValueError: shorter than nonce and tag.
             measures.CIPHER_REFUSALS.labels("open", "wrong_key").inc()
             raise IntegrityError("a chunk was not sealed with this key, or was changed", code="wrong_key") from error
-
-    def has_key(self, key_id: str) -> bool:
-        """Whether this tenant's chunks can be written and read now."""
-        return self.keys.has(key_id, self._clock())
 
     def reload(self) -> None:
         """Read the keys file again, as after SIGHUP."""

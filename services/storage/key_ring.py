@@ -72,14 +72,6 @@ class KeyRing:
             raise KeyMissing(f"there is no encryption key for {key_id or DEFAULT_KEY_ID}")
         return found
 
-    def has(self, key_id: str, now_s: float) -> bool:
-        """Whether a tenant's chunks can be written and read now."""
-        try:
-            self.key(key_id, now_s)
-        except KeyMissing:
-            return False
-        return True
-
     def reload(self, now_s: float) -> None:
         """Look at the file now, as after SIGHUP, changed or not. What is wrong with it is logged, not raised."""
         with self._lock:

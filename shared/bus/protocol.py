@@ -1,4 +1,4 @@
-"""What every process may ask of the bus. ``shared.bus.nats_bus`` and ``shared.bus.memory_bus`` provide it.
+"""What every process may ask of the bus. ``shared.bus.nats_bus`` provides it; in memory ``tests.memory_bus`` does.
 
 Guarantees that the conformance suite checks for both:
 

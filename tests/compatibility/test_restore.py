@@ -14,10 +14,10 @@ from services.scheduler.recording import InputFrame, read_frames
 from services.scheduler.restore import restore
 from services.scheduler.snapshots import SnapshotStore, decode_snapshot, encode_snapshot
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.errors import CodecError
 from tests.compatibility import golden
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 STORED = Path(__file__).parents[1] / "replay" / "recordings" / "disk.tcrec"
 BEHIND = 20

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.broker import BrokerSettings
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.nats_bus import connect_with
 from shared.bus.protocol import Bus, Delivery, StreamLimits, StreamMessage
 from shared.errors import Unavailable
 from tests.certificates import Authority
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.nats_server import NatsServer
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ from typing import Protocol
 from services.storage.backends import ChunkBackend
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.file_calls import FileCalls
-from services.storage.backends.memory import MemoryBackend
 from tests.conformance.object_stores import OBJECT_STORES
+from tests.memory_backend import MemoryBackend
 
 MAX_BYTES = 64 * 2**20
 TIMEOUT_S = 5.0

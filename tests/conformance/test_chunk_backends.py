@@ -46,10 +46,6 @@ def got(tier: Tier, key: ChunkKey) -> bytes:
     return bytes(into[: tier.backend.get(key, into, timeout_s=TIMEOUT_S)])
 
 
-def contains(tier: Tier, chunk: MadeChunk) -> bool:
-    return tier.backend.contains(chunk.key, timeout_s=TIMEOUT_S)
-
-
 def delete(tier: Tier, chunk: MadeChunk) -> bool:
     return tier.backend.delete(chunk.key, timeout_s=TIMEOUT_S)
 
@@ -63,7 +59,6 @@ def listed(tier: Tier, namespace: str = "") -> dict[ChunkKey, int]:
 
 def assert_lacks(tier: Tier, chunk: MadeChunk) -> None:
     assert got(tier, chunk.key) == b""
-    assert not contains(tier, chunk)
     assert chunk.key not in listed(tier)
 
 
@@ -72,7 +67,6 @@ def test_what_was_put_is_got_byte_for_byte(tier: Tier) -> None:
     put_all(tier, CHUNKS)
 
     assert [got(tier, chunk.key) for chunk in CHUNKS] == [bytes(chunk.blob) for chunk in CHUNKS]
-    assert all(contains(tier, chunk) for chunk in CHUNKS)
 
 
 def test_a_chunk_that_is_there_is_kept_as_it_is(tier: Tier) -> None:
@@ -113,7 +107,6 @@ def test_namespace_and_geometry_are_part_of_the_name(tier: Tier) -> None:
         ChunkKey(chunk.key.namespace, bytes(8), chunk.key.identity),
     ):
         assert got(tier, key) == b""
-        assert not tier.backend.contains(key, timeout_s=TIMEOUT_S)
         assert not tier.backend.delete(key, timeout_s=TIMEOUT_S)
     assert got(tier, chunk.key) == bytes(chunk.blob)
 
@@ -307,7 +300,7 @@ def test_a_chunk_that_comes_and_goes_is_only_seen_whole(tier: Tier) -> None:
 
     assert seen <= {b"", bytes(chunk.blob)}
     # Whatever the last answer was, map and tier agree about it.
-    assert contains(tier, chunk) == bool(got(tier, chunk.key)) == (chunk.key in listed(tier))
+    assert bool(got(tier, chunk.key)) == (chunk.key in listed(tier))
 
 
 def test_an_inventory_holds_what_was_there_all_the_time(tier: Tier) -> None:
@@ -344,8 +337,6 @@ def test_a_closed_tier_answers_nothing_more(tier: Tier) -> None:
         put(tier, CHUNKS[1])
     with pytest.raises(TransportError):
         got(tier, CHUNKS[0].key)
-    with pytest.raises(TransportError):
-        contains(tier, CHUNKS[0])
     with pytest.raises(TransportError):
         delete(tier, CHUNKS[0])
     with pytest.raises(TransportError):

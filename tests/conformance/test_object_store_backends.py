@@ -69,7 +69,6 @@ def test_a_store_that_hangs_does_not_hold_its_caller(place: S3Place) -> None:
     for verb in (
         lambda: backend.put(CHUNK.key, CHUNK.blob, stripe=0, timeout_s=0.3),
         lambda: backend.get(CHUNK.key, aligned(NBYTES), timeout_s=0.3),
-        lambda: backend.contains(CHUNK.key, timeout_s=0.3),
         lambda: list(backend.entries()),
     ):
         with pytest.raises(TransportError):
@@ -186,18 +185,18 @@ def test_an_outage_is_not_asked_again_until_the_cool_down_is_over(place: S3Place
 
 
 def test_a_miss_is_not_asked_again_for_a_while(place: S3Place) -> None:
-    """Get and contains ask once; again when the time is over, or when the chunk was written here."""
+    """It is asked once; again when the time is over, or when the chunk was written here."""
     now_s = [0.0]
     breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
     backend = place.open_at(lambda: now_s[0], breaker, RetryPolicy())
 
-    misses = [got(backend), got(backend), backend.contains(CHUNK.key, timeout_s=TIMEOUT_S)]
+    misses = [got(backend), got(backend)]
     asked = len(place.proxy.requests)
     now_s[0] = ABSENCE_S
     misses.append(got(backend))
     put(backend)
 
-    assert misses == [b"", b"", False, b""]
+    assert misses == [b"", b"", b""]
     assert (asked, place.proxy.count("GET")) == (1, 2)
     assert got(backend) == bytes(CHUNK.blob)
     backend.close()

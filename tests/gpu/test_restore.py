@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from bench.hidden_pieces import HiddenPieces
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.costs import costs_of
 from services.worker.restore.hidden_source import PieceSource
 from services.worker.restore.layer_mix import LayerMix
-from services.worker.restore.pieces import HiddenPieces
 from services.worker.restore.profile import measure_restoration
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
@@ -72,7 +72,7 @@ def test_a_prefix_comes_back(runner: ModelRunner, mix: str) -> None:
     ids = torch.randint(6, 300, (TOKENS,), generator=torch.Generator().manual_seed(2))
     saver.begin("r", 0)
     for start, end in [(0, 130), (130, 270), *((place, place + 1) for place in range(270, TOKENS))]:
-        with saver.one_pass(projection.inputs, [SavedRows("r", 0, end - start, start)]):
+        with saver.step() as step, step.around([SavedRows("r", 0, end - start, start)], projection.inputs):
             forward(runner, ids[start:end], start, table)
     saver.close()
     ring.close()

@@ -14,14 +14,12 @@ from typing import TypeVar
 import numpy as np
 
 from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.config import StorageConfig
 from services.storage.media import Media
 from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import Bus, StreamLimits
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.codec import Input, decode, decode_input, encode
@@ -49,6 +47,8 @@ from shared.messages.storage_plans import (
     StorageOrder,
     StoragePlan,
 )
+from tests.memory_backend import MemoryBackend
+from tests.memory_bus import MemoryBroker
 
 E = TypeVar("E", bound=Message)
 
@@ -120,9 +120,6 @@ class GatedBackend:
         if self.get_error is not None:
             raise self.get_error
         return self.inner.get(key, into, timeout_s=timeout_s)
-
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        return self.inner.contains(key, timeout_s=timeout_s)
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         return self.inner.delete(key, timeout_s=timeout_s)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
@@ -20,6 +19,7 @@ from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.chunk_makers import STATES
 from tests.integration.storage_cell import BLOB_BYTES, NAMESPACE, Sequence, StorageCell, gated_memory
 from tests.integration.storage_state_cell import OTHER, STATE, running_with_state, told
+from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
 

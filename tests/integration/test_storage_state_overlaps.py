@@ -11,7 +11,6 @@ import pytest
 
 from services.storage.backends import BLOCK_BYTES
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.media import Media
 from shared.chunks import geometry_id
 from shared.codec import Input
@@ -22,6 +21,7 @@ from shared.messages.storage_events import ChunksDropped, ChunksFetched, ChunksL
 from shared.messages.storage_plans import CancelFetch, DropChunks, FetchChunks, PinChunks, SaveChunks, StorageOrder
 from tests.integration.storage_cell import BLOB_BYTES, GEOMETRY, Sequence, StorageCell, flip_byte
 from tests.integration.storage_state_cell import STATE, StateCell, running_with_state
+from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
 

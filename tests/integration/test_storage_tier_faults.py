@@ -10,7 +10,6 @@ import pytest
 from services.storage import tier_watch
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.cipher import open_cipher
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
@@ -36,6 +35,7 @@ from tests.integration.storage_cell import (
     gated_memory,
     running_storage,
 )
+from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.media import Media
 from shared.codec import Input
 from shared.ids import namespace_digest, split_digests
@@ -32,6 +31,7 @@ from tests.integration.storage_cell import (
     make_pools,
     running_storage,
 )
+from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
 

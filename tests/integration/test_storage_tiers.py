@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.media import Media
 from shared.bus import nats_bus
@@ -36,6 +35,7 @@ from tests.integration.storage_cell import (
     make_pools,
     running_storage,
 )
+from tests.memory_backend import MemoryBackend
 from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

@@ -14,12 +14,12 @@ from services.scheduler.replay import replay
 from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from services.scheduler.targets import target_of
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.codec import Published, encode
 from shared.errors import RecordingError
 from shared.messages.gateway_notices import GatewayNotice, ResumeNeeded
 from shared.messages.status import CellStatus
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import START_NS, STEP_NS, ScriptedCell, scripted_cell
 
 

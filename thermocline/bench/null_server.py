@@ -18,7 +18,6 @@ import uvloop
 
 from shared.errors import Unavailable
 
-MODEL = "null"
 _MAX_BODY_BYTES = 64 * 2**20
 _MODELS = b'{"object":"list","data":[{"id":"null","object":"model","max_model_len":1048576,"vocab_size":32000}]}'
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -87,11 +87,6 @@ class ChaosCell:
         minded = self._supervisor.minded
         return {n: m.child.pid for n, m in minded.items() if m.child is not None and not m.child.has_ended}
 
-    def started_ticks(self) -> dict[int, int]:
-        """Start times of the present processes (clock ticks since boot), by pid."""
-        minded = self._supervisor.minded.values()
-        return {m.child.pid: m.started for m in minded if m.child is not None}
-
     def gave_up(self) -> str | None:
         """Which process cannot be kept running, and why; None as long as all can."""
         failure = self._supervisor.failure

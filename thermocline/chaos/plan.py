@@ -26,7 +26,6 @@ Kind = Literal[
 Direction = Literal["to_broker", "from_broker"]
 
 DISK_KINDS: frozenset[Kind] = frozenset({"disk_full", "flip", "truncate", "delete", "swap"})
-NETWORK_KINDS: frozenset[Kind] = frozenset({"delay", "stall", "swallow", "cut", "refuse"})
 PROCESS_KINDS: frozenset[Kind] = frozenset({"kill", "restart", "stop_short", "stop_long"})
 
 # How often each kind hits each group of processes, in parts. Workers come and go most often in real cells. A broker

@@ -14,7 +14,6 @@ import numpy as np
 
 from services.scheduler.core.cache.hotness.columns import mix
 
-TOKEN_BYTES = 4
 _MASK_31 = 2**31 - 1
 # Shorter spans are mostly some request's own and quickly made; longer ones would push all others out.
 _LEAST_CACHED_TOKENS, _MOST_CACHED_TOKENS = 256, 65_536

@@ -13,7 +13,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TextIO
 
-from shared import logs
 from shared.errors import ConfigError
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from shared.progress import Phase
@@ -34,8 +33,6 @@ from thermocline.supervisor.restarts import RestartPolicy
 from thermocline.supervisor.shortfalls import degraded_lines
 from thermocline.supervisor.supervisor import Failure, Supervisor
 from thermocline.supervisor.tier_check import check_tiers
-
-log = logs.get_logger("supervisor")
 
 _NATS_UP_S = 30.0
 _SHOWN_LINES = 40

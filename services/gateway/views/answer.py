@@ -85,11 +85,6 @@ def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
     )
 
 
-def finish_reason(delta: Delta) -> str | None:
-    """OpenAI's finish reason; other reasons are errors and never reach a view."""
-    return delta.finish
-
-
 def first_choices(generation: Generation) -> list[Choice]:
     """The first choice of each prompt."""
     seen: dict[int, Choice] = {}

@@ -5,7 +5,7 @@ them, sealed or encrypted; what is in it is not the backend's business. What the
 conformance suite checks for each:
 
 * a blob is visible only whole: ``put`` that was interrupted, by an error or by ``kill -9``, leaves either the
-  whole blob or nothing that ``get``, ``contains`` or ``entries`` would speak of;
+  whole blob or nothing that ``get`` or ``entries`` would speak of;
 * ``put`` returns when the blob is durable; a blob that is there already is kept as it is;
 * ``get`` and ``delete`` of what is not there are answered (0, False), not raised;
 * being unreachable or broken is TransportError, within the given time; being full is CapacityError; the storage goes
@@ -80,9 +80,6 @@ class ChunkBackend(Protocol):
 
         Raises IntegrityError if there is more than ``into`` can take.
         """
-
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """Whether the tier has it."""
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """Drop a blob. False if the tier lacked it."""

@@ -136,10 +136,6 @@ class DiskBackend:
             place.directory.replace(key.path, blob, deadline_s)
             return True
 
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.ChunkBackend`."""
-        return self._find(key) is not None
-
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.ChunkBackend`. A chunk may be back after a loss of power."""
         return self._remove(key, timeout_s, DiskDirectory.delete)

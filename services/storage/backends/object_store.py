@@ -90,7 +90,7 @@ class ObjectStoreBackend:
 
     def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
         """Read a whole blob; one that is larger than ``into`` is refused before its body is read."""
-        if self._is_known_absent(key, "get"):
+        if self._is_known_absent(key):
             return 0
         asked_s = self._clock()
         nbytes, body = self._calls.call("get", lambda: self._get(key.path, len(into)), timeout_s=timeout_s)
@@ -104,15 +104,6 @@ class ObjectStoreBackend:
         into[:nbytes] = memoryview(body)
         measures.REMOTE_BYTES.labels("down").inc(nbytes)
         return nbytes
-
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        if self._is_known_absent(key, "head"):
-            return False
-        asked_s = self._clock()
-        is_there = self._calls.call("head", lambda: self._head(key.path), timeout_s=timeout_s)
-        if not is_there:
-            self._note_absent(key, asked_s)
-        return is_there
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """Drop a blob. It is asked for first, since stores answer alike whether there was one or not."""
@@ -206,11 +197,11 @@ class ObjectStoreBackend:
             return Answer("missing", False)  # Somebody else dropped it meanwhile.
         return Answer("ok", True)
 
-    def _is_known_absent(self, key: ChunkKey, verb: str) -> bool:
+    def _is_known_absent(self, key: ChunkKey) -> bool:
         with self._absence_lock:
             is_absent = self._absence.is_absent(key, self._clock())
         if is_absent:
-            measures.REMOTE_REQUESTS.labels(verb, "known_missing").inc()
+            measures.REMOTE_REQUESTS.labels("get", "known_missing").inc()
         return is_absent
 
     def _note_absent(self, key: ChunkKey, asked_s: float) -> None:

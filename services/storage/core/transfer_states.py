@@ -34,8 +34,6 @@ TRANSITIONS: Final[dict[tuple[TransferState, TransferEvent], TransferState]] = {
     ("revoked", "raised"): "failed",
 }
 
-ENDS: Final[tuple[TransferState, ...]] = ("done", "failed")
-
 
 def next_state(state: TransferState, event: TransferEvent) -> TransferState:
     """Where ``event`` leads from ``state``. Raises IllegalTransition for an entry that the table lacks."""

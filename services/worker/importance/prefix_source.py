@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.kv.device_pool import DevicePool
-
 
 class LayerKeys(Protocol):
     """Keys of whole heads, for finding what is important."""
@@ -52,67 +50,6 @@ class PrefixSource(LayerKeys, LayerKv, Protocol):
     tokens: int
     kv_heads: int
     token_bytes: int
-
-
-class StoredPrefix:
-    """KV held token by token outside of any pool, with the probe heads' keys stored a second time, apart from the rest,
-    so that reading them touches nothing else (IMPRESS 6.5).
-    """
-
-    def __init__(self, kv: torch.Tensor, probe_heads: Sequence[int], start: int = 0) -> None:
-        """kv ``[layers, 2, tokens, kv_heads, head_dim]``, of tokens from ``start`` on, is referred to, not copied."""
-        self.start, self.end, self.tokens = start, start + kv.shape[2], kv.shape[2]
-        self.kv_heads = kv.shape[3]
-        self.token_bytes = 2 * kv.shape[3] * kv.shape[4] * kv.element_size()
-        self._kv = kv
-        self._apart = {head: kv[:, 0, :, head].contiguous() for head in probe_heads}
-
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        rows = slice(start - self.start, end - self.start)
-
-        def of(head: int) -> torch.Tensor:
-            apart = self._apart.get(head)
-            return self._kv[layer, 0, rows, head] if apart is None else apart[layer, rows]
-
-        return torch.stack([of(head) for head in heads])
-
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
-        """They are here."""
-
-    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        return self._kv[layer].index_select(1, tokens - self.start).transpose(1, 2)
-
-    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        heads = torch.arange(self.kv_heads, device=tokens.device)[:, None]
-        return self._kv[layer, 1][tokens - self.start, heads]
-
-
-class PagedPrefix:
-    """KV in pages of a device pool: here what is saved is attention, not I/O."""
-
-    def __init__(self, pool: DevicePool, pages: npt.NDArray[np.int32], end: int, start: int = 0) -> None:
-        """``pages`` is a page table, int32, that covers tokens up to ``end``; entries before ``start`` are not used."""
-        self.start, self.end, self.tokens = start, end, end - start
-        self.kv_heads = pool.geometry.kv_heads
-        self.token_bytes = pool.geometry.token_bytes // pool.geometry.layers
-        self._pool = pool
-        self._slots = torch.from_numpy(token_slots(pages, pool.geometry.page_size, start, end)).to(pool.device)
-
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        slots = self._slots[start - self.start : end - self.start]
-        rows = self._pool.k(layer).flatten(0, 1).index_select(0, slots)
-        return rows[:, list(heads)].transpose(0, 1)
-
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
-        """They are here."""
-
-    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        slots = self._slots[tokens - self.start]
-        return self._pool.tensor[layer].flatten(1, 2).index_select(1, slots).transpose(1, 2)
-
-    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        heads = torch.arange(self.kv_heads, device=tokens.device)[:, None]
-        return self._pool.v(layer).flatten(0, 1)[self._slots[tokens - self.start], heads]
 
 
 def token_slots(pages: npt.NDArray[np.int32], page_size: int, start: int, end: int) -> npt.NDArray[np.int64]:

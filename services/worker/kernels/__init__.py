@@ -1,4 +1,4 @@
-"""Triton kernels over the paged pool, each with a plain-torch oracle (:mod:`services.worker.kernels.oracles`).
+"""Triton kernels over the paged pool, each tested against a plain-torch oracle.
 
 They run on a GPU, and, for tests, on CPU tensors under ``TRITON_INTERPRET=1``, which must be set before Triton is
 imported for the first time. Importing this package imports Triton.

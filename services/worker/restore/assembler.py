@@ -69,8 +69,3 @@ class PieceAssembler:
             return None
         self._spare.append(piece.rows)
         return PieceRows(sequence_id, piece.first, piece.rows[:, : piece.filled]) if piece.filled else None
-
-    @property
-    def sequences(self) -> int:
-        """How many have begun and not ended."""
-        return len(self._open)

@@ -7,7 +7,6 @@ projected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,10 +56,3 @@ class LayerMix:
         if layer < self.recomputed:
             return "recompute"
         return "hidden" if layer in self.hidden_layers else "load"
-
-    @staticmethod
-    def every(layers: int) -> Iterator[LayerMix]:
-        """All mixes of a model of ``layers`` layers."""
-        for recomputed in range(layers + 1):
-            for from_hidden in range(layers - recomputed + 1):
-                yield LayerMix(recomputed, from_hidden, layers - recomputed - from_hidden)

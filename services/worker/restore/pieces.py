@@ -11,7 +11,6 @@ layer can be verified alone and a layer or piece in another's place never verifi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,23 +99,3 @@ class HiddenPiece:
 
 def _checksum(rows: npt.NDArray[np.uint8], first: int, layer: int) -> int:
     return int(xxhash.xxh3_64_intdigest(rows.data, seed=first << _LAYER_BITS | layer))
-
-
-class HiddenPieceTaker(Protocol):
-    """A store of hidden states."""
-
-    def take(self, piece: HiddenPiece) -> bool:
-        """See :meth:`PieceTaker.take`."""
-
-
-class HiddenPieces:
-    """A :class:`PieceTaker` that makes sealed pieces of hidden states of ``layers``, tails too."""
-
-    def __init__(self, taker: HiddenPieceTaker, layers: Sequence[int]) -> None:
-        self._taker, self._layers = taker, tuple(layers)
-
-    def take(self, piece: PieceRows) -> bool:
-        return self._taker.take(HiddenPiece.seal(piece.sequence_id, piece.first, self._layers, piece.rows.copy()))
-
-    def end(self, sequence_id: str) -> None:
-        """A piece says by itself which tokens it holds."""

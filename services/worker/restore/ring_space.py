@@ -15,11 +15,6 @@ class RingSpace:
         self._areas: deque[tuple[int, int]] = deque()  # (start, end), oldest first.
 
     @property
-    def areas(self) -> int:
-        """How many are in use."""
-        return len(self._areas)
-
-    @property
     def largest(self) -> int:
         """Bytes of the largest area that can be had now."""
         if not self._areas:

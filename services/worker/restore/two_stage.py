@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.worker.restore.assembler import PieceAssembler
-from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.pieces import PieceRows, PieceTaker
 from services.worker.restore.saving_step import SavedRows, SavingStep, Taken, runs_of
 from services.worker.restore.snapshot_ring import SnapshotRing
@@ -85,10 +84,6 @@ class TwoStageSaver:
         if self._next.pop(sequence_id, None) is not None:
             self._submit(lambda: self._end(sequence_id))
 
-    def is_saving(self, sequence_id: str) -> bool:
-        """Whether further rows of it would be saved."""
-        return sequence_id in self._next
-
     @property
     def is_idle(self) -> bool:
         """Whether no sequence is being saved."""
@@ -110,12 +105,6 @@ class TwoStageSaver:
             raise
         finally:
             self._settle(step)
-
-    @contextmanager
-    def one_pass(self, inputs: AttentionInputs, rows: Sequence[SavedRows]) -> Iterator[None]:
-        """A step of one forward pass, of which hidden states are kept and no KV. If the block raises, it is void."""
-        with self.step() as step, step.around(rows, inputs):
-            yield
 
     def close(self) -> None:
         """End all sequences and return when all pieces have been handed on."""

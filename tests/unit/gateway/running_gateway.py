@@ -21,10 +21,10 @@ from services.gateway.http_server import bind, make_server
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.shell import GatewayShell
 from services.gateway.tokenizer import Tokenizer
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.lifecycle import Lifecycle
 from shared.messages.requests import SubmitRequest
 from shared.model_files import load_config
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.unit.gateway.scripted_cell import ScriptedCell, Step
 from tests.waiting import until
 

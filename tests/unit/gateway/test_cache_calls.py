@@ -10,13 +10,13 @@ import pytest
 
 from services.gateway.cache_calls import CacheCalls, PinRefused
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import StreamLimits
 from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound, Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import PinPrefix
 from shared.messages.status import ChunksVerified, ListCache, VerifyChunks
+from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.scripted_cache import NAMESPACE, ScriptedCache, node
 
 ORDER = PinPrefix(pin_id="docs", namespace=NAMESPACE, tokens=pack_int32(range(40)), ttl_ms=1000)

@@ -9,11 +9,11 @@ import pytest
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.pending import Choice, Generation, PendingTable
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.errors import Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.virtual_loop import run_virtually
 
 

@@ -11,13 +11,13 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.notices import NoticeHandler
 from services.gateway.pending import Choice, Generation, PendingTable
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
 from shared.codec import encode
 from shared.errors import ThermoclineError, TransportError, Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SamplingParams, SubmitRequest
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.waiting import until
 
 SUBJECT = subjects.gateway_output("gw")

@@ -13,12 +13,12 @@ from services.gateway.pending import Choice, Generation, PendingTable
 from services.gateway.relay import PARALLEL_SEARCHES, TokenRelay
 from services.gateway.timeouts import WaitLimits, needs_search
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.codec import decode, encode
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.status import GetOutputs, GetRequestStanding, Outputs, RequestStanding
 from shared.messages.tokens import TokenItem
+from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.running_gateway import running_gateway
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from services.scheduler.lease import LEASE_NAME, MARGIN, Claim, Lease
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.errors import Unavailable
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 DURATION_MS = 1000
 

@@ -9,10 +9,10 @@ import pytest
 from services.scheduler.lease import Progress
 from services.scheduler.outbox import MOST_UNCONFIRMED, Outbox
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import decode_published
 from shared.messages.gateway_notices import GatewayNotice, ResumeNeeded
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.waiting import until
 
 

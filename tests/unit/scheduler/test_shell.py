@@ -17,7 +17,6 @@ from services.scheduler.fold import Fold
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from shared import lifecycle, subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
 from shared.codec import Input, Published, decode, decode_input, decode_published, encode
 from shared.lifecycle import Lifecycle
@@ -27,6 +26,7 @@ from shared.messages.status import CellStatus, GetStatus, Heartbeat, Kind, Snaps
 from shared.messages.storage_events import StorageJoined
 from shared.messages.storage_plans import CreateHostPool, StoragePlan
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import GEOMETRY, submit, worker_joined
 from tests.stateful.model_state import COSTS
 

@@ -16,7 +16,6 @@ from services.scheduler.lease import Claim
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import Snapshot, take_snapshot
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.codec import Input, Published, decode, decode_input, decode_published, encode
 from shared.errors import TransportError, Unavailable
@@ -25,6 +24,7 @@ from shared.messages.cell_events import SchedulerStarted
 from shared.messages.status import CellStatus, GetStatus, SnapshotTaken, TakeSnapshot
 from shared.messages.worker_plans import WorkerPlan
 from shared.plan_order import PlanOrder
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import scripted_cell, submit, worker_joined
 from tests.waiting import until
 

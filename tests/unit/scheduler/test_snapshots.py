@@ -18,9 +18,9 @@ from services.scheduler.snapshots import (
     take_snapshot,
 )
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.errors import RecordingError
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 
 def snapshot(seq: int, time_ns: int = 0) -> Snapshot:

@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import Gauge
 
 from shared import event_outbox, subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import StreamLimits
 from shared.codec import decode_input
 from shared.errors import InternalError, PayloadTooLarge, TransportError, Unavailable
 from shared.event_outbox import DEDUPLICATION_S, EventOutbox
 from shared.messages.storage_events import BackupDone
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 SUBJECT = subjects.storage_input("s0")
 

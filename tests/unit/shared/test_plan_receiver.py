@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import Counter, Histogram
 
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import encode
 from shared.errors import TransportError
 from shared.messages.storage_plans import DetachDevicePool, StoragePlan
 from shared.messages.worker_plans import DetachHostPool, WorkerPlan
 from shared.plan_receiver import GAP_TIMEOUT_S, RESYNC_S, PlanReceiver
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.waiting import until
 
 SUBJECT = subjects.worker_output("w")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import StreamLimits
 from shared.memory import SharedSegment, unlink_all
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.memory_bus import MemoryBroker
 from tests.run_name import RUN
 
 

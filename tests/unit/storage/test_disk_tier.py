@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.storage.backends import ChunkBackend, ChunkEntry, ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_keys import NoCipher
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.chunk_index import Arrival
@@ -20,6 +19,7 @@ from services.storage.io_threads import IoThreads
 from services.storage.paced_reads import PacedReads
 from shared.errors import CapacityError, IntegrityError, TransportError
 from tests.chunk_makers import SMALL, MadeChunk, aligned, make_chain
+from tests.memory_backend import MemoryBackend
 
 READ = VerifiedRead(SMALL, NoCipher(), "")
 CHAIN = make_chain(4, seed=1)
@@ -49,9 +49,6 @@ class _Disk:
         if self.get_errors:
             raise self.get_errors.pop(0)
         return self.inner.get(key, into, timeout_s=timeout_s)
-
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        return self.inner.contains(key, timeout_s=timeout_s)
 
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         return self.inner.delete(key, timeout_s=timeout_s)

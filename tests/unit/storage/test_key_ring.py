@@ -41,6 +41,14 @@ def ring(path: Path | str, **environ: str) -> KeyRing:
     return KeyRing(str(path), environ=environ, now_s=0.0)
 
 
+def has(keys: KeyRing, key_id: str, now_s: float) -> bool:
+    try:
+        keys.key(key_id, now_s)
+    except KeyMissing:
+        return False
+    return True
+
+
 def test_keys_of_a_file_are_found_by_their_digests(file: Path) -> None:
     """Each salt has its key, no salt has the default, and an unknown salt has none."""
     keys = ring(file)
@@ -52,7 +60,7 @@ def test_keys_of_a_file_are_found_by_their_digests(file: Path) -> None:
 
 def test_a_salt_never_falls_back_to_the_default_key(file: Path) -> None:
     """A tenant without a key of its own is not encrypted under everybody's."""
-    assert not ring(file).has(key_digest("carol"), 0.0)
+    assert not has(ring(file), key_digest("carol"), 0.0)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
@@ -96,10 +104,10 @@ def test_a_key_taken_out_of_the_file_is_gone_within_a_second(file: Path) -> None
     keys = ring(file)
     write(file, default=1, bob=3)
 
-    assert keys.has(ALICE, 0.9)
-    assert not keys.has(ALICE, 1.0)
-    assert keys.has(BOB, 1.0)
-    assert keys.has("", 1.0)
+    assert has(keys, ALICE, 0.9)
+    assert not has(keys, ALICE, 1.0)
+    assert has(keys, BOB, 1.0)
+    assert has(keys, "", 1.0)
 
 
 def test_reload_does_not_wait_for_the_second(file: Path) -> None:
@@ -109,7 +117,7 @@ def test_reload_does_not_wait_for_the_second(file: Path) -> None:
 
     keys.reload(0.1)
 
-    assert not keys.has(ALICE, 0.1)
+    assert not has(keys, ALICE, 0.1)
 
 
 def test_a_file_that_went_away_holds_no_keys(file: Path) -> None:
@@ -117,10 +125,10 @@ def test_a_file_that_went_away_holds_no_keys(file: Path) -> None:
     keys = ring(file, **{DEFAULT_KEY_VARIABLE: encoded(8)})
     file.unlink()
 
-    assert not keys.has(BOB, 1.0)
+    assert not has(keys, BOB, 1.0)
     assert keys.key("", 1.0)[0] == 8
     write(file, bob=3)
-    assert keys.has(BOB, 2.0)
+    assert has(keys, BOB, 2.0)
 
 
 @pytest.mark.parametrize("fault", ["syntax", "mode"])

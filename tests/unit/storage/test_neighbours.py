@@ -10,11 +10,11 @@ import pytest
 
 from services.storage.neighbours import Neighbours
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery
 from shared.codec import decode
 from shared.memory.life import LifeSign
 from shared.messages.status import Heartbeat
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 GONE = Heartbeat(kind="worker", id="w0", incarnation="one", is_gone=True)
 

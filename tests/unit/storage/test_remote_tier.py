@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.storage.backends import ChunkBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.buffers import Buffers
 from services.storage.chunk_writing import blob_digest
 from services.storage.io_threads import IoThreads
@@ -17,6 +16,7 @@ from services.storage.remote_tier import MOST_TRIES, OVER_QUOTA, RemoteTier, Upl
 from services.storage.staging import Staging
 from shared.errors import TransportError
 from tests.chunk_makers import MadeChunk, make_chain
+from tests.memory_backend import MemoryBackend
 
 CHAIN = make_chain(3, seed=2)
 NBYTES = CHAIN[0].blob.nbytes

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from services.storage import scrubber as scrubbing
-from services.storage.backends.memory import MemoryBackend
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import blob_nbytes
 from services.storage.chunk_keys import NoCipher
@@ -23,6 +22,7 @@ from services.storage.staging import Staging
 from shared.errors import Unavailable
 from shared.messages.status import VerifyChunks
 from tests.chunk_makers import SMALL, make_chain
+from tests.memory_backend import MemoryBackend
 
 CHAIN = make_chain(3, seed=1)
 NBYTES = CHAIN[0].blob.nbytes

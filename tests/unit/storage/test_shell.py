@@ -14,7 +14,6 @@ from services.storage.pools import Pools
 from services.storage.shell import StorageShell
 from services.storage.thread_priority import COPY_NICENESS
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.codec import Input, decode, decode_input, encode
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle
@@ -34,6 +33,7 @@ from shared.messages.storage_plans import (
     StorageOrder,
     StoragePlan,
 )
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 MakePool = Callable[[KvGeometry, int], PoolHandle]
 

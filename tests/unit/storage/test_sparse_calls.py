@@ -10,11 +10,11 @@ import xxhash
 
 from services.storage.sparse_calls import ANSWER_BYTES_MOST, SparseCalls
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.codec import decode, encode
 from shared.errors import IntegrityError, NotFound, ThermoclineError
 from shared.memory import SharedSegment
 from shared.messages.sparse_reads import BUFFER_KIND, ReadSparse, SparseRead
+from tests.memory_bus import MemoryBroker
 
 
 class GatedReader:

@@ -8,10 +8,10 @@ import pytest
 
 from services.storage.standing import StandingCheck
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.codec import decode, encode
 from shared.errors import TransportError, Unavailable
 from shared.messages.status import GetStanding, Standing
+from tests.memory_bus import MemoryBroker
 
 
 class Cell:

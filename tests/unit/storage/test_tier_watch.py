@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from services.storage.backends import ChunkEntry, ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.core.chunk_index import Arrival
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
@@ -16,6 +15,7 @@ from services.storage.remote_tier import RemoteTier
 from services.storage.tier_watch import TierWatch
 from services.storage.warm_start import WarmStart
 from shared.errors import CapacityError, TransportError
+from tests.memory_backend import MemoryBackend
 
 QUOTA = 16 * 4096
 KEY = ChunkKey("aa" * 16, b"g" * 8, b"i" * 16)

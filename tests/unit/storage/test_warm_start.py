@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from services.storage.backends import ChunkEntry, ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
 from services.storage.warm_start import AT_ONCE, WarmStart
 from shared.errors import TransportError
+from tests.memory_backend import MemoryBackend
 
 GEOMETRY = b"g" * 8
 

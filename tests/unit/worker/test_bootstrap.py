@@ -10,9 +10,9 @@ import pytest
 from services.worker.bootstrap import make_disk_reads, make_loads
 from services.worker.config import WorkerConfig
 from services.worker.importance.disk_reads import DiskReads
-from shared.bus.memory_bus import MemoryBroker
 from shared.errors import ConfigError
 from shared.memory import HostPoolView
+from tests.memory_bus import MemoryBroker
 from tests.unit.worker.fake_model import SHM_PREFIX, FakeRunner
 from tests.unit.worker.pools import fill_page, page_load
 

@@ -19,7 +19,6 @@ from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import Input, decode, decode_input, encode
 from shared.errors import InternalError, OperatorError, SparsePrefixLost, TransportError
@@ -38,6 +37,7 @@ from shared.messages.worker_events import (
     WorkerLeft,
 )
 from shared.messages.worker_plans import Dismiss, LeaveCell, WorkerOrder, WorkerPlan
+from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.unit.worker.driven_executor import admit, batch, chunk, extend, vocabulary
 from tests.unit.worker.fake_model import GEOMETRY, FakeRunner, continuation
 

@@ -6,10 +6,10 @@ import asyncio
 
 from services.worker.token_sender import TokenSender
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker, MemoryBus
 from shared.bus.protocol import Delivery
 from shared.codec import decode
 from shared.messages.tokens import TokenBatch, TokenItem
+from tests.memory_bus import MemoryBroker, MemoryBus
 
 
 def item(index: int, *, request_id: str = "r", text: str = "") -> TokenItem:

@@ -6,9 +6,9 @@ on both are told everything and must answer alike.
 
 from __future__ import annotations
 
+from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
-from thermocline.simulate.blocks_hotness import ExactHotness
 
 MOST_RUNNING = 3
 

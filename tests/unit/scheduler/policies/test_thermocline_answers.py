@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.fit import _departures, _fit_base
 from services.scheduler.policies.thermo.law import AGE_BINS, ANSWERS, FEATURE_BITS, PACES, RHYTHMS
 from services.scheduler.policies.thermocline import MOST_RUNNING, ThermoclinePolicy
-from thermocline.simulate.blocks_hotness import ExactHotness
 
 
 def at(seconds, admission):

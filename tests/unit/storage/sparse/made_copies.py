@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from services.storage.backends import ChunkBackend, ChunkKey, PartialReads
-from services.storage.backends.memory import MemoryBackend
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import payload_view
 from services.storage.chunk_keys import ChunkKeys
@@ -34,6 +33,7 @@ from shared.messages.base import pack_int32
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
 from shared.messages.sparse_reads import ReadSparse
 from tests.chunk_makers import MadeChunk, aligned, make_chain
+from tests.memory_backend import MemoryBackend
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=16, dtype="float16")
 LAYOUT = SparseLayout.of(GEOMETRY, block_tokens=4)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.paced_reads import PacedReads
 from services.storage.sparse import reordering as reordering_module
 from services.storage.sparse.chunk_turns import ChunkTurns
@@ -22,6 +21,7 @@ from services.storage.staging import Staging
 from shared.errors import TransportError
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
+from tests.memory_backend import MemoryBackend
 from tests.unit.storage.sparse.made_copies import CIPHER, Reading, copy_of, reading
 
 ALICE = key_digest("alice")

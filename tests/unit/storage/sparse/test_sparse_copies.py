@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_keys import ChunkKeys
 from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.verification import verify_copy
@@ -18,6 +17,7 @@ from services.storage.staging import Staging
 from shared.errors import CapacityError, KeyMissing
 from shared.ids import key_digest
 from tests.chunk_makers import MadeChunk, aligned
+from tests.memory_backend import MemoryBackend
 from tests.unit.storage.sparse.made_copies import CIPHER, LAYOUT, Reading, copy_key, copy_of, reading
 
 ALICE = key_digest("alice")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.storage.backends.memory import MemoryBackend
 from services.storage.sparse.layout import FIXED_BYTES, SparseLayout
 from services.storage.sparse.part_reading import HeadReading, PartReading
 from services.storage.sparse.read_check import Asked
@@ -19,6 +18,7 @@ from shared.errors import IntegrityError, NotFound
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
 from tests.chunk_makers import MadeChunk, aligned, make_chain
+from tests.memory_backend import MemoryBackend
 from tests.unit.storage.sparse.made_copies import CIPHER, copy_key, copy_of, kv_of
 
 COUNT = 1000

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.storage.backends import BLOCK_BYTES, ChunkKey
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_keys import ChunkKeys, NoCipher
 from services.storage.paced_reads import PacedReads
 from services.storage.sparse import reader as reading_module
@@ -22,6 +21,7 @@ from shared.errors import IntegrityError, InvalidRequest, KeyMissing, NotFound, 
 from shared.ids import key_digest
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
+from tests.memory_backend import MemoryBackend
 from tests.unit.storage.sparse.made_copies import LAYOUT, copy_of, reading
 
 ALICE = key_digest("alice")

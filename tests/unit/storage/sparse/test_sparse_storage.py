@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.memory import MemoryBackend
 from services.storage.chunk_format import blob_nbytes
 from services.storage.config import StorageConfig
 from services.storage.media import Media, open_media
@@ -29,6 +28,7 @@ from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.integration import storage_cell
 from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, running_storage
 from tests.integration.storage_state_cell import STATE, running_with_state
+from tests.memory_backend import MemoryBackend
 from tests.run_name import RUN
 
 LAYOUT = SparseLayout.of(GEOMETRY)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from services.gateway.cache_calls import CacheCalls
-from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import StreamLimits
 from shared.errors import NotFound
+from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.scripted_cache import ScriptedCache
 from thermocline.cache import verify
 

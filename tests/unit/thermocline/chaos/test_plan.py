@@ -1,6 +1,8 @@
 """Plans of faults follow from their seed."""
 
-from thermocline.chaos.plan import DISK_KINDS, NETWORK_KINDS, PROCESS_KINDS, WEIGHTS, draw_plan, group_of
+from typing import get_args
+
+from thermocline.chaos.plan import WEIGHTS, Kind, draw_plan, group_of
 
 NAMES = ("nats", "scheduler", "storage", "worker-0", "worker-1", "gateway")
 
@@ -20,7 +22,7 @@ def test_a_few_hundred_faults_are_of_every_kind_and_hit_everybody() -> None:
     """No weight is so small that a kind hardly comes."""
     plan = draw_plan(1, 500, NAMES, heartbeat_lost_s=3)
 
-    assert {fault.kind for fault in plan} == DISK_KINDS | NETWORK_KINDS | PROCESS_KINDS
+    assert {fault.kind for fault in plan} == set(get_args(Kind))
     assert {(fault.kind, group_of(fault.target)) for fault in plan} == {(kind, group) for kind, group, _ in WEIGHTS}
     assert {fault.target for fault in plan} == set(NAMES)
 

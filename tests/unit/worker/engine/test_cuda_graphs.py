@@ -18,9 +18,9 @@ from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.static_batch import PADDING, StaticBatch
-from services.worker.kernels import oracles
 from services.worker.restore.attention_inputs import AttentionInputs
 from tests.engine_driver import page_tables, random_prompt
+from tests.unit.worker.kernels import oracles
 from tests.unit.worker.runners import LoadRunner
 
 MOST_ROWS = 6

@@ -20,11 +20,11 @@ from services.worker.evaluation.runner_scorer import RunnerScorer
 from services.worker.evaluation.scorer import QuestionScore
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule
-from services.worker.importance.prefix_source import PagedPrefix
 from services.worker.importance.selection import Budget
 from shared.errors import ConfigError, ContextTooLong
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import random_prompt
+from tests.unit.worker.importance.paged_prefix import PagedPrefix
 from tests.unit.worker.runners import LoadRunner
 
 PREFIX = random_prompt(75, 3)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix
-from services.worker.importance.prefix_source import StoredPrefix, token_slots
+from services.worker.importance.prefix_source import token_slots
 from tests.engine_driver import Request, page_tables, random_prompt, run_step
 
 

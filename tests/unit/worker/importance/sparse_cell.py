@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.importance.prefix_source import StoredPrefix, token_slots
+from services.worker.importance.prefix_source import token_slots
 from services.worker.sparse_prefixes import ImportanceSettings
 from shared.chunks import chunk_tokens
 from shared.errors import SparsePrefixLost

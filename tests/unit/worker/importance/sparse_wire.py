@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.storage.sparse_calls import SparseCalls
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.chunks import chunk_tokens
 from shared.memory import unlink_all
 from shared.messages.base import unpack_int32
@@ -29,6 +28,7 @@ from shared.messages.pools import KvGeometry
 from shared.messages.requests import Importance
 from shared.messages.sparse_reads import ReadSparse
 from shared.messages.worker_plans import SparsePrefix
+from tests.memory_bus import MemoryBroker
 from tests.run_name import RUN
 
 T = TypeVar("T")

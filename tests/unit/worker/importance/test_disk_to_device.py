@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.storage.sparse_calls import SparseCalls
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import subjects
-from shared.bus.memory_bus import MemoryBroker
 from shared.errors import SparsePrefixLost
 from shared.ids import key_digest
 from shared.memory import unlink_all
 from shared.messages.requests import Importance
 from shared.messages.worker_plans import SparsePrefix
+from tests.memory_bus import MemoryBroker
 from tests.run_name import RUN
 from tests.unit.storage.sparse.made_copies import GEOMETRY, Reading, reading
 

@@ -13,7 +13,7 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
 from services.worker.importance.kept_kv import KeptInPages
-from services.worker.importance.prefix_source import PagedPrefix, token_slots
+from services.worker.importance.prefix_source import token_slots
 from services.worker.importance.selection import Budget
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.speculation import ReadAhead
@@ -22,6 +22,7 @@ from shared.errors import InvariantViolated, SparsePrefixLost
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import Request, random_prompt, run_step
 from tests.unit.worker.importance.asked import Asked
+from tests.unit.worker.importance.paged_prefix import PagedPrefix
 from tests.unit.worker.importance.sparse_cell import OnDisk
 from tests.unit.worker.runners import LoadRunner
 

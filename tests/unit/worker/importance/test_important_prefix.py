@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads, Rows
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
 from services.worker.importance.kept_kv import KeptInMemory
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.selection import Budget
 from services.worker.importance.speculation import ReadAhead
 from services.worker.importance.speculation_control import ControlSettings, SpeculationControl

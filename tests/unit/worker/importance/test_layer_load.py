@@ -7,9 +7,9 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from bench.stored_prefix import StoredPrefix
 from services.worker.importance.bytes_read import BytesRead, ReadKind
 from services.worker.importance.layer_load import LayerLoad
-from services.worker.importance.prefix_source import StoredPrefix
 from services.worker.importance.speculation import Flight, Landed
 
 HEADS, TOKENS, HEAD_DIM, START = 3, 12, 4, 100

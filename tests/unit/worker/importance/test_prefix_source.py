@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.importance.prefix_source import PagedPrefix, StoredPrefix
+from bench.stored_prefix import StoredPrefix
 from tests.unit.worker.importance.asked import Asked
+from tests.unit.worker.importance.paged_prefix import PagedPrefix
 from tests.unit.worker.runners import LoadRunner
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.worker.importance.identification import BLOCK_ROWS, Rows
-from services.worker.importance.oracle import attend_masked
 from services.worker.importance.sparse_attention import attend_selected
+from tests.unit.worker.importance.oracle import attend_masked
 
 PREFIX, HEADS, KV_HEADS, HEAD_DIM = 23, 4, 2, 8
 

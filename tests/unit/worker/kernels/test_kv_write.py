@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.worker.kernels import oracles
+from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.interpreted import Interpreter
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.kernels import oracles
+from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.paged_batches import Shape, make_batch
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.host_pages import HostPages
 from services.worker.engine.forward_meta import Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.restore.hidden_source import HiddenSource, PieceSource
-from services.worker.restore.kv_source import HostPages
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.projection import KvProjection

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 import tests.checkpoints
+from bench.hidden_pieces import HiddenPieces
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.hidden_shape import HiddenShape
-from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import TwoStageSaver
@@ -86,7 +87,7 @@ class Saving:
         for name, request, count in work:
             rows.append(SavedRows(name, first, count, request.computed))
             first += count
-        with self.saver.one_pass(self.inputs, rows):
+        with self.saver.step() as step, step.around(rows, self.inputs):
             return run_step(self.runner, [(request, count) for _, request, count in work])
 
     def run(self, name: str, request: Request, chunks: Sequence[int], new_tokens: int) -> None:

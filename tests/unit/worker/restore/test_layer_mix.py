@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.layer_mixes import every_mix
 from services.worker.restore.layer_mix import LayerMix
 from shared.errors import InvariantViolated
 from shared.messages.pools import KvGeometry
@@ -19,7 +20,7 @@ def test_the_order_is_recompute_hidden_load() -> None:
 
 def test_every_mix_of_a_model() -> None:
     """(L + 1)(L + 2) / 2 of them, all different."""
-    mixes = list(LayerMix.every(6))
+    mixes = list(every_mix(6))
 
     assert len(mixes) == len({(mix.recomputed, mix.from_hidden, mix.loaded) for mix in mixes}) == 28
     assert {mix.layers for mix in mixes} == {6}

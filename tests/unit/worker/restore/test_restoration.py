@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.layer_mixes import every_mix
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.layer_gate import LoadRejected
 from services.worker.restore.layer_mix import LayerMix
@@ -62,7 +63,7 @@ def test_the_answer_is_that_of_recomputation(family: str, dtype: str, load_runne
     assert torch.equal(kv_of(runner, prefix.table, prefix.length), prefix.kv)
 
 
-@pytest.mark.parametrize("mix", list(LayerMix.every(3)), ids=str)
+@pytest.mark.parametrize("mix", list(every_mix(3)), ids=str)
 @pytest.mark.parametrize("family", ["qwen3", "opt"])
 def test_every_mix(family: str, mix: LayerMix, load_runner: LoadRunner) -> None:
     """Layers from tokens, hidden states and KV together, equal to the bit."""

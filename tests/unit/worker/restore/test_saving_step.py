@@ -9,10 +9,11 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.pieces import PieceRows
 from services.worker.restore.saving_step import SavedRows, SavingStep
 from services.worker.restore.snapshot_ring import SnapshotRing
-from services.worker.restore.two_stage import AttentionInputs, TwoStageSaver
+from services.worker.restore.two_stage import TwoStageSaver
 from tests.engine_driver import page_tables, random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.restore.saved import CPU, kv_of, shape_of

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.hidden_pieces import HiddenPieces
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore import two_stage
-from services.worker.restore.piece_queue import PieceQueue
-from services.worker.restore.pieces import HiddenPiece, HiddenPieces
+from services.worker.restore.attention_inputs import AttentionInputs
+from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import TwoStageSaver
@@ -97,7 +98,7 @@ def test_an_end_flushes_the_tail(position: int, load_runner: LoadRunner) -> None
     expected = [(position, 64), (64, 100)] if position < 64 else [(64, 100)]
     assert [(piece.first, piece.end) for piece in at.shelf.pieces] == expected
     assert before == expected[:-1]
-    assert not at.saver.is_saving("r")
+    assert at.saver.is_idle
 
 
 def test_a_preempted_sequence_begins_again(load_runner: LoadRunner) -> None:
@@ -131,7 +132,6 @@ def test_a_full_ring_stops_a_sequence_and_no_step(load_runner: LoadRunner) -> No
             at.saver.begin(name, 0)
         at.step([("small", small, 10), ("large", large, 30)])
         at.step([("small", small, 5), ("large", large, 40)])
-        assert (at.saver.is_saving("small"), at.saver.is_saving("large")) == (True, False)
         later.do_all()
         at.step([("small", small, 40), ("large", large, 20)])
         at.saver.end("small")
@@ -227,7 +227,7 @@ def test_a_failed_step_saves_nothing(load_runner: LoadRunner) -> None:
 def _broken_step(at: Saving, one: Request, gate: object) -> None:
     from tests.engine_driver import run_step
 
-    with at.saver.one_pass(at.inputs, [SavedRows("r", 0, 20, one.computed)]):
+    with at.saver.step() as step, step.around([SavedRows("r", 0, 20, one.computed)], at.inputs):
         run_step(at.runner, [(one, 20)], gate=gate)
 
 
@@ -240,7 +240,7 @@ def test_a_thread_of_its_own(load_runner: LoadRunner) -> None:
     saver = TwoStageSaver(ring, HiddenPieces(shelf, range(shape.layers)), max_sequences=2)
     at = Saving.__new__(Saving)
     at.runner, at.shelf, at.saver = runner, shelf, saver
-    at.inputs = two_stage.AttentionInputs(runner.model, shape.layers)
+    at.inputs = AttentionInputs(runner.model, shape.layers)
     one = request(runner, 100, seed=10)
     saver.begin("r", 0)
 
@@ -251,14 +251,3 @@ def test_a_thread_of_its_own(load_runner: LoadRunner) -> None:
 
     assert [(piece.first, piece.end) for piece in shelf.pieces] == [(0, 64), (64, 100)]
     assert not (SHM_DIRECTORY / ring.name).exists()
-
-
-def test_the_queue_of_pieces_is_bounded_by_bytes() -> None:
-    """What does not fit is refused until somebody drains it."""
-    piece = HiddenPiece.seal("r", 0, (0,), np.zeros((1, 10, 8), dtype=np.uint8))
-    queue = PieceQueue(200)
-
-    assert [queue.take(piece) for _ in range(3)] == [True, True, False]
-    assert queue.drain() == [piece, piece]
-    assert queue.drain() == []
-    assert queue.take(piece)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.bus.memory_bus import MemoryBroker
 from shared.bus.protocol import StreamLimits
+from tests.memory_bus import MemoryBroker
 
 
 class Clock:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
+from bench.blocks import BlockCache, BlockHits, BlockRequests, read_blocks, run_blocks
+from bench.blocks_hotness import ExactHotness, FilterHotness
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from services.scheduler.core.cache.eviction.ranked import LruPolicy
 from shared.errors import InvalidRequest, InvariantViolated
 from shared.messages.cell_events import CellConfig
-from thermocline.simulate.blocks import BlockCache, BlockHits, BlockRequests, read_blocks, run_blocks
-from thermocline.simulate.blocks_hotness import ExactHotness, FilterHotness
 
 
 def requests_of(*prompts):

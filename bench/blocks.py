@@ -13,11 +13,11 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.blocks_hotness import BlockHotness
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
 from shared.errors import InvariantViolated
-from thermocline.simulate.blocks_hotness import BlockHotness
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
 ANSWER_TOKEN_NS = 30_000_000

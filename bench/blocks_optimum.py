@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.blocks import BlockRequest
 from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import Rank, RankedPolicy
 from services.scheduler.core.cache.hotness.columns import mix
 from services.scheduler.core.cache.prefix_tree import Node
-from thermocline.simulate.blocks import BlockRequest
 
 _NEVER = 2**62
 

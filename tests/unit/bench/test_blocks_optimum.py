@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
+from bench.blocks import BlockCache, BlockRequests
+from bench.blocks_hotness import ExactHotness
+from bench.blocks_optimum import furthest_use
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
 from shared.messages.cell_events import CellConfig
-from thermocline.simulate.blocks import BlockCache, BlockRequests
-from thermocline.simulate.blocks_hotness import ExactHotness
-from thermocline.simulate.blocks_optimum import furthest_use
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=9)
 more_prompts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=40)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from services.worker.engine.model_runner import ModelRunner
-from services.worker.restore.direct_saving import DirectSaver
+from bench.direct_saving import DirectSaver
 from services.worker.restore.saving_step import SavedRows
+from tests.checkpoints import make_checkpoint
 from tests.engine_driver import Request, random_prompt, run_step
+from tests.run_name import shm_prefix
 from tests.unit.worker.restore.saved import saving, shape_of
+from tests.unit.worker.runners import LoadRunner, runners_of
+
+
+@pytest.fixture
+def load_runner(tmp_path: Path) -> Iterator[LoadRunner]:
+    with runners_of(lambda family: make_checkpoint(family, tmp_path / family), shm_prefix("restore")) as load:
+        yield load
 
 
 @pytest.mark.parametrize("past_page_cache", [False, True])
-def test_both_ways_save_the_same(
-    past_page_cache: bool, load_runner: Callable[..., ModelRunner], tmp_path: Path
-) -> None:
+def test_both_ways_save_the_same(past_page_cache: bool, load_runner: LoadRunner, tmp_path: Path) -> None:
     """Every row of every layer lies where its token and layer say."""
     runner = load_runner("llama")
     table = np.arange(10, dtype=np.int32)
@@ -30,7 +36,7 @@ def test_both_ways_save_the_same(
         for count in (40, 1, 19):
             rows = [SavedRows("r", 0, count, one.computed)]
             direct.set_rows(rows)
-            with at.saver.one_pass(at.inputs, rows), at.inputs.given_to(direct):
+            with at.saver.step() as step, step.around(rows, at.inputs), at.inputs.given_to(direct):
                 run_step(runner, [(one, count)])
         at.saver.end("r")
     direct.close()

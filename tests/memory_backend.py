@@ -68,12 +68,6 @@ class MemoryBackend:
             self._blobs[key] = bytes(blob)
             return True
 
-    def contains(self, key: ChunkKey, *, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.ChunkBackend`."""
-        with self._lock:
-            self._check_open()
-            return key in self._blobs
-
     def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
         """See :class:`~services.storage.backends.ChunkBackend`."""
         with self._lock:

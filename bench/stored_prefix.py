@@ -1,0 +1,40 @@
+"""A prefix held in memory, as a source of keys, K and V (``services.worker.importance.prefix_source``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class StoredPrefix:
+    """KV held token by token outside of any pool, with the probe heads' keys stored a second time, apart from the rest,
+    so that reading them touches nothing else (IMPRESS 6.5).
+    """
+
+    def __init__(self, kv: torch.Tensor, probe_heads: Sequence[int], start: int = 0) -> None:
+        """kv ``[layers, 2, tokens, kv_heads, head_dim]``, of tokens from ``start`` on, is referred to, not copied."""
+        self.start, self.end, self.tokens = start, start + kv.shape[2], kv.shape[2]
+        self.kv_heads = kv.shape[3]
+        self.token_bytes = 2 * kv.shape[3] * kv.shape[4] * kv.element_size()
+        self._kv = kv
+        self._apart = {head: kv[:, 0, :, head].contiguous() for head in probe_heads}
+
+    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
+        rows = slice(start - self.start, end - self.start)
+
+        def of(head: int) -> torch.Tensor:
+            apart = self._apart.get(head)
+            return self._kv[layer, 0, rows, head] if apart is None else apart[layer, rows]
+
+        return torch.stack([of(head) for head in heads])
+
+    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
+        """They are here."""
+
+    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        return self._kv[layer].index_select(1, tokens - self.start).transpose(1, 2)
+
+    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        heads = torch.arange(self.kv_heads, device=tokens.device)[:, None]
+        return self._kv[layer, 1][tokens - self.start, heads]
