@@ -1,6 +1,6 @@
 """Runs parts of the GPU benchmark on a processor, all in this process, which imports what they need once.
 
-``python -m tests.unit.bench.played_parts.several FOLDER PART...``; of a part that raises the traceback is left there.
+``python -m tests.unit.bench.gpu.played_parts.several FOLDER PART...``; a part that raises leaves the traceback there.
 """
 
 import runpy

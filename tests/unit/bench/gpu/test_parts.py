@@ -20,8 +20,8 @@ from bench.gpu.part_process import Outcome, run_part
 from bench.gpu.parts import PARTS, Allotment, Part, allot
 from bench.gpu.served_cases import PLAIN, Scale, calibrated, cases, loads
 
-ROOT = Path(__file__).parents[3]
-PLAYED = "tests.unit.bench.played_parts"
+ROOT = Path(__file__).parents[4]
+PLAYED = "tests.unit.bench.gpu.played_parts"
 
 
 class Clock:

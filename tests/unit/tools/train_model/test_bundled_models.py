@@ -7,7 +7,7 @@ import pytest
 from tools.train_model.checkpoint import read_config
 from tools.train_model.evaluate import Answerer, score
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[4] / "models"
 VARIANTS = ("thermocline-mha", "thermocline-gqa")
 
 

@@ -163,7 +163,7 @@ print(len(list(backend.entries())))
 def test_a_process_that_ends_right_after_an_answer_ends_well(tmp_path: Path) -> None:
     """The library's threads do not abort a process that forgot to close the tier."""
     command = [sys.executable, "-c", LAST_ANSWER, (tmp_path / "store").as_uri()]
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
 
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
 
