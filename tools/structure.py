@@ -166,11 +166,11 @@ class PlainCell:
             if isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
                 self._plan = output.number
 
-    def submit(self) -> None:
-        """A request is accepted, admitted and its prompt sent."""
+    def submit(self, request_id: str = "r") -> None:
+        """A request is accepted; the first two are admitted at once and their prompts sent, a third waits."""
         self._feed(
             SubmitRequest(
-                request_id="r",
+                request_id=request_id,
                 gateway_id="g",
                 namespace="0" * 32,
                 prompt=pack_int32(range(40)),
@@ -204,16 +204,22 @@ def measures() -> list[Measure]:
     chain = longest_chain(imported)
     flat = [path.name for path in sorted(FOLDER.glob("*.py"))]
     request = tuple(dict.fromkeys(calls_of(PlainCell().run)))
-    submitted = calls_of(PlainCell().submit)
-    through = tuple(dict.fromkeys(submitted))
+    admitted = calls_of(PlainCell().submit)
+    busy = PlainCell()
+    busy.submit("a")
+    busy.submit("b")
+    waiting = calls_of(busy.submit)
+    through, sent = tuple(dict.fromkeys(waiting)), tuple(dict.fromkeys(admitted))
     twice, doubles, small = defined_twice(trees), named_twice(trees), lonely(imported)
     return [
         Measure("modules", len(trees), 95),
         Measure("files flat in the core", len(flat), 12, tuple(flat)),
         Measure("longest chain of imports", len(chain), 12, tuple(chain)),
         Measure("modules that a plain request runs", len(request), 30, request),
-        Measure("modules that a submitted message runs", len(through), 15, through),
-        Measure("returns of a submitted message to a module that it left", len(submitted) - len(through), 20),
+        Measure("modules that a submitted message runs until it waits", len(through), 15, through),
+        Measure("its returns to a module that it left", len(waiting) - len(through), 20, tuple(waiting)),
+        Measure("modules that one runs that is admitted at once", len(sent), 23, sent),
+        Measure("its returns, batch and pages included", len(admitted) - len(sent), 82, tuple(admitted)),
         Measure("fields of a request", len(msgspec.structs.fields(Request)), 25),
         Measure("public names defined twice", len(twice), 0, tuple(twice)),
         Measure("files of one name", len(doubles), 0, tuple(doubles)),

@@ -95,7 +95,8 @@ def order_of(state: CellState, tier: str, owner: str) -> Policy:
 def forget_order(state: CellState, tier: str, owner: str) -> None:
     """A pool is gone, and what its policy, its indexes and the accounts of its owners knew."""
     state.orders.pop(f"{tier}/{owner}", None)
-    state.quotas.forget_pool(f"{tier}/{owner}")
+    if state.quotas.accounts:
+        state.quotas.forget_pool(f"{tier}/{owner}")
     for key in (coldest_of_device(owner), hottest_below(owner)) if tier == DEVICE else (coldest_of_host(owner),):
         state.candidates.pop(key, None)
 

@@ -10,21 +10,15 @@ from services.scheduler.core.hidden.hidden_leases import hidden_saved
 from services.scheduler.core.hidden.hidden_saves import finish_hidden_save, request_hidden_pool
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members.draining import begin_drain
-from services.scheduler.core.members.membership import remove_worker, worker_joined
-from services.scheduler.core.members.storages import (
-    host_pool_created,
-    remove_storage,
-    request_missing_pools,
-    storage_joined,
-)
+from services.scheduler.core.members.membership import reclaim, remove_worker, resume, worker_joined
+from services.scheduler.core.members.pools import request_missing_pools
+from services.scheduler.core.members.storages import host_pool_created, remove_storage, storage_joined
 from services.scheduler.core.queue.completion import (
     batch_done,
     cancel_gateway,
     end_early,
-    reclaim,
     request_finished,
     request_preempted,
-    resume,
 )
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit

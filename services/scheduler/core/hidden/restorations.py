@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.explain.explanations import note_restored
 from services.scheduler.core.hidden.hidden_in_flight import (
-    FetchedKv,
     HiddenRun,
     hole_at,
     page_at,
@@ -23,8 +22,7 @@ from services.scheduler.core.hidden.hidden_in_flight import (
 from services.scheduler.core.hidden.hidden_runs import drop_run, extend_run, free_restored
 from services.scheduler.core.hidden.partition import layer_costs, pipelined_us
 from services.scheduler.core.rates import token_us
-from services.scheduler.core.speed_fit import KV_FROM_DISK
-from services.scheduler.core.tiers.under_way import Batch, Chunk
+from services.scheduler.core.tiers.under_way import Chunk
 from shared.messages.worker_plans import RestoreChunk
 
 if TYPE_CHECKING:
@@ -166,24 +164,3 @@ def _note(state: CellState, run: HiddenRun) -> None:
     observed_us = pipelined_us(run.disk_us, run.restored_us, run.chunks)
     if run.predicted_us > 0 and run.restored_us > 0:
         state.predictions.note(run.kind, run.predicted_us, observed_us)
-
-
-def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
-    """KV was fetched for a request as predicted; its next load completes what the prediction was of."""
-    if predicted_us > 0:
-        request.prefetch.kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
-
-
-def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
-    """KV that was fetched for requests of this batch was loaded with it, or was not: their restorations are over.
-
-    The observed time is that of the fetch and, one after the other, the batch's time to load as many tokens.
-    """
-    for load in batch.loads:
-        request = state.requests.get(load.request_id)
-        if request is None or request.attempt != load.attempt:
-            continue
-        fetched, request.prefetch.kv = request.prefetch.kv, None
-        if fetched is not None and message.loaded_tokens > 0 and not message.load_failures:
-            loading_us = message.load_us * min(1.0, fetched.tokens / message.loaded_tokens)
-            state.predictions.note(KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)

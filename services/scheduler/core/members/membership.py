@@ -1,4 +1,4 @@
-"""Workers come and go."""
+"""Workers come and go; requests whose worker is gone go on from what their gateways have."""
 
 from __future__ import annotations
 
@@ -8,21 +8,34 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.cache.residency import unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
-from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.members.pool_loss import strike_device
-from services.scheduler.core.members.storages import attach_worker, detach_worker, forget_host_pools
-from services.scheduler.core.queue.completion import worker_gone
-from services.scheduler.core.queue.queueing import dequeue, enqueue, fail, replace_waiting, take_waiting
+from services.scheduler.core.hidden.hidden_runs import drop_run
+from services.scheduler.core.hidden.hidden_saves import drop_hidden_pool
+from services.scheduler.core.lifecycle import FAILURE_CODES, RequestEvent, RequestState, next_state
+from services.scheduler.core.members.pools import attach_worker, detach_worker, forget_host_copies, strike_device
+from services.scheduler.core.queue.queueing import (
+    accept,
+    dequeue,
+    enqueue,
+    fail,
+    fault_of,
+    replace_waiting,
+    take_waiting,
+)
+from services.scheduler.core.restoring.fetches import abandon_fetches
 from services.scheduler.core.state import CellState, Storage, Worker
-from services.scheduler.core.tiers.backups import abandon_backups_of_worker
+from services.scheduler.core.tiers.backups import abandon_backups_of_storage, abandon_backups_of_worker
 from services.scheduler.core.tiers.loads import attach_neighbours, copies_up, detach_neighbour
-from services.scheduler.core.tiers.saves import abandon_saves_of_worker
-from shared.errors import Unavailable
+from services.scheduler.core.tiers.saves import abandon_saves_of_storage, abandon_saves_of_worker
+from services.scheduler.core.waiting.waits import withdraw
+from shared.errors import AttemptsExhausted, Unavailable
+from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.worker_plans import Dismiss
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.request import Request
     from services.scheduler.core.step import Step
+    from shared.messages.requests import ReclaimRequest, ResumeRequest
     from shared.messages.worker_events import RestorationCosts, WorkerJoined
 
 
@@ -111,7 +124,8 @@ def remove_worker(step: Step, worker: Worker) -> None:
         step.cancel_timer(worker.drain.timer_id)
     abandon_backups_of_worker(step, worker)
     abandon_saves_of_worker(state, worker)
-    drop_leases_of_worker(step, worker)
+    if state.leases:
+        drop_leases_of_worker(step, worker)
     detach_neighbour(step, worker)
     reading = _host_copies_being_read(state, worker)
     for node, storage in reading:
@@ -133,3 +147,78 @@ def _host_copies_being_read(state: CellState, worker: Worker) -> list[tuple[Node
         if storage is not None:
             reading += [(node, storage) for node in nodes]
     return reading
+
+
+def forget_host_pools(step: Step) -> None:
+    """The cell's geometry changes while no worker is joined: every cached page goes, and new pools are due."""
+    state = step.state
+    for storage in state.storages.values():
+        abandon_backups_of_storage(step, storage)
+        abandon_saves_of_storage(step, storage)
+        abandon_fetches(step, storage, is_lost=False)
+        drop_hidden_pool(step, storage)
+        forget_host_copies(state, storage)
+        storage.handle = storage.pool = None
+        storage.is_pool_requested = False
+
+
+RESUME_TIMEOUT_MS = 30_000
+"""A gateway that lives answers within milliseconds; one that does not is found dead by then."""
+
+
+def worker_gone(step: Step, request: Request) -> None:
+    """An admitted request lost its worker and all its pages there."""
+    withdraw(step.state, request)
+    if request.hidden.run is not None:
+        drop_run(step.state, request)
+    request.prefetch.kv = request.sparse.span = None
+    request.pages, request.shared, request.node = b"", 0, 0
+    request.planned = request.computed = 0
+    request.worker_id = ""
+    request.failures += 1
+    if request.ending:
+        fail(step, request, FAILURE_CODES[request.ending])
+    elif request.failures >= step.state.config.max_attempts:
+        fail(step, request, AttemptsExhausted.code, "the request's workers died too often")
+    else:
+        request.state = next_state(request.state, RequestEvent.WORKER_LOST)
+        request.attempt += 1
+        _ask_gateway(step, request)
+
+
+def _ask_gateway(step: Step, request: Request) -> None:
+    step.set_timer(request.resume_timer, "resume", request.request_id, RESUME_TIMEOUT_MS)
+    step.state.count("resumes_needed")
+    step.to_gateway(request.submit.gateway_id, ResumeNeeded(request_id=request.request_id, attempt=request.attempt))
+
+
+def reclaim(step: Step, message: ReclaimRequest) -> None:
+    """A gateway never heard the end of a request that is over here, because the worker that could tell is gone.
+
+    No bound of the queue applies: the request was accepted once. One that is under way needs nothing, since its worker
+    or the loss of that will speak of it; and a gateway that has heard the end meanwhile answers with a cancellation.
+    """
+    state, submit = step.state, message.submit
+    if submit.request_id in state.requests or fault_of(submit):
+        state.count("stale_inputs")
+        return
+    state.count("requests_reclaimed")
+    request = accept(step, submit)
+    request.state = RequestState.RESUMING
+    _ask_gateway(step, request)
+
+
+def resume(step: Step, request: Request, message: ResumeRequest) -> None:
+    """The gateway said which tokens it has; the next attempt repeats none of them and skips none.
+
+    One token at least is left to sample: should it repeat one, the gateway drops it, but it brings the end.
+    """
+    if request.state is not RequestState.RESUMING or message.attempt != request.attempt:
+        step.state.count("stale_inputs")
+        return
+    step.cancel_timer(request.resume_timer)
+    request.state = next_state(request.state, RequestEvent.RESUME)
+    most = min(len(message.output) // 4, request.submit.sampling.max_tokens - 1)
+    request.output = message.output[: most * 4]
+    step.state.count("requests_resumed")
+    enqueue(step, request)

@@ -225,6 +225,7 @@ def _begin_loads(
 
 def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> None:
     state, submit = step.state, request.submit
+    storage = state.storage_of(worker)
     page_size = state.tree.page_size
     device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
     neighbour_hit = found.neighbour_pages * page_size
@@ -265,7 +266,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
-            state_lease=open_lease(step, request, worker) if state.storages else None,
+            state_lease=None if storage is None or storage.hidden_pool is None else open_lease(step, request, worker),
             sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
         ),

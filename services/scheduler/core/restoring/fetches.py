@@ -18,12 +18,12 @@ from services.scheduler.core.hidden.hidden_fetches import (
     expire_hidden_fetch,
     hidden_fetched,
 )
-from services.scheduler.core.hidden.restorations import note_fetched_kv
 from services.scheduler.core.rates import note_fetch
 from services.scheduler.core.restoring.prefetch import prefetch
 from services.scheduler.core.restoring.restoration_ways import may_restore
 from services.scheduler.core.tiers.catalogue import chunks_gone
 from services.scheduler.core.tiers.fetch_insertion import give_back, insert_fetched
+from services.scheduler.core.tiers.loads import note_fetched_kv
 from services.scheduler.core.tiers.saves import remember_taken
 from services.scheduler.core.waiting.waits import end_fetch_wait, wake
 from shared.chunks import chunk_pages, chunk_tokens

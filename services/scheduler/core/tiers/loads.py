@@ -25,7 +25,9 @@ from services.scheduler.core.cache.residency import (
     unlock_host,
     unlock_path,
 )
+from services.scheduler.core.hidden.hidden_in_flight import FetchedKv
 from services.scheduler.core.lifecycle import ADMITTED
+from services.scheduler.core.speed_fit import KV_FROM_DISK
 from services.scheduler.core.tiers.under_way import LateRead, Load
 from shared.messages.base import unpack_int32
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
@@ -274,3 +276,24 @@ def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
     if worker.neighbours.get(neighbour_id):
         worker.neighbours[neighbour_id] = False
         state.count("neighbours_distrusted")
+
+
+def note_fetched_kv(request: Request, predicted_us: float, disk_us: float, tokens: int) -> None:
+    """KV was fetched for a request as predicted; its next load completes what the prediction was of."""
+    if predicted_us > 0:
+        request.prefetch.kv = FetchedKv(tokens=tokens, predicted_us=predicted_us, disk_us=disk_us)
+
+
+def note_loads(state: CellState, batch: Batch, message: BatchDone) -> None:
+    """KV that was fetched for requests of this batch was loaded with it, or was not: their restorations are over.
+
+    The observed time is that of the fetch and, one after the other, the batch's time to load as many tokens.
+    """
+    for load in batch.loads:
+        request = state.requests.get(load.request_id)
+        if request is None or request.attempt != load.attempt:
+            continue
+        fetched, request.prefetch.kv = request.prefetch.kv, None
+        if fetched is not None and message.loaded_tokens > 0 and not message.load_failures:
+            loading_us = message.load_us * min(1.0, fetched.tokens / message.loaded_tokens)
+            state.predictions.note(KV_FROM_DISK, fetched.predicted_us, fetched.disk_us + loading_us)

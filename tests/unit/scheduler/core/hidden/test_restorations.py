@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.scheduler.core.hidden.restorations import note_loads
 from services.scheduler.core.queue.batch_builder import BatchBuilder
+from services.scheduler.core.tiers.loads import note_loads
 from services.scheduler.core.tiers.under_way import Chunk
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import FetchChunks

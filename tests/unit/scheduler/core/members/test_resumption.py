@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.scheduler.core.queue.completion import RESUME_TIMEOUT_MS
+from services.scheduler.core.members.membership import RESUME_TIMEOUT_MS
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.requests import ReclaimRequest, ResumeRequest
