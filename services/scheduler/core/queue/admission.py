@@ -125,7 +125,7 @@ def _let_go(state: CellState, found: PrefixMatch, worker: Worker) -> None:
     held = found.deepest_held
     if held is not None:
         unlock_path(state, held, worker)
-    storage = state.storage_of(worker)
+    storage = state.storage_of(worker) if state.storages else None
     for source, nodes in reversed(found.loads):
         if source:
             unlock_path(state, nodes[-1], state.workers[source])
@@ -225,7 +225,7 @@ def _begin_loads(
 
 def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> None:
     state, submit = step.state, request.submit
-    storage = state.storage_of(worker)
+    storage = state.storage_of(worker) if state.storages else None
     page_size = state.tree.page_size
     device_hit, loaded_hit = found.device_pages * page_size, (found.joined_pages + found.loaded_pages) * page_size
     neighbour_hit = found.neighbour_pages * page_size
