@@ -1,14 +1,15 @@
 """Public names of shipped packages that no command reaches: ``python -m tools.unused``.
 
-Commands begin at the ``main`` of each ``__main__``, and each definition reaches what it mentions. So what only tests,
-benchmarks, tools or one another use is found; it leaves the shipped packages, or ``EXPLAINED`` says why it stays.
-What a shipped decorator takes is used; a module that is handed on, or that a string names, is used whole. Methods and
-properties are used where anything but a test takes such an attribute; those that a library may call are left out.
+Commands begin at the ``main`` of each ``__main__``, and each definition reaches what it mentions. What only tests,
+benchmarks, tools or one another use leaves the shipped packages, or ``EXPLAINED`` says why it stays. What a shipped
+decorator takes is used; a module that is handed on or named by a string is used whole. Methods and properties are used
+where anything but a test takes such an attribute; those that a library may call are left out.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def _defined_by(node: ast.stmt) -> list[str]:
     """What a statement at the top of a module defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
@@ -72,8 +73,7 @@ class Definitions:
 
     def reached(self) -> set[Name]:
         """What commands reach."""
-        found: set[Name] = set()
-        waiting = set(self.roots)
+        found, waiting = set[Name](), set(self.roots)
         while waiting:
             name = waiting.pop()
             found.add(name)
@@ -110,10 +110,10 @@ class Definitions:
         return name
 
 
-def unused_members(trees: dict[str, ast.Module], others: dict[str, ast.Module]) -> Iterator[str]:
-    """Methods and properties that no module takes."""
+def unused_members(trees: dict[str, ast.Module], others: dict[str, ast.Module], pages: str) -> Iterator[str]:
+    """Methods and properties that no module and no template of ``pages`` takes."""
     nodes = [node for tree in (*trees.values(), *others.values()) for node in ast.walk(tree)]
-    taken = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    taken = {node.attr for node in nodes if isinstance(node, ast.Attribute)} | set(re.findall(r"\.(\w+)", pages))
     ours = {node.name for node in nodes if isinstance(node, ast.ClassDef)} | {"Protocol", "Exception"}
     for module, tree in trees.items():
         for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
@@ -127,7 +127,8 @@ def unused(root: Path = ROOT) -> list[str]:
     trees = parsed(root, SHIPPED)
     definitions = Definitions(trees)
     found = [".".join(name) for name in definitions.mentions.keys() - definitions.reached()]
-    found += unused_members(trees, parsed(root, PROGRAMS))
+    pages = "".join(path.read_text("utf-8") for path in (root / "docs" / "templates").rglob("*.j2"))
+    found += unused_members(trees, parsed(root, PROGRAMS), pages)
     return sorted(name for name in found if not name.rpartition(".")[2].startswith("_"))
 
 
@@ -140,8 +141,7 @@ def unexplained(names: list[str]) -> list[str]:
 
 def main() -> int:
     """Print what is not explained; exit code 1 if there is any."""
-    faults = unexplained(unused())
-    print("\n".join(faults) or "every public name is used, or explained in tools/unused.py")
+    print("\n".join(faults := unexplained(unused())) or "every public name is used, or explained in tools/unused.py")
     return 1 if faults else 0
 
 

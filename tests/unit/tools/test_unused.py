@@ -14,7 +14,8 @@ SHIPPED = {
     "def start(): return thing, values.one",
     "services/kept/__init__.py": "from services.kept.inner import thing",
     "services/kept/inner.py": "def thing(): return _inside()\ndef _inside(): return Kept().used()\n"
-    "class Kept:\n    def used(self): ...\n    def measured(self): ...\n    def unused(self): ...",
+    "class Kept:\n    def used(self): ...\n    def measured(self): ...\n"
+    "    def shown(self): ...\n    def unused(self): ...",
     "services/values.py": "one = 1\ntwo = 2",
     "services/whole.py": "def anything(): ...",
     "services/dead.py": "from services.kept import thing\n"
@@ -24,6 +25,7 @@ SHIPPED = {
     "services/registry.py": "KINDS = []\ndef register(kind): return kind\nKINDS.append(register)",
     "services/registered.py": "from services.registry import register\n@register\nclass Kind: ...",
     "bench/measure.py": "from services.dead import left\nleft.measured()",
+    "docs/templates/page.j2": "{{ kept.shown }}",
     "tests/test_dead.py": "from services.dead import right\nright.unused()",
 }
 
@@ -43,7 +45,7 @@ def test_every_public_name_is_used_or_explained() -> None:
 
 
 def test_what_only_one_another_tests_and_benchmarks_use_is_found(root: Path) -> None:
-    """Names in a circle, values, and methods; not what imports, strings, benchmarks' attributes or libraries reach."""
+    """Names in a circle, values, and methods; not what imports, strings, pages, benchmarks or libraries reach."""
     assert unused.unused(root) == [
         "services.dead.left",
         "services.dead.right",
