@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from services.scheduler.core.queue.batch_builder import Candidate
-    from services.scheduler.core.queue.queue_scan import Look
+    from services.scheduler.core.queue.queue_scan import Finding
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Worker
     from services.scheduler.core.step import Step
@@ -138,7 +138,7 @@ class _Forming:
             announce(state, passed.request, passed.request.token_count - passed.found.pages * state.tree.page_size)
         self._seen[name] = None
         found = look_at(state, self._worker, state.requests[name], self._builder.loading, self._ahead)
-        self._passed = apply_look(step, self._worker, self._builder, found)
+        self._passed = apply_finding(step, self._worker, self._builder, found)
         if self._passed is not None:
             self._ahead[name] = None
         return self._passed
@@ -160,20 +160,20 @@ class _Forming:
         return True
 
 
-def apply_look(step: Step, worker: Worker, builder: BatchBuilder, look: Look) -> Candidate | None:
+def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Finding) -> Candidate | None:
     """Do all that looking at a request leads to; None if it waits from now on, out of the ready order."""
-    state, request, cached = step.state, look.request, look.cached
-    note_path(state, request, look.path)
-    if look.awaited is not None:
-        defer_for_load(step, request, worker, look.awaited)
+    state, request, cached = step.state, finding.request, finding.cached
+    note_path(state, request, finding.path)
+    if finding.awaited is not None:
+        defer_for_load(step, request, worker, finding.awaited)
         return None
-    if look.is_choice_void:
+    if finding.is_choice_void:
         drop_choice(state, request)
-    if look.producer is not None:
-        name, needed = look.producer
+    if finding.producer is not None:
+        name, needed = finding.producer
         defer_for_producer(step, request, worker, name, needed, needed - cached)
         return None
-    span, prefetch = look.span, request.prefetch
+    span, prefetch = finding.span, request.prefetch
     if prefetch.fetch or prefetch.is_due or prefetch.follows or request.hidden.run is not None:
         # To make room for a fetch may evict or cut what others matched.
         builder.stage += bool(prefetch.is_due or prefetch.follows)
@@ -182,7 +182,7 @@ def apply_look(step: Step, worker: Worker, builder: BatchBuilder, look: Look) ->
         span = None if request.sparse.choice is None else span_for(state, request, worker, cached)
         if span is None and request.sparse.choice is not None:
             drop_choice(state, request)
-    return candidate_of(state, worker, look, span, builder.stage)
+    return candidate_of(state, worker, finding, span, builder.stage)
 
 
 def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuilder) -> None:

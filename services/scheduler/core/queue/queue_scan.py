@@ -1,6 +1,6 @@
 """Looking at a worker's queue while a batch is formed: who could run now, and who is better off waiting.
 
-Nothing here changes anything. What a look finds is applied by :func:`batching.apply_look`.
+Nothing here changes anything. What a look finds is applied by :func:`batching.apply_finding`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
+class Finding:
     """What was found of one waiting request. It is better off waiting for ``awaited`` or for its ``producer``."""
 
     request: Request
@@ -46,28 +46,28 @@ class Look:
 
 def look_at(
     state: CellState, worker: Worker, request: Request, loading: Mapping[int, str], ahead: Mapping[str, None]
-) -> Look:
+) -> Finding:
     """Look at a waiting request. ``loading`` is what the batch loads, ``ahead`` who goes before. Does not mutate."""
     path = find_path(state, request)
     found = reach(state, path, worker, loading)
     cached = found.pages * state.tree.page_size
     if found.awaited is not None and not request.patience.is_over:
-        return Look(request, path, found, cached, found.awaited)
+        return Finding(request, path, found, cached, found.awaited)
     span = None if request.sparse.choice is None else span_for(state, request, worker, cached)
     producer = find_producer(state, request, worker, cached if span is None else span.end, ahead)
-    return Look(request, path, found, cached, None, span, producer)
+    return Finding(request, path, found, cached, None, span, producer)
 
 
-def candidate_of(state: CellState, worker: Worker, look: Look, span: SparseSpan | None, stage: int) -> Candidate:
+def candidate_of(state: CellState, worker: Worker, finding: Finding, span: SparseSpan | None, stage: int) -> Candidate:
     """What a request that may run now would load and compute. Does not mutate."""
-    request, cached = look.request, look.cached
-    load = look.found.loaded_pages * state.tree.page_size
+    request, cached = finding.request, finding.cached
+    load = finding.found.loaded_pages * state.tree.page_size
     compute = request.token_count - (cached if span is None else span.end)
     restored = 0 if request.hidden.run is None else tokens_to_restore(request, cached)
     if restored:
         load += round(restored * loaded_share(state, worker))
         compute -= restored - round(restored * restored_share(state, worker))
-    return Candidate(request, look.path, look.found, load, compute, stage)
+    return Candidate(request, finding.path, finding.found, load, compute, stage)
 
 
 def computes_for_others(request: Request) -> bool:
