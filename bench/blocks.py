@@ -16,8 +16,9 @@ from typing import NamedTuple
 from bench.blocks_hotness import BlockHotness
 from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.hotness.columns import mix
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvariantViolated
+from shared.ids import TOKEN_BYTES
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
 ANSWER_TOKEN_NS = 30_000_000

@@ -46,7 +46,6 @@ from services.scheduler.apart import Apart
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.insertion import publish_final
-from services.scheduler.core.cache.page_pool import allocate
 from services.scheduler.core.cache.prefix_tree import match_again, match_prefix
 from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
@@ -134,7 +133,7 @@ def measure_insert(cell: MillionNodes) -> dict[str, Any]:
         pages = b""
         for size in (64, 512, PROMPT_PAGES):
             worker.pool.release(pages)
-            pages = allocations[str(size)].take(partial(allocate, worker.pool, size)) or b""
+            pages = allocations[str(size)].take(partial(worker.pool.allocate, size)) or b""
         turn = cell.turn()
         request = Request(ask("inserted", tokens), turn.seq, turn.time_ns, pages=pages)
         inserts.take(partial(publish_final, turn, request, worker, tokens, PROMPT_TOKENS))

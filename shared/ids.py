@@ -13,6 +13,9 @@ import socket
 
 DIGEST_BYTES = 16
 
+TOKEN_BYTES = 4
+"""Of a token in packed tokens: a little-endian int32."""
+
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
@@ -53,12 +56,12 @@ def chain_page(previous: bytes, page_tokens: bytes) -> bytes:
     return hashlib.blake2b(page_tokens, key=previous, digest_size=DIGEST_BYTES).digest()
 
 
-def chain_pages(previous: bytes, tokens: bytes, page_bytes: int) -> bytes:
+def chain_pages(previous: bytes, tokens: bytes, page_token_bytes: int) -> bytes:
     """The identities of all pages of ``tokens`` (packed int32), 16 bytes each: :func:`chain_page` page after page."""
     blake2b = hashlib.blake2b
     identities = []
-    for start in range(0, len(tokens), page_bytes):
-        previous = blake2b(tokens[start : start + page_bytes], key=previous, digest_size=DIGEST_BYTES).digest()
+    for start in range(0, len(tokens), page_token_bytes):
+        previous = blake2b(tokens[start : start + page_token_bytes], key=previous, digest_size=DIGEST_BYTES).digest()
         identities.append(previous)
     return b"".join(identities)
 

@@ -32,7 +32,7 @@ import xxhash
 from services.storage.backends import BLOCK_BYTES, ChunkKey
 from shared.chunks import chunk_bytes, chunk_pages, chunk_tokens, geometry_id
 from shared.errors import IntegrityError, InvalidRequest
-from shared.ids import DIGEST_BYTES, chain_pages, chain_root
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root
 from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCKVCHNK"
@@ -43,7 +43,6 @@ SEALING_BYTES = 28
 
 LAYOUT = "page_first"
 CHECKSUM = "xxh3_64"
-TOKEN_BYTES = 4
 MAX_KEY_ID_BYTES = 32
 
 IS_SEALED = 1  # The only flag of version 1.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from shared.errors import DeadlineExceeded, IllegalTransition, RequestCancelled
 
 
-class RequestState(Enum):
+class RequestState(StrEnum):
     """Where a request is. GONE is never stored: a request that gets there is forgotten."""
 
     WAITING = "waiting"  # In a queue; owns no pages.
@@ -19,7 +19,7 @@ class RequestState(Enum):
     GONE = "gone"
 
 
-class RequestEvent(Enum):
+class RequestEvent(StrEnum):
     """What can happen to a request."""
 
     ADMIT = "admit"  # Pages were allocated and AdmitRequest was sent.
@@ -74,7 +74,7 @@ def next_state(state: RequestState, event: RequestEvent) -> RequestState:
         raise IllegalTransition(f"a {state.value} request cannot take {event.value}") from error
 
 
-class WaitKind(Enum):
+class WaitKind(StrEnum):
     """What a waiting request waits for."""
 
     NOWHERE = "nowhere"  # It is in no queue: it does not wait, or no worker takes requests.
@@ -85,7 +85,7 @@ class WaitKind(Enum):
     RUN = "run"  # Hidden states of its prefix are being fetched, for it or for another.
 
 
-class WaitEvent(Enum):
+class WaitEvent(StrEnum):
     """What changes it."""
 
     PLACED = "placed"  # It was put into a worker's queue.
@@ -131,7 +131,7 @@ def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:
         raise IllegalTransition(f"a request that waits for {kind.value} cannot take {event.value}") from error
 
 
-class TransferState(Enum):
+class TransferState(StrEnum):
     """Where an order to a worker or a storage is that moves KV or hidden states, until it is answered and forgotten."""
 
     UNDER_WAY = "under_way"
@@ -139,7 +139,7 @@ class TransferState(Enum):
     LATE = "late"  # The same, because its deadline passed: its storage is asked for nothing before it answers.
 
 
-class TransferEvent(Enum):
+class TransferEvent(StrEnum):
     """What moves it on, but for the answer."""
 
     CALL_OFF = "call_off"

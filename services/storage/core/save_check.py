@@ -14,12 +14,11 @@ from services.storage.backends import ChunkKey
 from services.storage.core.chunk_runs import check_namespace, check_run, run_keys
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvalidRequest
-from shared.ids import DIGEST_BYTES, chain_root
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_root
 from shared.messages.pools import PoolHandle
 from shared.messages.storage_plans import SaveChunks
 
 NOWHERE = -1
-TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

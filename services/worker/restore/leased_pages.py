@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from services.worker.restore.pieces import PieceRows
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.errors import InvariantViolated
-from shared.ids import DIGEST_BYTES, chain_pages, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, split_digests
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
-
-TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

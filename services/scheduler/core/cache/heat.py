@@ -15,8 +15,9 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.candidates import Candidates, HeatRank, RankOf, put_back, take_least
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, page_count
+from services.scheduler.core.cache.prefix_tree import Node, page_count
 from shared.errors import ConfigError
+from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

@@ -6,9 +6,9 @@ after another, as far as somebody asks.
 
 from __future__ import annotations
 
-from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, TOKEN_BYTES, Node, Path, PrefixTree
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, Path, PrefixTree
 from shared.chunks import chunk_pages
-from shared.ids import chain_pages, chain_root
+from shared.ids import TOKEN_BYTES, chain_pages, chain_root
 
 
 class ChunkNames:
@@ -21,7 +21,7 @@ class ChunkNames:
     def __init__(self, tree: PrefixTree, namespace: str, tokens: bytes, path: Path, max_pages: int) -> None:
         self.pages_each = chunk_pages(tree.page_size)
         self.count = max_pages // self.pages_each
-        self._page_bytes = tree.page_token_bytes
+        self._page_token_bytes = tree.page_token_bytes
         self._tokens = tokens
         self._root = chain_root(namespace)
         self._known = bytearray()
@@ -38,8 +38,8 @@ class ChunkNames:
         known = len(self._known) // IDENTITY_BYTES
         if known < end:
             above = bytes(self._known[-IDENTITY_BYTES:]) or self._root
-            tokens = self._tokens[known * self._page_bytes : end * self._page_bytes]
-            self._known += chain_pages(above, tokens, self._page_bytes)
+            tokens = self._tokens[known * self._page_token_bytes : end * self._page_token_bytes]
+            self._known += chain_pages(above, tokens, self._page_token_bytes)
         return bytes(self._known[start * IDENTITY_BYTES : end * IDENTITY_BYTES])
 
 

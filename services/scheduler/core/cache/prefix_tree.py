@@ -15,11 +15,11 @@ import xxhash
 
 from services.scheduler.core.cache.digests import extend, root_digest
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
+from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TOKEN_BYTES = 4
 PAGE_NUMBER_BYTES = 4  # of a page number in a packed list
 HEAD_TOKENS = 16
 """A node is remembered by its first page, and by more of them where pages are smaller than this. Where it ends is

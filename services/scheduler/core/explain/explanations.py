@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of
+from services.scheduler.core.cache.prefix_tree import Path, head_of
 from services.scheduler.core.explain.misses import missed_spans
+from shared.ids import TOKEN_BYTES
 from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Source
 
 if TYPE_CHECKING:

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
-from services.scheduler.core.cache.prefix_tree import (
-    IDENTITY_BYTES,
-    TOKEN_BYTES,
-    Node,
-    ancestors,
-    child_of,
-    head_of,
-    page_count,
-)
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, ancestors, child_of, head_of, page_count
 from services.scheduler.core.cache.residency import host_pool
 from services.scheduler.core.hidden.hidden_invariants import check_state, state_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
@@ -28,6 +20,7 @@ from services.scheduler.core.sparse.sparse_invariants import check_sparse
 from services.scheduler.core.tiers.loads import copies_up
 from services.scheduler.core.tiers.save_invariants import check_neighbours, check_saves, locks_beside_requests
 from services.scheduler.core.waiting.fair_share import waiting_at
+from shared.ids import TOKEN_BYTES
 from shared.messages.base import unpack_int32
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.identities import chunks_ending_in
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.cache.residency import DEVICE, HOST
 from services.scheduler.core.waiting.waits import transient_nodes
+from shared.ids import TOKEN_BYTES
 from shared.messages.base import count_int32
 from shared.messages.status import (
     OWNERS_TOLD,

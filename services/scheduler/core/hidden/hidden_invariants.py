@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import hole_at, next_hidden, page_at
 from services.scheduler.core.hidden.hidden_runs import pages_of_runs
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root, split_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenRun, HiddenSave

@@ -15,20 +15,14 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.identities import ChunkNames
-from services.scheduler.core.cache.prefix_tree import (
-    PAGE_NUMBER_BYTES,
-    TOKEN_BYTES,
-    ancestors,
-    match_prefix,
-    page_count,
-)
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, match_prefix, page_count
 from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease
 from services.scheduler.core.hidden.hidden_saves import close_lease, give_back_hidden, save_hidden
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.saves import may_save
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
-from shared.ids import DIGEST_BYTES, chain_pages, chain_root, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root, split_digests
 from shared.messages.worker_plans import StateLease
 
 if TYPE_CHECKING:

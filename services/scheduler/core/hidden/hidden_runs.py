@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_in_flight import (
     HIDDEN_FETCH_CHUNKS,
     Further,
@@ -33,7 +33,7 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.waiting.waits import wake
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.ids import chain_pages
+from shared.ids import TOKEN_BYTES, chain_pages
 from shared.messages.storage_plans import FetchChunks
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_form import _is_of_this_cell, wanted_hidden
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_hidden_kept
@@ -23,7 +23,7 @@ from services.scheduler.core.tiers.save_runs import stretches
 from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
-from shared.ids import DIGEST_BYTES, chain_pages, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, split_digests
 from shared.messages.storage_plans import CreateHostPool, SaveChunks
 from shared.messages.worker_plans import AttachHostPool
 

@@ -11,7 +11,7 @@ from services.scheduler.core.cache.eviction_orders import visit
 from services.scheduler.core.cache.hotness.tracking import request_admitted
 from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.prefix_match import PrefixMatch, matched_path, reach
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES, Path, ancestors, page_count
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Path, ancestors, page_count
 from services.scheduler.core.cache.residency import (
     begin_loading,
     lock_host,
@@ -44,6 +44,7 @@ from services.scheduler.core.waiting.waits import (
     let_go_of_fetch,
     withdraw,
 )
+from shared.ids import TOKEN_BYTES
 from shared.messages.worker_plans import AdmitRequest, PageLoad
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, PrefixTree, ancestors, namespace_of
+from services.scheduler.core.cache.prefix_tree import Path, PrefixTree, ancestors, namespace_of
 from services.scheduler.core.rates import load_compute_ratio
+from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,14 +113,14 @@ def stand_on(state: CellState, starts: Sequence[Start], requests: Sequence[Reque
     A request does if its tokens begin with all that lies above one of the loads and a page of the load itself.
     Comparing them in place costs less than following where its last match ended, and far less than to match again.
     """
-    page_bytes = state.tree.page_token_bytes
+    page_token_bytes = state.tree.page_token_bytes
     any_start = tuple(start for _, start in starts)
 
     def stands_on_it(request: Request) -> bool:
         tokens = request.tokens
         if not request.may_reuse:
             return False
-        usable = (len(tokens) - TOKEN_BYTES) // page_bytes * page_bytes  # The last token must be computed.
+        usable = (len(tokens) - TOKEN_BYTES) // page_token_bytes * page_token_bytes  # The last token must be computed.
         namespace = request.submit.namespace
         return any(space == namespace and len(start) <= usable and tokens.startswith(start) for space, start in starts)
 

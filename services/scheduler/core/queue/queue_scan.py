@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Worker
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Finding:
     """What was found of one waiting request. It is better off waiting for ``awaited`` or for its ``producer``."""
 
@@ -84,8 +84,8 @@ def bundle_hits_behind(state: CellState, worker: Worker, builder: BatchBuilder, 
     Only requests of the highest priority that waits: a cheap one does not pass one that is more urgent.
     """
     starts = starts_of_loads(state.tree, builder)
-    page_bytes = state.tree.page_token_bytes
-    alike = opened_by(worker, dict.fromkeys(tokens[:page_bytes] for _, tokens in starts))
+    page_token_bytes = state.tree.page_token_bytes
+    alike = opened_by(worker, dict.fromkeys(tokens[:page_token_bytes] for _, tokens in starts))
     if not alike:
         return []
     names = [name for name in first_in_line(state, worker, state.config.queue_window) if name not in seen]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, TOKEN_BYTES
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_invariants import check_hidden_wait, check_runs
 from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks
 from services.scheduler.core.tiers.under_way import NOWHERE, leased_pages
 from shared.chunks import chunk_pages, chunk_tokens
-from shared.ids import DIGEST_BYTES, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
 from shared.messages.base import pack_int32, unpack_int32
 
 if TYPE_CHECKING:

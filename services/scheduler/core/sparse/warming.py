@@ -19,12 +19,12 @@ from services.scheduler.core.cache.heat import value_of
 from services.scheduler.core.cache.hotness.tracking import prefix_read
 from services.scheduler.core.cache.identities import ChunkNames, usable_pages
 from services.scheduler.core.cache.insertion import value_path
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path, head_of, match_prefix
+from services.scheduler.core.cache.prefix_tree import Path, head_of, match_prefix
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_warming
 from shared.chunks import chunk_tokens
-from shared.ids import DIGEST_BYTES, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Path
+from services.scheduler.core.cache.prefix_tree import Path
 from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
 from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.tiers.host_admission import displace_colder, take_host_pages
 from services.scheduler.core.tiers.under_way import NOWHERE, Fetch, leased_pages
+from shared.ids import TOKEN_BYTES
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import FetchChunks
 

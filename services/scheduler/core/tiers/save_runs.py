@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.cache.identities import page_identities
-from services.scheduler.core.cache.prefix_tree import (
-    PAGE_NUMBER_BYTES,
-    TOKEN_BYTES,
-    Node,
-    Path,
-    ancestors,
-    namespace_of,
-    page_count,
-)
+from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, Path, ancestors, namespace_of, page_count
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages
-from shared.ids import DIGEST_BYTES, chain_root
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_root
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage
@@ -91,7 +83,7 @@ def runs_to_save(
     if not wanted:
         return []
     tokens = b"".join(found.tokens)
-    page_bytes = state.tree.page_token_bytes
+    page_token_bytes = state.tree.page_token_bytes
     runs = []
     for start, end in stretches(wanted, most):
         low, high = start * per_chunk, end * per_chunk
@@ -100,7 +92,7 @@ def runs_to_save(
                 first=first + start,
                 depth=(base + low) * state.tree.page_size,
                 names=tuple(names[start:end]),
-                tokens=tokens[low * page_bytes : high * page_bytes],
+                tokens=tokens[low * page_token_bytes : high * page_token_bytes],
                 parent=identities[(low - 1) * DIGEST_BYTES : low * DIGEST_BYTES] if low else before,
                 identities=identities[low * DIGEST_BYTES : high * DIGEST_BYTES],
                 host_pages=host[low * PAGE_NUMBER_BYTES : high * PAGE_NUMBER_BYTES],
@@ -137,7 +129,7 @@ def _identities_of(state: CellState, path: Path, base: int) -> tuple[bytes, byte
 def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, base: int) -> _Pages:
     """The pages of a path from page ``base`` on. Host copies go first: reading them needs no lock."""
     tree = state.tree
-    page_bytes = tree.page_token_bytes
+    page_token_bytes = tree.page_token_bytes
     found = _Pages()
     for node, pages in path:
         start = node.depth // tree.page_size
@@ -147,7 +139,7 @@ def _pages_of(state: CellState, path: Path, storage_id: str, worker_id: str, bas
         host = node.host.get(storage_id, b"") if storage_id not in node.quarantined else b""
         device = node.device.get(worker_id, b"") if not host else b""
         size = pages - skipped
-        found.tokens.append(node.tokens[skipped * page_bytes : pages * page_bytes])
+        found.tokens.append(node.tokens[skipped * page_token_bytes : pages * page_token_bytes])
         found.host.append(
             host[skipped * PAGE_NUMBER_BYTES : pages * PAGE_NUMBER_BYTES] if host else PACKED_NOWHERE * size
         )

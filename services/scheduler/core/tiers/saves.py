@@ -11,18 +11,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.heat import hotness
-from services.scheduler.core.cache.prefix_tree import (
-    TOKEN_BYTES,
-    Node,
-    Path,
-    namespace_of,
-)
+from services.scheduler.core.cache.prefix_tree import Node, Path, namespace_of
 from services.scheduler.core.cache.residency import lock_path, unlock_path
 from services.scheduler.core.cache.unsaved import MOST_UNSAVED, put_off
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, path_to, runs_to_save
 from services.scheduler.core.tiers.under_way import Save
-from shared.ids import DIGEST_BYTES, split_digests
+from shared.ids import DIGEST_BYTES, TOKEN_BYTES, split_digests
 from shared.messages.storage_plans import SaveChunks
 
 if TYPE_CHECKING:

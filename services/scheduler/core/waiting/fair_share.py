@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES
 from shared.errors import InvariantViolated
+from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,9 +12,10 @@ from collections import Counter
 import msgspec
 
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, TOKEN_BYTES, Node
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node
 from services.scheduler.policies.thermo.ghosts import Ghosts
 from services.scheduler.policies.thermo.record import Context, Record
+from shared.ids import TOKEN_BYTES
 
 _MASK = 2**64 - 1
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
+from services.scheduler.core.cache.prefix_tree import Node
+from shared.ids import TOKEN_BYTES
 
 MOST_RUNNING = 3
 

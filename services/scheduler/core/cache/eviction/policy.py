@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import CodecError
+from shared.ids import TOKEN_BYTES
 from shared.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ import pytest
 from services.scheduler.core.cache import shares
 from services.scheduler.core.cache.heat import hotness, worth
 from services.scheduler.core.cache.insertion import value_path
-from services.scheduler.core.cache.prefix_tree import TOKEN_BYTES, Node, match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from services.scheduler.core.cache.shares import (
     LEAST_IMPORTANCE,
     MOST_IMPORTANCE,
     ChunkShares,
 )
 from services.scheduler.policies.thermocline import ThermoclinePolicy
+from shared.ids import TOKEN_BYTES
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
 from tests.stateful.cell_model import namespace
