@@ -19,7 +19,7 @@ from services.scheduler.fold import Folded
 from services.scheduler.follower import Follower
 from services.scheduler.inputs_writer import append_until_stored
 from services.scheduler.inspection import AT_ONCE, Inspection
-from services.scheduler.lease import Lease
+from services.scheduler.leadership import Leadership
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
 from services.scheduler.request_spans import record_admissions
@@ -54,7 +54,7 @@ class Active:
         config: SchedulerConfig,
         incarnation: str,
         epoch: int,
-        lease: Lease,
+        lease: Leadership,
         follower: Follower,
         outbox: Outbox,
         collector: cell_metrics.CellCollector,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.follower import Follower
-from services.scheduler.lease import Claim
+from services.scheduler.leadership import Claim
 from services.scheduler.outbox import Outbox
 
 

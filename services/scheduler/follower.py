@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from services.scheduler import cell_metrics
 from services.scheduler.fold import Fold, Folded
-from services.scheduler.lease import Claim, Lease
+from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
 from services.scheduler.restore import YIELD_EVERY, Restored, restore
 from shared import logs, subjects
@@ -34,7 +34,7 @@ class Follower:
         self,
         bus: Bus,
         outbox: Outbox,
-        lease: Lease,
+        lease: Leadership,
         release: str,
         observe: Observer,
         *,

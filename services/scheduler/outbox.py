@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from services.scheduler.lease import Progress
+from services.scheduler.leadership import Progress
 from services.scheduler.targets import target_of
 from shared import logs, subjects
 from shared.bus.protocol import Bus

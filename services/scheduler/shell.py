@@ -19,7 +19,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.fold import Folded
 from services.scheduler.fold_release import fold_release
 from services.scheduler.follower import Follower
-from services.scheduler.lease import Lease
+from services.scheduler.leadership import Leadership
 from services.scheduler.outbox import Outbox
 from shared import lifecycle, logs, subjects
 from shared.bus.protocol import Bus, Delivery, StreamMessage
@@ -60,7 +60,7 @@ class Shell:
         self._tracer = tracer
         self._release = release or fold_release()
         self._monotonic_ns = monotonic_ns
-        self._lease = Lease(bus, incarnation, config.lease_ms, monotonic_ns)
+        self._lease = Leadership(bus, incarnation, config.lease_ms, monotonic_ns)
         self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lease.is_held)
         self._follower = Follower(
             bus,

@@ -22,6 +22,7 @@ from services.worker.device_choice import DeviceChoice
 from services.worker.ending import Ending
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.executor import Executor
+from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
@@ -52,7 +53,6 @@ from services.worker.runner_loading import load_runner
 from services.worker.shell import WorkerShell
 from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.sparse_prefixes import ImportanceSettings, SparsePrefixes
-from services.worker.state_saving import StateSaving
 from services.worker.step_results import StepResults
 from services.worker.thread_device import have_threads_use, use_device
 from services.worker.token_sender import TokenSender
@@ -113,9 +113,9 @@ def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads
 
 def make_saving(
     config: WorkerConfig, runner: ModelRunner | GroupRunner, projection: KvProjection | None
-) -> StateSaving:
+) -> HiddenSaving:
     """What saves the state of this worker's requests."""
-    return StateSaving(
+    return HiddenSaving(
         runner.pool,
         projection,
         ring_bytes=config.state_ring_bytes,
@@ -149,7 +149,7 @@ def make_executor(
     post: Callable[[Report], None],
     *,
     loads: Loads,
-    saving: StateSaving,
+    saving: HiddenSaving,
     sparse: SparsePrefixes,
     restoring: Restoring,
     lease_low_tokens: int,
@@ -202,7 +202,7 @@ def make_shell(
     vocabulary: Vocabulary,
     *,
     loads: Loads,
-    saving: StateSaving,
+    saving: HiddenSaving,
     projection: KvProjection | None = None,
     restoration: RestorationCosts | None = None,
     disk_reads: DiskReads | None = None,

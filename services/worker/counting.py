@@ -7,7 +7,7 @@ from services.worker.counters import Counters
 from services.worker.kv.loads import LoadResult
 from services.worker.kv.promotions import Promoted
 from services.worker.outcome import Outcome
-from services.worker.restore.leased_pages import SavedState
+from services.worker.restore.leased_pages import SavedHidden
 from services.worker.restore.two_stage import SavingCounts
 from services.worker.restoring import Restored
 from services.worker.sparse_prefixes import LoadedPrefix
@@ -91,7 +91,7 @@ def count_saving(counters: Counters, saving: SavingCounts) -> None:
         metrics.STATE_STOPPED.inc(stopped)
 
 
-def count_saved(counters: Counters, saved: SavedState) -> None:
+def count_saved(counters: Counters, saved: SavedHidden) -> None:
     """Count a state lease that is over."""
     counters.state_chunks_saved += saved.chunks
     counters.state_lease_full += saved.lacked_pages

@@ -16,17 +16,17 @@ from collections.abc import Callable
 
 from services.worker import bubble, counting, losses, metrics
 from services.worker.counters import Counters
+from services.worker.hidden_saving import HiddenSaving
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import BatchTransfer, Loads
 from services.worker.kv.promotions import Promoted
 from services.worker.outcome import Outcome
 from services.worker.passes import Passes
 from services.worker.reports import Report, Reporter
-from services.worker.restore.leased_pages import SavedState
+from services.worker.restore.leased_pages import SavedHidden
 from services.worker.restoring import Restoring
 from services.worker.roster import Roster
 from services.worker.sparse_prefixes import SparsePrefixes
-from services.worker.state_saving import StateSaving
 from services.worker.step_results import StepResults
 from services.worker.steps import Work, chunks, decodes
 from shared.errors import InternalError
@@ -57,7 +57,7 @@ class Executor:
         results: StepResults,
         *,
         loads: Loads,
-        saving: StateSaving,
+        saving: HiddenSaving,
         sparse: SparsePrefixes,
         restoring: Restoring,
         reporter: Reporter,
@@ -77,7 +77,7 @@ class Executor:
         self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
-        self._states_saved: deque[SavedState] = deque()  # Filled by the saving thread.
+        self._states_saved: deque[SavedHidden] = deque()  # Filled by the saving thread.
         saving.answer_to(self._state_saved)
 
     @property
@@ -157,7 +157,7 @@ class Executor:
         self._promoted.append(promoted)
         self.inbox.wake()
 
-    def _state_saved(self, saved: SavedState) -> None:
+    def _state_saved(self, saved: SavedHidden) -> None:
         """On the saving thread, or on this one."""
         self._states_saved.append(saved)
         self.inbox.wake()

@@ -12,12 +12,12 @@ from services.worker import counting, losses
 from services.worker.bubble import Pace
 from services.worker.compute import StepComputer
 from services.worker.counters import Counters
+from services.worker.hidden_saving import HiddenSaving
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.kv.layer_gate import LayerGate
 from services.worker.kv.loads import BatchTransfer
 from services.worker.outcome import Outcome
 from services.worker.requests import RunningRequest
-from services.worker.state_saving import StateSaving
 from services.worker.step_saving import SavedStep
 from services.worker.steps import Work
 from shared import logs
@@ -36,7 +36,7 @@ class Passes:
     def __init__(
         self,
         computer: StepComputer,
-        saving: StateSaving,
+        saving: HiddenSaving,
         requests: Mapping[str, RunningRequest],
         counters: Counters,
         pace: Pace,

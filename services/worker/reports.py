@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from services.worker.answers import Growth
 from services.worker.kv.promotions import Promoted
 from services.worker.requests import RunningRequest
-from services.worker.restore.leased_pages import SavedState
+from services.worker.restore.leased_pages import SavedHidden
 from shared.messages.base import pack_int32
 from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import (
@@ -114,7 +114,7 @@ class Reporter:
             )
         )
 
-    def state_saved(self, saved: SavedState) -> None:
+    def state_saved(self, saved: SavedHidden) -> None:
         self.report.events.append(
             StateSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
         )

@@ -21,14 +21,14 @@ from services.worker.engine.forward_meta import Segment
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.requests import RunningRequest
 from services.worker.restore.first_layers import PassRunner
+from services.worker.restore.hidden_pools import HiddenPools
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.pinned_turns import PinnedTurns, pinned_turns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
 from services.worker.restore.restoration import Restoration, RestorationStuck, Sources
 from services.worker.restore.staging import StagingMemory
-from services.worker.restore.state_pools import StatePools
-from services.worker.restore.state_source import StateHidden, StateKv, StatePages
+from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.steps import Work
 from services.worker.thread_device import use_device
 from shared import logs
@@ -80,7 +80,7 @@ class Restoring:
         self,
         runner: PassRunner,
         projection: KvProjection | None,
-        pools: StatePools,
+        pools: HiddenPools,
         *,
         staging_bytes: int,
         timeout_s: float,
@@ -157,14 +157,14 @@ class Restoring:
             self._restore_rows(work.request, start, end, mix, part, gate)
         pages.confirm()
 
-    def _pages(self, chunk: RestoreChunk) -> StatePages:
+    def _pages(self, chunk: RestoreChunk) -> HiddenPages:
         """Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model."""
         view = self._pools.view(chunk.storage_id)
         if view.geometry.as_kv != self._runner.geometry:
             raise PiecesRefused(f"state of {view.geometry.as_kv} restores no KV of {self._runner.geometry}")
         numbers = np.frombuffer(chunk.state_pages, dtype="<i4").astype(np.int32)
         identities = np.frombuffer(chunk.identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        return StatePages(view, numbers, identities)
+        return HiddenPages(view, numbers, identities)
 
     def _rows_at_once(self, mix: LayerMix, page_size: int) -> int:
         """Multiple of ``page_size``; 0 where there is no bound. Raises HiddenStatesUnsupported or ConfigError."""
@@ -180,15 +180,15 @@ class Restoring:
         return rows
 
     def _restore_rows(
-        self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: StatePages, gate: LayerGate | None
+        self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: HiddenPages, gate: LayerGate | None
     ) -> None:
         """Tokens ``[start, end)``, of whose state these are the ``pages``."""
         turns = self._pinned_turns(pages.geometry.unit_bytes)
         size = pages.geometry.page_size
         device_pages = request.pages[start // size : end // size]
         sources = Sources(
-            hidden=StateHidden(pages, turns) if mix.from_hidden else None,
-            kv=StateKv(pages, self._runner.pool, device_pages, turns) if mix.loaded else None,
+            hidden=HiddenOfPages(pages, turns) if mix.from_hidden else None,
+            kv=KvOfPages(pages, self._runner.pool, device_pages, turns) if mix.loaded else None,
             ids=torch.tensor(request.tokens[start:end], dtype=torch.int64) if mix.recomputed else None,
         )
         restoration = Restoration(

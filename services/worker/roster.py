@@ -16,10 +16,10 @@ from services.worker.admission import ModelLimits, admit
 from services.worker.answers import Growth
 from services.worker.counters import Counters
 from services.worker.detokenizer import Vocabulary
+from services.worker.hidden_saving import HiddenSaving
 from services.worker.reports import Reporter
 from services.worker.requests import RunningRequest
 from services.worker.sparse_prefixes import SparsePrefixes
-from services.worker.state_saving import StateSaving
 from shared import logs
 from shared.errors import InvalidRequest
 from shared.messages.base import count_int32, unpack_int32
@@ -41,7 +41,7 @@ class Roster:
         vocabulary: Vocabulary,
         reporter: Reporter,
         counters: Counters,
-        saving: StateSaving,
+        saving: HiddenSaving,
         sparse: SparsePrefixes,
     ) -> None:
         """``saving`` is told of every state lease, and of the end of its request; ``sparse`` of every end."""

@@ -15,7 +15,7 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.restore.pinned_turns import PinnedTurns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import PiecesRefused
-from services.worker.restore.state_source import StateHidden, StateKv, StatePages
+from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.checkpoints import FAMILIES, make_checkpoint
@@ -90,9 +90,9 @@ def pool() -> Iterator[HostPoolView]:
     made.close()
 
 
-def pages_of(pool: HostPoolView) -> StatePages:
+def pages_of(pool: HostPoolView) -> HiddenPages:
     numbers = np.arange(PAGES, dtype=np.int32)[::-1].copy()
-    return StatePages(pool, numbers, pool.identities[numbers].copy())
+    return HiddenPages(pool, numbers, pool.identities[numbers].copy())
 
 
 @pytest.mark.parametrize("pages_at_once", [1, 3, 16])
@@ -103,9 +103,9 @@ def test_units_arrive_unchanged(pages_at_once: int, pool: HostPoolView) -> None:
     kv_pool = DevicePool.create(MIXED.as_kv, 20, device="cuda", shm_prefix=shm_prefix("restore"))
     table = np.random.default_rng(2).permutation(20)[:PAGES].astype(np.int32)
     into = torch.zeros(TOKENS, MIXED.hidden, dtype=torch.bfloat16, device=device)
-    source = StateKv(pages_of(pool), kv_pool, table, turns)
+    source = KvOfPages(pages_of(pool), kv_pool, table, turns)
 
-    StateHidden(pages_of(pool), turns).read(1, 0, TOKENS, into)
+    HiddenOfPages(pages_of(pool), turns).read(1, 0, TOKENS, into)
     source.load(2)
     source.drain()
     torch.cuda.synchronize()
@@ -125,4 +125,4 @@ def test_an_altered_unit_is_refused(pool: HostPoolView) -> None:
     into = torch.zeros(TOKENS, MIXED.hidden, dtype=torch.bfloat16, device="cuda")
 
     with pytest.raises(PiecesRefused, match="unit 0 of state page 7"):
-        StateHidden(pages_of(pool), turns).read(1, 0, TOKENS, into)
+        HiddenOfPages(pages_of(pool), turns).read(1, 0, TOKENS, into)

@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
-from services.scheduler.core.hidden.hidden_in_flight import FetchedKv, HiddenRun
+from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
 from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind, next_wait
 from services.scheduler.core.sparse.sparse_records import SparseChoice, SparseSpan
 from services.scheduler.core.store_answers import StoreLacks
+from services.scheduler.core.tiers.under_way import FetchedKv
 from shared.messages.requests import SubmitRequest
 
 

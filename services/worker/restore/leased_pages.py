@@ -18,7 +18,7 @@ from shared.messages.base import pack_int32
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class SavedHidden:
     """What became of a lease: ``chunks`` are sealed, and ``tokens`` (packed int32) are theirs."""
 
     lease_id: int
@@ -49,7 +49,7 @@ class LeasedRun:
 class LeasedPages:
     """A :class:`~services.worker.restore.pieces.PieceTaker` over runs of leased pages, by name of their sequence."""
 
-    def __init__(self, answer: Callable[[SavedState], None]) -> None:
+    def __init__(self, answer: Callable[[SavedHidden], None]) -> None:
         """``answer`` is called by the saving thread, once for each run that was opened."""
         self._answer = answer
         self._runs: dict[str, LeasedRun] = {}
@@ -94,7 +94,7 @@ class LeasedPages:
     def end(self, sequence_id: str) -> None:
         run = self._runs.pop(sequence_id, None)
         if run is not None:
-            self._answer(SavedState(run.lease_id, run.chunks, b"".join(run.saved), run.lacked_pages))
+            self._answer(SavedHidden(run.lease_id, run.chunks, b"".join(run.saved), run.lacked_pages))
 
 
 def lease_fault(depth: int, parent: bytes, pages: Sequence[int], view: HostPoolView) -> str:

@@ -1,9 +1,10 @@
 """State pages as they lie in the storage's pool: hidden states and KV, unit by unit, each verified as it is read.
 
 A unit is a contiguous piece of a page with a checksum of its own (``KvGeometry``), so one layer can be read and
-verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified are
-the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so nobody should
-write to them; whether they were given away all the same is looked at once more in the end (:meth:`StatePages.confirm`).
+verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified
+are the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so nobody
+should write to them; whether they were given away all the same is looked at once more in the end
+(:meth:`HiddenPages.confirm`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 
 
-class StatePages:
+class HiddenPages:
     """Pages of a mapped state pool that hold the state of consecutive tokens."""
 
     def __init__(self, view: HostPoolView, pages: PageNumbers, identities: Rows) -> None:
@@ -48,9 +49,9 @@ class StatePages:
         """Of state pages."""
         return self._view.geometry
 
-    def part(self, start: int, end: int) -> StatePages:
+    def part(self, start: int, end: int) -> HiddenPages:
         """Pages ``[start, end)`` of these."""
-        return StatePages(self._view, self._pages[start:end], self._identities[start:end])
+        return HiddenPages(self._view, self._pages[start:end], self._identities[start:end])
 
     def confirm(self) -> None:
         """Raise PiecesRefused if a page holds something else than it should."""
@@ -79,10 +80,10 @@ class StatePages:
             raise PiecesRefused(f"unit {unit} of state page {pages[wrong][0]} is not what was saved")
 
 
-class StateHidden:
+class HiddenOfPages:
     """A :class:`~services.worker.restore.hidden_source.HiddenSource` over state pages."""
 
-    def __init__(self, pages: StatePages, turns: PinnedTurns | None = None) -> None:
+    def __init__(self, pages: HiddenPages, turns: PinnedTurns | None = None) -> None:
         """``turns`` is for a GPU, whose memory no unit can be verified into."""
         self.tokens = len(pages) * pages.geometry.page_size
         self._pages, self._turns = pages, turns
@@ -113,13 +114,13 @@ class StateHidden:
             rows[part.start - first : part.stop - first].copy_(pinned, non_blocking=True)
 
 
-class StateKv:
+class KvOfPages:
     """A :class:`~services.worker.restore.kv_source.KvSource` over state pages: K and V of whole pages."""
 
     def __init__(
-        self, pages: StatePages, pool: DevicePool, device_pages: PageNumbers, turns: PinnedTurns | None = None
+        self, pages: HiddenPages, pool: DevicePool, device_pages: PageNumbers, turns: PinnedTurns | None = None
     ) -> None:
-        """``device_pages`` int32 [n], distinct and inside ``pool``. ``turns`` as for :class:`StateHidden`."""
+        """``device_pages`` int32 [n], distinct and inside ``pool``. ``turns`` as for :class:`HiddenOfPages`."""
         self._pages, self._pool, self._device_pages, self._turns = pages, pool, device_pages, turns
         self._stream = side_stream(pool.device)
         self._index = torch.from_numpy(device_pages.astype(np.int64)).to(pool.device)
@@ -162,7 +163,7 @@ def unit_memory(data: Rows, pages: int, unit_bytes: int, page_stride: int) -> Pa
     return PageMemory(PageLayout(pages, 1, half, page_stride, 0, half), array=data)
 
 
-def _in_turns(pages: StatePages, unit: int, wanted: range, turns: PinnedTurns) -> Iterator[tuple[slice, torch.Tensor]]:
+def _in_turns(pages: HiddenPages, unit: int, wanted: range, turns: PinnedTurns) -> Iterator[tuple[slice, torch.Tensor]]:
     """Gather ``unit`` of the ``wanted`` pages into pinned memory, part by part: which part, and uint8 [pages, unit].
 
     What the caller launches with a part on the current stream is done before its memory is written again.

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.scheduler.lease import Progress
+from services.scheduler.leadership import Progress
 from services.scheduler.outbox import MOST_UNCONFIRMED, Outbox
 from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits

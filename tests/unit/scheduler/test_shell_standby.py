@@ -12,7 +12,7 @@ import pytest
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.fold import Fold
-from services.scheduler.lease import Claim
+from services.scheduler.leadership import Claim
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import Snapshot, take_snapshot
 from shared import subjects

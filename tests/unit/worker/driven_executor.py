@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from services.worker.bootstrap import make_executor
 from services.worker.detokenizer import Vocabulary
+from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import Loads
@@ -18,7 +19,6 @@ from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
 from services.worker.sparse_prefixes import ImportanceSettings, OpenSource, SparsePrefixes
-from services.worker.state_saving import StateSaving
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
@@ -93,7 +93,7 @@ class Driven:
             clock_ns=self._clock,
             submit=submit,
         )
-        self.saving = StateSaving(
+        self.saving = HiddenSaving(
             self.runner.pool,
             projection,
             ring_bytes=state_ring_bytes,

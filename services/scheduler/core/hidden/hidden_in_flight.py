@@ -67,14 +67,6 @@ class HiddenRun(msgspec.Struct):
     further: Further = "disk"  # What may be ordered behind ``end``.
 
 
-class FetchedKv(msgspec.Struct):
-    """KV that was fetched for a request and is to be loaded: what both should take, and what the first part took."""
-
-    tokens: int
-    predicted_us: float
-    disk_us: float
-
-
 class HiddenFetch(UnderWay):
     """A FetchChunks of state that is not over. It is for one request; once that is gone its pages wait for the end."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.prefix_tree import Path
 from services.scheduler.core.cache.residency import HOST, host_pool, lock_host, unlock_host
 from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.tiers.host_admission import displace_colder, take_host_pages
@@ -20,6 +19,7 @@ from shared.messages.storage_plans import FetchChunks
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.identities import ChunkNames
+    from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import Storage
     from services.scheduler.core.step import Step

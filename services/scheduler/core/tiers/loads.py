@@ -25,10 +25,9 @@ from services.scheduler.core.cache.residency import (
     unlock_host,
     unlock_path,
 )
-from services.scheduler.core.hidden.hidden_in_flight import FetchedKv
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.speed_fit import KV_FROM_DISK
-from services.scheduler.core.tiers.under_way import LateRead, Load
+from services.scheduler.core.tiers.under_way import FetchedKv, LateRead, Load
 from shared.messages.base import unpack_int32
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour
 

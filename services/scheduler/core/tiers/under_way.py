@@ -155,3 +155,11 @@ class LateRead(msgspec.Struct):
 
     neighbour_id: str
     node: int
+
+
+class FetchedKv(msgspec.Struct):
+    """KV that was fetched for a request and is to be loaded: what both should take, and what the first part took."""
+
+    tokens: int
+    predicted_us: float
+    disk_us: float

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from services.worker.restore.leased_pages import LeasedPages, LeasedRun, SavedState, lease_fault
+from services.worker.restore.leased_pages import LeasedPages, LeasedRun, SavedHidden, lease_fault
 from services.worker.restore.pieces import PieceRows
 from shared.errors import IntegrityError, InvariantViolated
 from shared.memory import HostPoolView
@@ -25,7 +25,7 @@ class Leased:
     """Pages of one lease over a pool of 48."""
 
     def __init__(self, host: HostPoolView, pages: list[int], depth: int = 0) -> None:
-        self.answers: list[SavedState] = []
+        self.answers: list[SavedHidden] = []
         self.pages = LeasedPages(self.answers.append)
         before = identities_of(TOKENS, 4)[depth // 4 - 1] if depth else ROOT
         self.pages.open("a", LeasedRun(7, host, depth, pages, before, TOKENS))
@@ -66,7 +66,7 @@ def test_a_chunk_lies_page_by_page(host: HostPoolView) -> None:
         np.testing.assert_array_equal(host.pages[page], expected)
         for unit in range(STATE.units):
             host.verify_layer(page, unit, identities_of(TOKENS, 4)[first // 4])
-    assert leased.answers == [SavedState(7, 2, pack_int32(TOKENS[64:192]))]
+    assert leased.answers == [SavedHidden(7, 2, pack_int32(TOKENS[64:192]))]
 
 
 def test_a_tail_is_let_go(host: HostPoolView) -> None:
@@ -77,7 +77,7 @@ def test_a_tail_is_let_go(host: HostPoolView) -> None:
     assert leased.take(64, tokens=63)
     leased.pages.end("a")
 
-    assert leased.answers == [SavedState(7, 1, pack_int32(TOKENS[:64]))]
+    assert leased.answers == [SavedHidden(7, 1, pack_int32(TOKENS[:64]))]
     assert not host.identities[16:].any()
 
 
@@ -87,14 +87,14 @@ def test_a_chunk_without_pages_is_refused(host: HostPoolView) -> None:
     assert leased.take(0)
     assert not leased.take(64)
     leased.pages.end("a")
-    assert leased.answers == [SavedState(7, 1, pack_int32(TOKENS[:64]), lacked_pages=True)]
+    assert leased.answers == [SavedHidden(7, 1, pack_int32(TOKENS[:64]), lacked_pages=True)]
 
     leased = Leased(host, list(range(24)))
     assert leased.take(0)
     leased.pages.extend("a", range(24, 32))
     assert leased.take(64)
     leased.pages.end("a")
-    assert leased.answers == [SavedState(7, 2, pack_int32(TOKENS[:128]))]
+    assert leased.answers == [SavedHidden(7, 2, pack_int32(TOKENS[:128]))]
 
 
 def test_a_page_that_is_being_written_verifies_as_nothing(host: HostPoolView, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_page_that_is_being_written_verifies_as_nothing(host: HostPoolView, mo
     for identity in (identity_of("before"), identities_of(TOKENS, 4)[0]):
         with pytest.raises(IntegrityError):
             host.verify_layer(0, 0, identity)
-    assert leased.answers == [SavedState(7)]
+    assert leased.answers == [SavedHidden(7)]
 
 
 def test_a_chunk_out_of_turn_is_a_mistake(host: HostPoolView) -> None:
@@ -133,7 +133,7 @@ def test_an_end_is_answered_once(host: HostPoolView) -> None:
     leased.pages.extend("a", [20])
     leased.pages.end("a")
 
-    assert leased.answers == [SavedState(7)]
+    assert leased.answers == [SavedHidden(7)]
 
 
 @pytest.mark.parametrize(

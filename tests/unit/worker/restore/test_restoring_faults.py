@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.restore.state_source import StateHidden
+from services.worker.restore.state_source import HiddenOfPages
 from shared.messages.worker_plans import DetachHostPool
 from tests.engine_driver import page_tables
 from tests.unit.worker.driven_executor import admit, batch, chunk
@@ -48,14 +48,14 @@ def test_a_page_that_is_given_away_behind_its_back_is_refused(
 ) -> None:
     """Nobody can say what was read of it, although each unit was verified."""
     cell = make_cell()
-    read = StateHidden.read
+    read = HiddenOfPages.read
 
-    def read_and_clear(source: StateHidden, layer: int, start: int, end: int, into: torch.Tensor) -> None:
+    def read_and_clear(source: HiddenOfPages, layer: int, start: int, end: int, into: torch.Tensor) -> None:
         read(source, layer, start, end, into)
         if layer == 2:
             cell.pool.clear(cell.state[1])
 
-    monkeypatch.setattr(StateHidden, "read", read_and_clear)
+    monkeypatch.setattr(HiddenOfPages, "read", read_and_clear)
     cell.driven.give(cell.admission(cell.table), batch(restores=[cell.restore(0, TOKENS)]))
     cell.driven.run()
 

@@ -12,7 +12,7 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.restore import state_source
 from services.worker.restore.hidden_shape import HiddenShape
 from services.worker.restore.refusals import PiecesRefused
-from services.worker.restore.state_source import StateHidden, StateKv, StatePages
+from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.run_name import shm_prefix
@@ -35,8 +35,8 @@ class Pool:
         for page, identity in zip(HELD, self.identities, strict=True):
             self.view.seal_page(page, identity.tobytes())
 
-    def pages(self) -> StatePages:
-        return StatePages(self.view, np.array(HELD, dtype=np.int32), self.identities)
+    def pages(self) -> HiddenPages:
+        return HiddenPages(self.view, np.array(HELD, dtype=np.int32), self.identities)
 
     def close(self) -> None:
         self.view.unlink()
@@ -60,7 +60,7 @@ def room(geometry: KvGeometry, tokens: int) -> torch.Tensor:
 @pytest.mark.parametrize(("start", "end"), [(0, 12), (4, 8), (1, 11), (5, 6)])
 def test_hidden_states_are_read(pool: Pool, start: int, end: int) -> None:
     """Of any rows, whole pages or not, in the order of the tokens."""
-    source = StateHidden(pool.pages())
+    source = HiddenOfPages(pool.pages())
     for layer, unit in ((1, 0), (2, 1)):
         into = room(pool.view.geometry, end - start)
 
@@ -75,7 +75,7 @@ def test_kv_is_loaded_into_its_pages(pool: Pool) -> None:
     """K and V of each state page go to the device page of the same place; nothing else is written."""
     geometry = pool.view.geometry
     device = DevicePool.create(geometry.as_kv, 5, device="cpu", shm_prefix=shm_prefix("state"))
-    source = StateKv(pool.pages(), device, np.array([2, 4, 0], dtype=np.int32))
+    source = KvOfPages(pool.pages(), device, np.array([2, 4, 0], dtype=np.int32))
 
     source.load(3)
     source.drain()
@@ -96,8 +96,8 @@ def test_an_altered_unit_is_refused_and_no_other(pool: Pool, unit: int) -> None:
     pool.view.pages[HELD[1], unit, 5] ^= 1
     geometry = pool.view.geometry
     device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
-    hidden = StateHidden(pool.pages())
-    kv = StateKv(pool.pages(), device, np.arange(3, dtype=np.int32))
+    hidden = HiddenOfPages(pool.pages())
+    kv = KvOfPages(pool.pages(), device, np.arange(3, dtype=np.int32))
     reads: list[Callable[[], None]] = [
         lambda: hidden.read(1, 0, 12, room(geometry, 12)),
         lambda: hidden.read(2, 0, 12, room(geometry, 12)),
@@ -119,12 +119,12 @@ def test_pages_of_others_are_refused(pool: Pool) -> None:
     wrong[2, 15] ^= 1
 
     with pytest.raises(PiecesRefused, match="state page 3 holds something else"):
-        StatePages(pool.view, np.array(HELD, dtype=np.int32), wrong)
+        HiddenPages(pool.view, np.array(HELD, dtype=np.int32), wrong)
     for pages in ([6, 0, 8], [6, -1, 3], []):
         with pytest.raises(PiecesRefused, match="outside the pool"):
-            StatePages(pool.view, np.array(pages, dtype=np.int32), pool.identities[: len(pages)])
+            HiddenPages(pool.view, np.array(pages, dtype=np.int32), pool.identities[: len(pages)])
     with pytest.raises(PiecesRefused, match="2 identities"):
-        StatePages(pool.view, np.array(HELD, dtype=np.int32), pool.identities[:2])
+        HiddenPages(pool.view, np.array(HELD, dtype=np.int32), pool.identities[:2])
 
 
 def test_a_page_that_is_given_away_is_noticed(pool: Pool) -> None:
@@ -143,8 +143,8 @@ def test_layers_that_pages_do_not_hold_are_refused(pool: Pool) -> None:
     """Absent layers, KV for a hidden layer, hidden states of a loaded one or of another width."""
     geometry = pool.view.geometry
     device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
-    hidden = StateHidden(pool.pages())
-    kv = StateKv(pool.pages(), device, np.arange(3, dtype=np.int32))
+    hidden = HiddenOfPages(pool.pages())
+    kv = KvOfPages(pool.pages(), device, np.arange(3, dtype=np.int32))
 
     for layer in (0, 3):
         with pytest.raises(PiecesRefused, match=f"in layer {layer}"):
@@ -161,7 +161,7 @@ def test_a_part_is_a_source_of_its_own(pool: Pool) -> None:
     """Pages [1, 3) of three: their tokens count from 0."""
     into = room(pool.view.geometry, 8)
 
-    StateHidden(pool.pages().part(1, 3)).read(1, 0, 8, into)
+    HiddenOfPages(pool.pages().part(1, 3)).read(1, 0, 8, into)
 
     held = np.concatenate([pool.view.pages[page, 0].reshape(4, -1) for page in HELD[1:]])
     assert (into.view(torch.uint8).numpy() == held).all()

@@ -10,14 +10,8 @@ columns are seen as vectors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 _SECOND = 0xBF58476D1CE4E5B9

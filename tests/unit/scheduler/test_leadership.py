@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from services.scheduler.lease import LEASE_NAME, MARGIN, Claim, Lease
+from services.scheduler.leadership import LEASE_NAME, MARGIN, Claim, Leadership
 from shared.errors import Unavailable
 from tests.memory_bus import MemoryBroker, MemoryBus
 
@@ -35,7 +35,7 @@ class Rival:
         self.name = name
         self.clock = Clock(started_ns)
         self.bus: MemoryBus = broker.connect(name)
-        self.lease = Lease(self.bus, name, DURATION_MS, self.clock)
+        self.lease = Leadership(self.bus, name, DURATION_MS, self.clock)
 
     def claim(self, epoch: int = 1) -> Claim:
         return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, duration_ms=DURATION_MS, release="r")

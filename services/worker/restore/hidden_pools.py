@@ -13,7 +13,7 @@ from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry, PoolHandle
 
 
-class StatePools(MappedPools):
+class HiddenPools(MappedPools):
     """Views of pools whose state pages restore KV of the worker's own geometry. Used by the compute thread."""
 
     def __init__(

@@ -74,7 +74,7 @@ class _Seen:
     at_ns: int
 
 
-class Lease:
+class Leadership:
     """One process's view of the record. ``describe`` gives what it claims while it holds the lease."""
 
     def __init__(self, bus: Bus, incarnation: str, duration_ms: int, monotonic_ns: Callable[[], int]) -> None:

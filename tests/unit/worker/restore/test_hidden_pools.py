@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from services.worker.restore.state_pools import StatePools
+from services.worker.restore.hidden_pools import HiddenPools
 from shared.errors import TransportError
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
@@ -45,7 +45,7 @@ def owned() -> Iterator[HostPoolView]:
 
 def test_what_is_written_here_is_seen_there(owned: HostPoolView) -> None:
     """The storage verifies what this worker has sealed."""
-    pools = StatePools(GEOMETRY)
+    pools = HiddenPools(GEOMETRY)
     pools.attach("s", owned.handle)
     view = pools.view("s")
 
@@ -60,7 +60,7 @@ def test_what_is_written_here_is_seen_there(owned: HostPoolView) -> None:
 
 def test_an_unknown_pool_is_said() -> None:
     """Also after it has been detached."""
-    pools = StatePools(GEOMETRY)
+    pools = HiddenPools(GEOMETRY)
     pools.detach("s")
 
     with pytest.raises(TransportError, match="no state pool of s"):
@@ -74,7 +74,7 @@ def test_an_unknown_pool_is_said() -> None:
 def test_a_pool_of_anything_else_is_not_mapped(geometry: KvGeometry) -> None:
     """Neither of KV nor of another model's state; the reason is kept."""
     other = HostPoolView.create(SHM_PREFIX, geometry, 2)
-    pools = StatePools(GEOMETRY)
+    pools = HiddenPools(GEOMETRY)
 
     pools.attach("s", other.handle)
 
@@ -88,7 +88,7 @@ def test_a_pool_is_unmapped_behind_what_writes_to_it(owned: HostPoolView) -> Non
     """It is gone at once for whoever asks, and stays readable for who holds it until then."""
     later: list[object] = []
     pins = Pins()
-    pools = StatePools(GEOMETRY, pins, later.append)
+    pools = HiddenPools(GEOMETRY, pins, later.append)
     pools.attach("s", owned.handle)
     view = pools.view("s")
     assert pools.is_pinned("s")
@@ -107,7 +107,7 @@ def test_a_pool_is_unmapped_behind_what_writes_to_it(owned: HostPoolView) -> Non
 
 def test_a_pool_that_cannot_be_pinned_serves_all_the_same(owned: HostPoolView) -> None:
     """Copies are staged then."""
-    pools = StatePools(GEOMETRY, Pins(refuses=True))
+    pools = HiddenPools(GEOMETRY, Pins(refuses=True))
 
     pools.attach("s", owned.handle)
 

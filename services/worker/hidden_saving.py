@@ -19,11 +19,11 @@ from functools import partial
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_pools import Pins
 from services.worker.requests import RunningRequest
+from services.worker.restore.hidden_pools import HiddenPools
 from services.worker.restore.hidden_shape import HiddenShape
-from services.worker.restore.leased_pages import LeasedPages, LeasedRun, SavedState, lease_fault, pages_fault
+from services.worker.restore.leased_pages import LeasedPages, LeasedRun, SavedHidden, lease_fault, pages_fault
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.snapshot_ring import SnapshotRing
-from services.worker.restore.state_pools import StatePools
 from services.worker.restore.two_stage import SavingCounts, TwoStageSaver
 from services.worker.step_saving import NOT_SAVED, SavedStep, StepSaving
 from services.worker.thread_device import use_device
@@ -65,7 +65,7 @@ class _Lease:
     sequence_id: str
 
 
-class StateSaving:
+class HiddenSaving:
     """The state leases of one worker. Used by the compute thread, but for the answers."""
 
     def __init__(
@@ -82,19 +82,19 @@ class StateSaving:
         ``RING_TOKENS`` tokens, whatever their state takes. ``submit`` runs the saving
         thread's work, one at a time in order; by default on a thread of its own.
         """
-        self.pools = StatePools(pool.geometry, pins, self._submit)
+        self.pools = HiddenPools(pool.geometry, pins, self._submit)
         self.counts = SavingCounts()
         self._pool, self._projection = pool, projection
         self._ring_bytes, self._shm_prefix = ring_bytes, shm_prefix
         self._given_submit = submit
         self._threads: ThreadPoolExecutor | None = None
-        self._answer: Callable[[SavedState], None] = _nobody
+        self._answer: Callable[[SavedHidden], None] = _nobody
         self._leased = LeasedPages(lambda saved: self._answer(saved))
         self._leases: dict[str, _Lease] = {}  # By request.
         self._numbers = itertools.count(1)
         self._saver: _Saver | None = None
 
-    def answer_to(self, answer: Callable[[SavedState], None]) -> None:
+    def answer_to(self, answer: Callable[[SavedHidden], None]) -> None:
         """``answer`` is called once for each lease, when nothing is written to its pages any more, on any thread."""
         self._answer = answer
 
@@ -160,7 +160,7 @@ class StateSaving:
 
     def decline(self, lease: StateLease) -> None:
         """Nothing is saved under this lease."""
-        self._answer(SavedState(lease.lease_id))
+        self._answer(SavedHidden(lease.lease_id))
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class StateSaving:
         return self._threads.submit(work)
 
 
-def _nobody(saved: SavedState) -> None:
+def _nobody(saved: SavedHidden) -> None:
     """Takes answers before anybody wants them."""
 
 

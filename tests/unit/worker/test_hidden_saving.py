@@ -11,9 +11,9 @@ import pytest
 
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.hidden_saving import RING_TOKENS
 from services.worker.kv.loads import LoadResult
 from services.worker.restore.projection import KvProjection
-from services.worker.state_saving import RING_TOKENS
 from shared.chunks import chunk_pages
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
