@@ -49,7 +49,7 @@ BANDWIDTH_BYTES = 512 * 2**20
 Measure = Callable[[], float]
 
 
-class StepClock(StoppingCriteria):
+class StepClock(StoppingCriteria):  # type: ignore[misc]  # Transformers has no types.
     """Notes the time at which ``generate`` ends each step; never stops it."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Systems:
         self.runners = {
             path: ModelRunner.load(
                 model_dir, dtype=dtype, device="cpu", page_size=PAGE_SIZE, device_kv_bytes=None, pages=pages,
-                threads=threads, shm_prefix="bench", forward=path,  # type: ignore[arg-type]
+                threads=threads, shm_prefix="bench", forward=path,
             )
             for path in ("fused", "portable")
         }  # fmt: skip

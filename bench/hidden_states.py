@@ -140,8 +140,9 @@ class History:
             self.host.seal_page(page, np.random.default_rng(page).bytes(16))
         self._pins = cuda_pins(runner.pool.device)
         self._pinned = [self.host.flat_pages(), *(piece.rows.reshape(-1) for piece in self.pieces)]
-        for array in self._pinned if self._pins is not None else ():
-            self._pins.pin(array)
+        if self._pins is not None:
+            for array in self._pinned:
+                self._pins.pin(array)
         self.mover = make_mover(runner.pool, DEFAULT_MOVER, programs=1)
         self.staging = StagingMemory(tokens * shape.row_bytes * shape.layers, runner.pool.device)
         self._transfer = ThreadPoolExecutor(max_workers=1)
@@ -183,8 +184,9 @@ class History:
 
     def close(self) -> None:
         self._transfer.shutdown()
-        for array in self._pinned if self._pins is not None else ():
-            self._pins.unpin(array)
+        if self._pins is not None:
+            for array in self._pinned:
+                self._pins.unpin(array)
         self._pinned = []
         self.host.unlink()
         self.host.close()

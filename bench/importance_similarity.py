@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,9 +46,10 @@ RULES = {"paper": ALPHA, "always_vote": 1e9, "each_head": 0.0}
 """Exponents of the threshold: IMPRESS's; so large that every layer accepts; 0, with which none does."""
 
 LOADED_METRICS = ("h2o", "last", "h2o_pooled", "last_pooled")
-PROBES = tuple(ProbeHeads(count, unit) for unit, count in (
-    ("kv_head", 1), ("kv_head", 2), ("kv_head", 3), ("query_head", 2), ("query_head", 3)
-))  # fmt: skip
+PROBES = (
+    *(ProbeHeads(count, "kv_head") for count in (1, 2, 3)),
+    *(ProbeHeads(count, "query_head") for count in (2, 3)),
+)
 """Of groups of two, two query heads have one KV head: what three of them have where groups are larger."""
 
 Figures = dict[str, list[float]]
@@ -137,7 +138,9 @@ def _recall(guess: torch.Tensor, needed: torch.Tensor) -> float:
 
 def loading_rules(query_heads: int, kv_heads: int) -> Iterator[tuple[str, float, str, str, LoadingRule]]:
     """(metric, ratio, unit, rule, LoadingRule) of everything that is loaded and answered."""
-    units = ("kv_head",) if query_heads == kv_heads else ("kv_head", "query_head")
+    units: list[Literal["kv_head", "query_head"]] = ["kv_head"]
+    if query_heads != kv_heads:
+        units.append("query_head")
     for ratio in LOADING_RATIOS:
         for metric in LOADED_METRICS:
             for unit in units:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from unittest import mock
 
 import torch
 
 from services.worker import __main__ as worker
-from services.worker import bootstrap
 from services.worker.config import WorkerConfig
 from services.worker.device_choice import DeviceChoice
 from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.runner_loading import load_runner
 
 
 def paced(runner: ModelRunner, step_s: float, token_s: float) -> ModelRunner:
@@ -41,15 +42,14 @@ def paced(runner: ModelRunner, step_s: float, token_s: float) -> ModelRunner:
 def main() -> int:
     """Run a worker, with its steps paced once its model is loaded and proven."""
     step_s, token_s = float(os.environ["PACED_STEP_MS"]) / 1e3, float(os.environ["PACED_TOKEN_US"]) / 1e6
-    load_runner = bootstrap.load_runner
 
     def load_paced(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner:
         runner = load_runner(config, choice)
         assert isinstance(runner, ModelRunner)
         return paced(runner, step_s, token_s)
 
-    bootstrap.load_runner = load_paced
-    return worker.main()
+    with mock.patch("services.worker.bootstrap.load_runner", load_paced):
+        return worker.main()
 
 
 if __name__ == "__main__":

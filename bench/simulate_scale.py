@@ -31,7 +31,8 @@ def run(options: argparse.Namespace, workers: int) -> dict[str, Any]:
         *(part for setting in (*SETTINGS, *options.settings) for part in ("--set", setting)),
     ]
     simulation = prepare(parser().parse_args(line))
-    started, started_cpu, chunks = time.perf_counter(), time.process_time(), []
+    started, started_cpu = time.perf_counter(), time.process_time()
+    chunks: list[dict[str, Any]] = []
 
     def progress(over: int, simulated_s: float) -> None:
         if over < (len(chunks) + 1) * options.chunk:
@@ -53,8 +54,10 @@ def run(options: argparse.Namespace, workers: int) -> dict[str, Any]:
     simulation.run(progress)
     wall_s = time.perf_counter() - started
     figures = simulation.figures()
-    kept = ("requests", "finished", "failed", "hit_ratio", "ttft_ms", "tpot_ms", "throughput", "simulated_seconds")
-    kept += ("scheduler", "nodes", "steps", "batches")
+    kept = (
+        *("requests", "finished", "failed", "hit_ratio", "ttft_ms", "tpot_ms", "throughput", "simulated_seconds"),
+        *("scheduler", "nodes", "steps", "batches"),
+    )
     return {
         "workers": workers,
         "wall_s": wall_s,

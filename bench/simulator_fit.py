@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import results_file
 from bench.make_model import save_llama
+from services.scheduler import core
 from services.scheduler.core import CancelTimer, CellState, Output, SetTimer, Stamped
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
@@ -43,7 +45,6 @@ from shared.ids import chain_page, chain_root, namespace_digest
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.worker_plans import PageLoad
-from thermocline.simulate import cell as simulated_cell
 from thermocline.simulate.__main__ import parser, prepare
 
 PAGE_SIZE = 16
@@ -213,24 +214,20 @@ def scheduler_us() -> float:
     """What one input takes the scheduler: decode it, step, encode what it says."""
     line = "--workload few-shot --profile a6000-pcie3/llama-2-7b --requests 1000 --device-tokens 20000"
     spent, inputs = 0.0, 0
-    core_step = simulated_cell.step
 
     def timed_step(state: CellState, stamped: Stamped) -> list[Output]:
         nonlocal spent, inputs
         data = encode(stamped.input)
         started = time.perf_counter()
-        outputs = core_step(state, Stamped(stamped.seq, stamped.time_ns, decode_input(data)))
+        outputs = core.step(state, Stamped(stamped.seq, stamped.time_ns, decode_input(data)))
         for output in outputs:
             if not isinstance(output, SetTimer | CancelTimer):
                 encode(output)
         spent, inputs = spent + time.perf_counter() - started, inputs + 1
         return outputs
 
-    simulated_cell.step = timed_step
-    try:
+    with mock.patch("thermocline.simulate.cell.step", timed_step):
         prepare(parser().parse_args(line.split())).run()
-    finally:
-        simulated_cell.step = core_step
     return spent / inputs * 1e6
 
 

@@ -42,6 +42,7 @@ from services.worker.kv.loads import Loads
 from services.worker.kv.measured_loads import LoadScene, load_scene, medians, plain_copy, seconds
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.per_page import PerPageMover
+from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.kv.verification import Verification
 from shared.messages.base import pack_int32
@@ -65,7 +66,7 @@ def movers(dtype: str, page_size: int, rounds: int) -> dict[str, Any]:
     """GB/s of every mover and of the plain copies beside it, medians."""
     geometry = msgspec.structs.replace(GEOMETRY, page_size=page_size, dtype=dtype)
     with load_scene(geometry, TOKENS, device="cpu", shm_prefix=PREFIX) as scene:
-        entries = {
+        entries: dict[str, PageMover] = {
             "per_page": PerPageMover(scene.device),
             "batched": BatchedMover(scene.device),
             "batched_without_compiler": BatchedMover(scene.device, native=False),
@@ -94,10 +95,15 @@ def _beside(plain: Callable[[], object], work: Callable[[], object], rounds: int
 def verification_modes(rounds: int) -> dict[str, float]:
     """Milliseconds of one load of 4,096 tokens by the worker's own path, by ``verify_host``; page size 16."""
     with load_scene(GEOMETRY, TOKENS, device="cpu", shm_prefix=PREFIX) as scene:
-        works = {}
+        works: dict[str, Callable[[], object]] = {}
         opened = []
-        for name, mode, share in (("always", "always", 1.0), ("sampled_10%", "sampled", 0.1), ("never", "never", 1.0)):
-            loads, order = _loads(scene, Verification(mode, share), BatchedMover(scene.device))
+        modes = {
+            "always": Verification("always"),
+            "sampled_10%": Verification("sampled", 0.1),
+            "never": Verification("never"),
+        }
+        for name, verification in modes.items():
+            loads, order = _loads(scene, verification, BatchedMover(scene.device))
             opened.append(loads)
             works[name] = partial(_run, loads, order)
         spent = medians(works, rounds)
@@ -147,7 +153,9 @@ def disk_layout(directory: Path, rounds: int) -> dict[str, Any]:
             os.fsync(file.fileno())
             fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
             try:
-                works = {each: partial(_read, fd, starts[each].tolist(), layout[each]) for each in layout}
+                works: dict[str, Callable[[], object]] = {
+                    each: partial(_read, fd, starts[each].tolist(), layout[each]) for each in layout
+                }
                 spent = medians(works, rounds)
             finally:
                 os.close(fd)

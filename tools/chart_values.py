@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
+from thermocline.broker.passwords import OPERATOR
 from thermocline.broker.permissions import ANY
-from thermocline.broker.users import OPERATOR, User, authorization, cell_users, variable
+from thermocline.broker.users import User, authorization, cell_users, variable
 
 CHART = Path(__file__).parents[1] / "infra" / "chart" / "thermocline"
 

@@ -108,10 +108,11 @@ def closure(requirements: list[Requirement]) -> dict[str, set[str]]:
 def licence(name: str) -> str:
     """What a package says about its licence: the expression, the classifiers, or else the first line of its text."""
     told = metadata.metadata(name)
-    if told.get("License-Expression"):
+    if "License-Expression" in told:
         return str(told["License-Expression"])
     classifiers = [each for each in told.get_all("Classifier", []) if each.startswith("License ::")]
-    return "; ".join(each.rpartition(" :: ")[2] for each in classifiers) or (told.get("License") or "").split("\n")[0]
+    named = "; ".join(each.rpartition(" :: ")[2] for each in classifiers)
+    return named or str(told.get_all("License", [""])[0]).split("\n")[0]
 
 
 def unlicensed(names: set[str], accepted: dict[str, str]) -> Iterator[str]:
@@ -129,7 +130,9 @@ def audit() -> list[str]:
     table = tomllib.loads(KNOWN_BAD.read_text(encoding="utf-8"))
     requirements = declared(project)
     shipped = closure([Requirement(text) for text in project["dependencies"]])
-    installed = {canonicalize_name(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    installed: dict[str, str] = {
+        canonicalize_name(each.metadata["Name"]): each.version for each in metadata.distributions()
+    }
     return [
         *unbounded(requirements),
         *misfits(requirements, installed),

@@ -99,8 +99,10 @@ class Definitions:
     def _all_of(self, module: str) -> Iterator[Name]:
         """Everything in a module, if there is one of this name."""
         for statement in self._trees[module].body if module in self._trees else ():
-            imported = isinstance(statement, ast.ImportFrom)
-            names = [alias.asname or alias.name for alias in statement.names] if imported else _defined_by(statement)
+            if isinstance(statement, ast.ImportFrom):
+                names = [alias.asname or alias.name for alias in statement.names]
+            else:
+                names = _defined_by(statement)
             yield from (self._origin((module, name)) for name in names)
 
     def _origin(self, name: Name) -> Name:

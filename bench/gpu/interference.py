@@ -30,6 +30,8 @@ PROGRAMS = (2, 8, 32, 1, 4, 16)
 
 LAYERS = 4
 
+_cuda: Any = torch.cuda  # Streams and events have no types.
+
 
 @dataclass(frozen=True, slots=True)
 class Width:
@@ -51,7 +53,10 @@ class Layers:
 
     def __init__(self, width: Width, requests: int, rows: int, context: int, device: torch.device) -> None:
         hidden, head_dim = width.hidden, width.head_dim
-        make = lambda *shape: torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02  # noqa: E731
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02
+
         self.weights = [
             (make(hidden, hidden + 2 * width.kv_heads * head_dim), make(hidden, hidden),
              make(hidden, 2 * width.feed_forward), make(width.feed_forward, hidden))
@@ -86,11 +91,12 @@ def beside(
         copy()
         after = milliseconds(work, rounds, device)
         return {"alone_ms": alone, "beside_ms": after, "slowdown": after / alone, "copy_ms": copy_ms}
-    stream = torch.cuda.Stream()
-    times, speeds = [], []
+    stream = _cuda.Stream()
+    times: list[float] = []
+    speeds: list[float] = []
     repeats = max(2, int(4 * alone / copy_ms) + 1)
     while len(times) < rounds:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = (_cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             began.record()
@@ -116,12 +122,12 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
         started = time.perf_counter()
         work()
         return (time.perf_counter() - started) * 1e3
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began, ended = (_cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     work()
     ended.record()
     ended.synchronize()
-    return began.elapsed_time(ended)
+    return float(began.elapsed_time(ended))
 
 
 def copies(scene: LoadScene, programs: int, *, to_host: bool) -> Callable[[], object]:

@@ -91,10 +91,11 @@ def calibrated(cold_s: float, warm_s: float, case_s: float) -> Scale:
 def loads(scale: Scale) -> dict[str, Load]:
     """LooGLE-like, ReviewMT-like and ShareGPT-like requests."""
     documents = {"contexts": scale.contexts, "queries": scale.queries}
-    reviews = {"dataset": "reviewmt", "contexts": scale.contexts, "queries": max(scale.contexts, scale.queries // 2)}
+    queries = max(scale.contexts, scale.queries // 2)
+    reviews = {"dataset": "reviewmt", "contexts": scale.contexts, "queries": queries}
     return {
         "loogle": Load("loogle", "documents", scale.queries, documents),
-        "reviewmt": Load("reviewmt", "documents", reviews["queries"], reviews),
+        "reviewmt": Load("reviewmt", "documents", queries, reviews),
         # People think for a second where the paper has them think for 60: there is no time for more.
         "sharegpt": Load("sharegpt", "chat", scale.turns, {"turns": CHAT_TURNS, "think_s": 1}, concurrency=32),
     }

@@ -6,11 +6,14 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 FLUSH_BYTES = 512 * 2**20
 """Ten times the second-level cache of the largest chip: what was there before is gone."""
+
+_cuda: Any = torch.cuda  # Streams and events have no types.
 
 
 def device_seconds(work: Callable[[], object], rounds: int, device: torch.device) -> float:
@@ -23,9 +26,9 @@ def device_seconds(work: Callable[[], object], rounds: int, device: torch.device
     if device.type != "cuda":
         return statistics.median(_elapsed(work) for _ in range(rounds))
     flushed = _flushed(device)
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = (_cuda.Event(enable_timing=True) for _ in range(2))
         flushed.zero_()
         began.record()
         work()
