@@ -160,9 +160,9 @@ def alternate(measures: dict[str, Measure], rounds: int, tokens: int) -> dict[st
         }
         for name, each in seconds.items()
     }
-    for name in seconds:
+    for name, each in seconds.items():
         if name != "fused":
-            ratios = [theirs / ours for ours, theirs in zip(seconds["fused"], seconds[name], strict=True)]
+            ratios = [theirs / ours for ours, theirs in zip(seconds["fused"], each, strict=True)]
             result[name]["fused_is_faster"] = round(statistics.median(ratios), 3)
     return result
 

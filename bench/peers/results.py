@@ -62,10 +62,10 @@ def _rounded(figures: Figures) -> Figures:
 def _ratios(ours: dict[str, list[Figures]], theirs: dict[str, list[Figures]]) -> dict[str, Any]:
     """Of every figure that is better or worse, in passes that both were asked."""
     found: dict[str, Any] = {}
-    for passed in ours:
+    for passed, mine in ours.items():
         if passed in theirs:
-            names: Sequence[str] = [name for name in ours[passed][0] if name.endswith(("_per_s", "_ms"))]
-            ratios = {name: ratio(name, ours[passed], theirs[passed]) for name in names}
+            names: Sequence[str] = [name for name in mine[0] if name.endswith(("_per_s", "_ms"))]
+            ratios = {name: ratio(name, mine, theirs[passed]) for name in names}
             found[passed] = {name: _rounded(asdict(each)) for name, each in ratios.items() if each is not None}
     return found
 

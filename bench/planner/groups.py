@@ -81,7 +81,8 @@ def _group(span: Span, every: int) -> Group:
 
 def _boundaries(groups: list[Group], group_of: list[int], every: int) -> list[int]:
     """Cost of tokens per token rises with depth and that of a copy does not, so within a run of spans that are alike
-    either all or none are computed; only ends of runs matter. Of many, those where a group first appears."""
+    either all or none are computed; only ends of runs matter. Of many, those where a group first appears.
+    """
     count = len(group_of)
     first = next((index for index in range(count) if groups[group_of[index]].device != every), count)
     last_layer = every ^ (every >> 1)

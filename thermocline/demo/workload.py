@@ -36,7 +36,8 @@ class Ask:
 @dataclass(frozen=True)
 class Workload:
     """``asks`` in the order in which they are sent. ``talk`` is a conversation over one more document:
-    its turns are sent one after another, each with all earlier turns and answers before it."""
+    its turns are sent one after another, each with all earlier turns and answers before it.
+    """
 
     asks: list[Ask]
     talk_document: str
@@ -46,7 +47,8 @@ class Workload:
 
 def build(model_dir: Path, *, documents: int, questions: int, tokens: int, turns: int, seed: int) -> Workload:
     """``documents`` documents of about ``tokens`` tokens, ``questions`` questions on each, shuffled so that
-    a document comes back only after others have pushed it out of device memory."""
+    a document comes back only after others have pushed it out of device memory.
+    """
     tokenizer = TokenCounter(model_dir / "tokenizer.json")
     rng = random.Random(seed)
     asks: list[Ask] = []

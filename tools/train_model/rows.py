@@ -53,14 +53,14 @@ class Row:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def text(self, text: str, role: Role = Role.CONTEXT, gap: bool = False) -> None:
+    def text(self, text: str, role: Role = Role.CONTEXT, *, gap: bool = False) -> None:
         """Append text; ``gap`` allows a jump in position just before it."""
         ids = self.encoder.encode(text)
         self.ids += ids
         self.roles += [int(role)] * len(ids)
         self.gap_allowed += [gap] + [False] * (len(ids) - 1)
 
-    def special(self, token: str, role: Role = Role.CONTEXT, gap: bool = False) -> None:
+    def special(self, token: str, role: Role = Role.CONTEXT, *, gap: bool = False) -> None:
         """Append one special token."""
         self.ids.append(self.encoder.special[token])
         self.roles.append(int(role))

@@ -133,7 +133,7 @@ def test_a_lossy_choice_behind_an_exact_one_is_told() -> None:
 
 
 @pytest.mark.parametrize("view_of", [ChatView, CompletionView])
-def test_importance_is_in_whole_answers_and_in_the_usage_chunk(view_of: type[ChatView] | type[CompletionView]) -> None:
+def test_importance_is_in_whole_answers_and_in_the_usage_chunk(view_of: type[ChatView | CompletionView]) -> None:
     """Both endpoints, streaming or not."""
     made = generation()
     feed_lossy(made.choices[0], loaded=2)

@@ -90,7 +90,8 @@ def records_of_nodes(policy):
 @given(steps=operations)
 def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name, steps):
     """Whatever happens, a victim is a leaf that nothing locks, there is one if any such leaf exists, and a policy
-    read from a snapshot names the same."""
+    read from a snapshot names the same.
+    """
     forest = Forest(make_policy(name, CAPACITY, CellConfig()))
     for operation, first, second in steps:
         perform(forest, operation, first, second)

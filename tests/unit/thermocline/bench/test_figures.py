@@ -16,7 +16,7 @@ REPLIES = [
 ]
 
 
-def outcome(**more: float | int) -> Outcome:
+def outcome(**more: float) -> Outcome:
     return Outcome(list(REPLIES), 100.0, 104.0, **more)  # type: ignore[arg-type]
 
 
