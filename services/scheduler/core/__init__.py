@@ -4,15 +4,14 @@
 
     step(state, stamped_input) -> outputs
 
-It owns the prefix tree and the page tables of every pool, and decides everything: order, placement, batches,
-leases, loads, backups, evictions. It does no I/O, reads no clock, draws no chance, and iterates over no set, so
-that a recording replays to the byte. Read it in this order: ``machine`` (which input goes where), ``state``,
-``lifecycle``, ``prefix_tree`` and ``residency`` (who holds what), ``queueing``, ``placement`` and ``deferral`` (who
-waits where, and for what), ``batching``, ``schedules`` and ``admission`` (who runs next), ``completion`` and
-``insertion`` (what comes back), ``tiers``, ``backups``, ``loads`` and ``neighbours`` (what moves between memories),
-``writes`` and ``saves`` (what goes below them), ``state_form``, ``state_leases`` and ``state_saves`` (what of it in
-another form than KV), ``prefetch``, ``restoration_choice``, ``state_runs`` and ``restorations`` (what comes back up
-from there, and how), ``misses``, ``explanations`` and ``recollection`` (what is said of it afterwards).
+It owns the prefix tree and the page tables of every pool, and decides everything: order, placement, batches, leases,
+loads, backups, evictions. It does no I/O, reads no clock, draws no chance, and iterates over no set, so that a
+recording replays to the byte. Its packages and the order in which they import are in ARCHITECTURE ("The core in
+layers"). Read it in this order: ``fold.main_loop`` (what a step does), ``state`` and ``request``, ``lifecycle``
+(tables), ``cache.prefix_tree`` and ``cache.residency`` (who holds what), ``queue.queueing``, ``queue.placement`` and
+``waiting.waits`` (who waits where, and for what), ``queue.batching`` and ``queue.admission`` (who runs next),
+``queue.completion`` and ``cache.insertion`` (what comes back), then ``tiers``, ``restoring`` and, where they
+interest, the features.
 """
 
 from services.scheduler.core.explain.explanations import find_admissions

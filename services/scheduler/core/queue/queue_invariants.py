@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.lifecycle import RequestState, WaitKind
@@ -109,16 +109,20 @@ def _check_deferral(state: CellState, request: Request) -> None:
     if not request.wait.is_deferred or worker is None:
         return
     require(not request.patience.is_over, f"{name} is deferred past its deadline")
-    if request.wait.fetch:
-        require(not request.patience.is_fetch_over, f"{name} waits for a fetch past its deadline")
-        return
-    require(request.patience.timer in state.timers, f"{name} is deferred without a deadline")
-    if request.wait.producer:
-        require(
-            name in state.waiters.get(request.wait.producer, {}), f"{request.wait.producer} knows nothing of {name}"
-        )
-    else:
-        require(name in worker.load_waiters.get(request.wait.node, {}), f"{name} is not among those who wait")
+    wait, has_deadline = request.wait, request.patience.timer in state.timers
+    match wait.kind:
+        case WaitKind.PRODUCER:
+            require(has_deadline, f"{name} is deferred without a deadline")
+            require(name in state.waiters.get(wait.producer, {}), f"{wait.producer} knows nothing of {name}")
+        case WaitKind.LOAD:
+            require(has_deadline, f"{name} is deferred without a deadline")
+            require(name in worker.load_waiters.get(wait.node, {}), f"{name} is not among those who wait")
+        case WaitKind.FETCH | WaitKind.RUN:
+            require(not request.patience.is_fetch_over, f"{name} waits for a fetch past its deadline")
+        case WaitKind.NOWHERE | WaitKind.TURN:
+            require(holds=False, text=f"{name} is deferred and waits for {wait.kind.value}")
+        case _:
+            assert_never(wait.kind)
 
 
 def _check_transient(state: CellState) -> None:

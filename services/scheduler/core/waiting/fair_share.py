@@ -9,10 +9,8 @@ fair sharing, the front of the lane is the front of the queue.
 
 No operation touches more than one lane: lists are sorted by plain tuples, which a bisection compares in C.
 
-Where a waiting request stands in its worker's ready order, and which of those in it begin alike.
-
-The second is an index by the first page of tokens, so that a batch that has begun to load a prefix finds the requests
-that stand on it without looking at everybody in line.
+Beside the order is an index by the first page of tokens (``Worker.openings``), so that a batch that has begun to
+load a prefix finds the requests that stand on it without looking at everybody in line.
 """
 
 from __future__ import annotations

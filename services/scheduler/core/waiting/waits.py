@@ -11,11 +11,12 @@ its own (see :mod:`fetch_waits`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
-from services.scheduler.core.lifecycle import RequestState, WaitEvent
+from services.scheduler.core.lifecycle import RequestState, WaitEvent, WaitKind
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
+from shared.errors import InvariantViolated
 from shared.messages import explanations
 
 if TYPE_CHECKING:
@@ -139,14 +140,18 @@ def end_deferral(state: CellState, request: Request) -> None:
     if state.recollection is not None:
         said = explanations.Wait(kind=kind, start_ns=wait.since_ns, end_ns=state.now_ns)
         state.recollection.note_wait(request.request_id, said)
-    if wait.fetch:
-        state.count("prefetch_wait_ms", waited_ms)
-        return
-    if wait.producer:
-        _drop(state.waiters, wait.producer, request.request_id)
-    else:
-        _drop(worker.load_waiters, wait.node, request.request_id)
-    state.count("deferral_ms", waited_ms)
+    match wait.kind:
+        case WaitKind.PRODUCER:
+            _drop(state.waiters, wait.producer, request.request_id)
+        case WaitKind.LOAD:
+            _drop(worker.load_waiters, wait.node, request.request_id)
+        case WaitKind.FETCH | WaitKind.RUN:
+            pass  # A fetch asks those that it is for whether they wait.
+        case WaitKind.NOWHERE | WaitKind.TURN:
+            raise InvariantViolated(f"{request.request_id} is not deferred")
+        case _:
+            assert_never(wait.kind)
+    state.count("prefetch_wait_ms" if wait.fetch else "deferral_ms", waited_ms)
 
 
 def expire_deferral(step: Step, request: Request) -> None:
