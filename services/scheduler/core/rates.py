@@ -1,8 +1,6 @@
-"""What computing and loading cost on a worker, measured from its reports (Strata 4.3.2: the ratio is profiled).
+"""What computing and loading cost on a worker, and a disk on a storage, measured from their reports (Strata 4.3.2).
 
 Eviction, placement and batch formation all ask here, so that they weigh the same costs.
-
-How fast a storage brings chunks up from its disk, measured from its reports.
 """
 
 from __future__ import annotations

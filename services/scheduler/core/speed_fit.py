@@ -7,7 +7,7 @@ attention, which grows with the context before it. Both are the least squares so
 older report counting less. Where the reports do not tell the two apart, or say that attention makes a step
 faster, all time is put down to tokens.
 
-How wrong predicted restorations were, by method: smoothed relative errors, for export as metrics.
+Beside them it is learned how wrong predicted restorations were, by method, for export as metrics.
 """
 
 from __future__ import annotations

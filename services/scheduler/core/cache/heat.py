@@ -1,9 +1,10 @@
 """How hot a node is, by whatever the configuration says, and which coldest nodes would make room for it.
 
-The user-set form of a priority: one to three of clock, frequency and length, joined by +, * and / (HotPrefix 4).
+What the configuration says is an expression: one to three of clock, frequency and length, joined by +, * and /
+(HotPrefix 4).
 
-``frequency + clock / length`` is Equation 5 and ``frequency * clock`` Equation 6. Products and quotients bind
-before sums, and equal ones from left to right. Text is cut into words here and never handed to an interpreter.
+``frequency + clock / length`` is Equation 5 and ``frequency * clock`` Equation 6. Products and quotients bind before
+sums, and equal ones from left to right. Text is cut into words here and never handed to an interpreter.
 """
 
 from __future__ import annotations

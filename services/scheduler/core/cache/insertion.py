@@ -1,6 +1,6 @@
 """Computed pages become cached: the tree takes over pages that a request owned.
 
-What importance nodes of the tree have, from what chunks read in part have proved (see :mod:`shares`).
+Nodes get the importance that chunks read in part have proved to have (see :mod:`shares`).
 """
 
 from __future__ import annotations

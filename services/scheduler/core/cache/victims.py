@@ -1,6 +1,6 @@
 """Which node leaves a pool next: what its policy names, or what is above its owner's quota.
 
-Cutting a victim that is much larger than the pages that are missing, so that only its end is evicted.
+A victim that is much larger than the pages that are missing is cut, so that only its end is evicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""CellConfigured: take over settings, each within its bounds.
-
-FlushCache: drop what nothing uses.
-"""
+"""What operators order: settings are taken over, each within its bounds, and a flush drops what nothing uses."""
 
 from __future__ import annotations
 

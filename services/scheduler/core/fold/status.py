@@ -1,8 +1,6 @@
-"""The cell's status as published.
+"""What operators see of a cell: its status as published, with what each tenant has, and what is cached, node by node.
 
-What each tenant has in the queue, at workers and in the cache, for the cell's status. Nothing here mutates.
-
-What is cached, node by node, for operators. Nothing is decided here.
+Nothing here mutates or decides.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """State on its way: what is being restored for a request, and what is being saved of it. Plain data of a snapshot.
 
-Stretches: the parts of a sequence of which a disk has state, and the holes between them that are computed.
-
-A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes all of it
-through the model at once and its state is not saved: each turn leaves a hole. A run of state goes on behind it once the
-hole's tokens are computed, by chunks as any others are. What follows works on positions in tokens from the root; pages
-of a run are packed without its holes.
+A run has stretches, the parts of a sequence of which a disk has state, and holes between them that are computed. A
+turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes all of it
+through the model at once and its state is not saved: each turn leaves a hole. A run of state goes on behind it once
+the hole's tokens are computed, by chunks as any others are. What follows works on positions in tokens from the root;
+pages of a run are packed without its holes.
 """
 
 from __future__ import annotations

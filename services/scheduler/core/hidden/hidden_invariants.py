@@ -1,7 +1,4 @@
-"""What must hold of state pools, state leases and saves of state, checked from scratch. For tests.
-
-What must hold of runs of state and of the fetches that bring them, checked from scratch. For tests.
-"""
+"""What must hold of state pools, leases, saves, runs and the fetches that bring them, from scratch. For tests."""
 
 from __future__ import annotations
 

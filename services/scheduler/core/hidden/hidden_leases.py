@@ -6,7 +6,7 @@ sealed until then is written down (:mod:`hidden_saves`). A lease that could not 
 was computed beyond it is gone. A lease that is not answered in time after its request left is taken back, as are those
 of a worker that is lost: whoever reads such pages later verifies them.
 
-For which chunks a request gets a state lease: those in a row that it computes whole and that nobody has or saves.
+It is for chunks in a row that the request computes whole and that are neither kept nor being saved.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Saves of state: what a worker has sealed goes from the state pool to the disk, and its pages are free after that.
+"""Saves of state, and the pools that it lies in meanwhile.
+
+What a worker has sealed goes from the state pool to the disk, and its pages are free after that.
 
 They share numbers, deadlines and the storage's patience with the saves of KV (:mod:`saves`). A chunk whose save fails
-is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or ends.
+is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or
+ends.
 
-State pools: asked for once it is known which form of state is worth keeping, mapped by the node's workers.
-
-A storage has one at the most, of one geometry for its incarnation. It is room for state on its way to the disk and
+A state pool is asked for once it is known which form of state is worth keeping, and the node's workers map it. A
+storage has one at the most, of one geometry for its incarnation. It is room for state on its way to the disk and
 back; nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being saved,
 or being fetched or restored from.
 """

@@ -4,14 +4,12 @@ The paper combines hidden states with one other method: recomputing the first la
 KV of the last where the link is. :func:`closed_form` is its formula, :func:`best_two_way` the exact whole number, and
 :func:`best_partition` allows all three at once. The others are the baselines of its section 6.3.
 
-Which form of a prefix is worth keeping below the device: what would be read back is what should be written.
-
-The partition that restores soonest says it (HCache 4.1.2): layers that would be computed from tokens need not be kept
+Which form of a prefix is worth keeping below the device the same partition says (HCache 4.1.2), because what would be
+read back is what should be written: layers that would be computed from tokens need not be kept
 at all, and the others are kept in one form each.
 
-What one layer of one token costs: bytes in either form, and microseconds of computing (HCache 3.2).
-
-The paper's formulas are for multi-head attention; here widths are taken from the model, so that they hold for grouped
+What one layer of one token costs, in bytes and in microseconds (:class:`LayerCosts`), follows HCache 3.2. The paper's
+formulas are for multi-head attention; here widths are taken from the model, so that they hold for grouped
 queries and for any feed-forward network, too. With heads * head_dim = kv_heads * head_dim = D and 12 D² parameters a
 layer they are the paper's: ``C_hidden`` 4 N D² FLOP, ``C_token`` 24 N D² and attention, which counts each pair of
 tokens once (2 N² D; the paper writes N² D, with the same growth).

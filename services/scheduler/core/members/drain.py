@@ -1,6 +1,6 @@
 """What the fold remembers of a worker that was asked to end (see :mod:`draining`), and its way out as a table.
 
-What must hold of workers on their way out, checked from scratch. For tests.
+:func:`check_drain` says what must hold of such workers, from scratch, for tests.
 """
 
 from __future__ import annotations

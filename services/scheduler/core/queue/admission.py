@@ -1,6 +1,6 @@
 """Admission to a worker: match, lock, make room, allocate, and the AdmitRequest that says so.
 
-Where the tokens of a hit come from, for usage and counters: neighbours, the disk, the object store.
+It says where the tokens of a hit come from, for usage and counters: neighbours, the disk, the object store.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def try_admit(step: Step, candidate: Candidate, worker: Worker, builder: BatchBuilder) -> bool:
-    """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the draft."""
+    """Admit a WAITING request, if its pages can be had now; a load for it, if any, joins the batch."""
     state, request = step.state, candidate.request
     path, found = candidate.path, candidate.found
     if candidate.stage != builder.stage:  # Another admission may have evicted, cut or begun to load what it matched.

@@ -27,7 +27,7 @@ Start = tuple[str, bytes]
 class Candidate:
     """A waiting request as a look at the queue found it. ``load`` and ``compute`` count tokens of its prompt.
 
-    ``stage`` is the draft's number of admissions at that time: after another, ``found`` is out of date.
+    ``stage`` is the builder's number of admissions at that time: after another, ``found`` is out of date.
     """
 
     request: Request

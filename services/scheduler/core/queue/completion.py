@@ -1,6 +1,6 @@
-"""What a worker reports about requests: executed batches, ends and preemptions.
+"""Progress and ends of requests: what a worker reports of batches, ends and preemptions, and ends from outside.
 
-Ends that come from outside: the caller gave up, its gateway died, a deadline passed.
+Those are that the caller gave up, its gateway died, or a deadline passed.
 """
 
 from __future__ import annotations

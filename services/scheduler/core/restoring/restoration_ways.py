@@ -1,13 +1,13 @@
 """What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
 
-``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`). Where
-a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its stead; a
-prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it exists.
+``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`).
+Where a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its
+stead; a prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it
+exists.
 
-In which form an object store is asked for chunks of which no disk of the node is known to have any.
-
-Of the store nothing is known beforehand: a fetch is the question, and what comes of it the answer. Chunks are asked
-for first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
+Where no disk of the node is known to have the chunks, an object store is asked for them in one form or the other. Of
+the store nothing is known beforehand: a fetch is the question, and what comes of it the answer. Chunks are asked for
+first in the form in which the cell saves prefixes now, and in the other where that brought nothing. What a request
 was told that the store does not have it does not ask for again.
 
 Most prompts have been seen by nobody, and each such question costs the store's time, pages and a wait. So the second

@@ -7,7 +7,7 @@ as fetching would have: whoever rents for no longer than the price of buying pay
 fetch is for nobody who waits, so it has the lowest priority: it is of a few chunks, one at a time, and begins only
 while the storage has nothing else to fetch. Where that is not so it is left until the prefix is read the next time.
 
-What workers say of sparse prefixes: how long reading them took and what was important of them, or that it failed.
+It begins with what workers say of sparse prefixes: how long reading took and what was important, or that it failed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Loads, to a device from host memory or a neighbour's device: settled when the batch that carried them is answered.
 
-Neighbours: workers of one node, each of which may copy pages from the others' devices instead of computing them.
-
-A worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
+Neighbours are workers of one node, each of which may copy pages from the others' devices instead of computing them. A
+worker is told whose pools to map as workers of its node come and go. A load from a neighbour reads its device as a
 load from a host pool reads host memory: the path that it reads is locked there until the batch that carries the load
 is answered. Where such a load failed, no other is planned between the two before one of them joins anew: nothing
 vouches for pages on a device but the map of it.
 
-A worker that was given up may only have stood still, and read on when it goes on. What it says then counts at a gateway
-until that has heard of the request's next attempt. So what it was reading stays locked for as long as that may take.
+A worker that was given up may only have stood still, and read on when it goes on. What it says then counts at a
+gateway until that has heard of the request's next attempt. So what it was reading stays locked for as long as that
+may take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was ordered of a storage and is not answered: backups, saves, fetches of KV. Plain data, part of the state."""
+"""What was ordered and is not answered: backups, saves, fetches, batches with loads, promotions. Plain data."""
 
 from __future__ import annotations
 
