@@ -5,7 +5,7 @@ Programs that fold import it; the core does not.
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
-for _name in sorted(module.name for module in iter_modules(__path__)):
-    import_module(f"{__name__}.{_name}")
+for _name in sorted(module.name for module in walk_packages(__path__, f"{__name__}.")):
+    import_module(_name)
