@@ -22,15 +22,27 @@ _log = logs.get_logger("gateway.notices")
 
 @dataclass(slots=True)
 class NoticeCursor:
-    """Where this gateway is in its numbered notices. Pure."""
+    """Where this gateway is in its numbered notices. Pure.
+
+    A scheduler that begins anew numbers from 1 again, in a later term. So the first notice of a term may follow any.
+    """
 
     last: int = 0
+    term: tuple[int, int] = (0, 0)  # The epoch in which the last one was folded, and the input that caused it.
 
-    def place(self, number: int) -> Literal["next", "repeated", "gap"]:
-        """Where ``number`` lies. Does not mutate."""
-        if number <= self.last:
+    def place(self, notice: GatewayNotice) -> Literal["next", "repeated", "gap"]:
+        """Where the notice lies; behind a gap, the stream tells what comes before it. Does not mutate."""
+        term = (notice.epoch, notice.cause)
+        if term < self.term or (term == self.term and notice.number <= self.last):
             return "repeated"
-        return "next" if number == self.last + 1 else "gap"
+        if notice.number == 1 and not self.last:
+            return "next"
+        is_next = notice.number == self.last + 1 and notice.epoch == self.term[0]
+        return "next" if is_next else "gap"
+
+    def take(self, notice: GatewayNotice) -> None:
+        """It was acted on."""
+        self.last, self.term = notice.number, (notice.epoch, notice.cause)
 
 
 class NoticeHandler:
@@ -48,10 +60,10 @@ class NoticeHandler:
         notice = self._decode(delivery.data)
         if notice is None:
             return
-        if self.cursor.place(notice.number) == "gap" and not await self.catch_up():
+        if self.cursor.place(notice) == "gap" and not await self.catch_up():
             # The stream, which cannot be asked now, has this notice, too: whoever reads it next acts on all.
             return
-        if self.cursor.place(notice.number) == "gap":
+        if self.cursor.place(notice) == "gap":
             # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
             _log.error("notices_lost", first=self.cursor.last + 1, last=notice.number - 1)
         self._act(notice)
@@ -88,9 +100,9 @@ class NoticeHandler:
         return message if isinstance(message, GatewayNotice) else None
 
     def _act(self, notice: GatewayNotice) -> None:
-        if self.cursor.place(notice.number) == "repeated":
+        if self.cursor.place(notice) == "repeated":
             return
-        self.cursor.last = notice.number
+        self.cursor.take(notice)
         word = notice.word
         metrics.NOTICES.labels(type(word).__name__).inc()
         choice = self._dispatcher.pending.get(word.request_id)

@@ -31,7 +31,7 @@ from services.scheduler.timers import Timers
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage, Subscription
 from shared.codec import decode, encode
-from shared.errors import Unavailable
+from shared.errors import TransportError, Unavailable
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired
 from shared.messages.status import CellStatus, GetStatus, Heartbeat, TakeSnapshot
 from shared.tracing import Tracer
@@ -59,6 +59,7 @@ class Active:
         outbox: Outbox,
         collector: cell_metrics.CellCollector,
         expect_pause: Callable[[int], Awaitable[None]],
+        claim_now: Callable[[], Awaitable[None]],
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         tracer: Tracer | None = None,
@@ -69,6 +70,7 @@ class Active:
         self._config = config
         self._incarnation = incarnation
         self._lease = lease
+        self._claim_now = claim_now
         self._follower = follower
         self._outbox = outbox
         self.liveness = Liveness(config.heartbeat_lost_ms * 1_000_000)
@@ -142,6 +144,7 @@ class Active:
     async def _take_over(self) -> None:
         """Publish what the predecessor may not have published, come to the stream's end, and announce the term."""
         self._outbox.send_again()
+        await self._say_since_when()
         await self._follower.reached(await self._last_seq())
         state, restored = self._follower.fold.state, self._follower.restored
         assert restored is not None
@@ -160,6 +163,19 @@ class Active:
         _log.info("started", epoch=self.epoch, seq=self._started_seq)
         await self._follower.reached(self._started_seq)
         self.live.set()
+
+    async def _say_since_when(self) -> None:
+        """Have the lease say where this fold began, without which nothing may be said that follows from it."""
+        while not self._lease.may_speak:
+            if self._follower.start is None:
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._claim_now()
+            except (Unavailable, TransportError) as error:
+                _log.warning("lease_not_renewed", held=self._lease.is_held, reason=error.message)
+            if not self._lease.may_speak:
+                await asyncio.sleep(self._lease.look_s)
 
     async def _last_seq(self) -> int:
         while True:

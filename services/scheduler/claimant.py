@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.follower import Follower
-from services.scheduler.leadership import Claim
+from services.scheduler.leadership import Claim, Tail
 from services.scheduler.outbox import Outbox
 
 
@@ -19,12 +19,11 @@ class Claimant:
         self._release = release
         self._follower = follower
         self._outbox = outbox
-        self._before: Claim | None = None
+        self._before: Tail | None = None
 
     def succeed(self, before: Claim | None) -> int:
         """A term behind that of ``before`` is to begin; returns the least epoch that it may have."""
-        if before is None or before.holder != self._incarnation:
-            self._before = before
+        self._before = before.tail if before is not None else None
         restored = self._follower.restored
         known = max(restored.highest_epoch, restored.fold.state.epoch) if restored is not None else 0
         return max(before.epoch if before is not None else 0, known) + 1
@@ -39,14 +38,15 @@ class Claimant:
             release=self._release,
             folded_from=self._folded_from(),
             published=self._outbox.published,
+            before=self._before,
         )
 
     def _folded_from(self) -> int | None:
         """Since which input this release folds: since before our term, where the last holder's was the same."""
-        restored = self._follower.restored
-        if restored is None:
+        start = self._follower.start
+        if start is None:
             return None
         before = self._before
-        if before is None or before.folded_from is None or before.release != self._release or restored.is_lost:
-            return restored.start
-        return before.folded_from if restored.start >= before.folded_from else restored.start
+        if before is None or before.release != self._release or start.is_lost:
+            return start.seq
+        return min(before.folded_from, start.seq)

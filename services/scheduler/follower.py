@@ -14,7 +14,7 @@ from services.scheduler import cell_metrics
 from services.scheduler.fold import Fold, Folded
 from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
-from services.scheduler.restore import YIELD_EVERY, Restored, restore
+from services.scheduler.restore import YIELD_EVERY, Start, find_active_start, find_start, fold_tail
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.errors import TransportError, Unavailable
@@ -52,32 +52,50 @@ class Follower:
         self._check_every = check_invariants_every
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_ns = monotonic_ns
-        self._restored: Restored | None = None
+        self._start: Start | None = None
+        self._is_restored = False
+        self._is_frozen = False
         self._waits_because = ""
         self._again = asyncio.Event()
         self._moved = asyncio.Event()
 
     @property
-    def restored(self) -> Restored | None:
-        """How the state came to be; None while there is none."""
-        return self._restored
+    def release(self) -> str:
+        """What folds alike, see :mod:`fold_release`."""
+        return self._release
+
+    @property
+    def start(self) -> Start | None:
+        """Where the fold began, also while the tail behind it is being folded; None before that is decided."""
+        return self._start
+
+    @property
+    def restored(self) -> Start | None:
+        """How the state came to be, once the tail is folded; None while there is none."""
+        return self._start if self._is_restored else None
 
     @property
     def fold(self) -> Fold:
         """The state, which must be there."""
-        assert self._restored is not None
-        return self._restored.fold
+        assert self._start is not None
+        assert self._is_restored
+        return self._start.fold
 
     @property
     def position(self) -> int:
         """The last input folded; 0 without a state."""
-        return self._restored.fold.position if self._restored is not None else 0
+        return self._start.fold.position if self._start is not None else 0
 
     def suits(self, claim: Claim) -> bool:
         """Whether our state is that of a scheduler with this claim at the same input."""
-        if self._restored is None or self._restored.is_lost or claim.release != self._release:
+        start = self._start
+        if start is None or start.is_lost or claim.release != self._release:
             return False
-        return claim.folded_from is None or self._restored.start >= claim.folded_from
+        return claim.folded_from is None or start.seq >= claim.folded_from
+
+    def freeze(self) -> None:
+        """Fold no further input, for good: a snapshot that is taken now is of all that was ever folded here."""
+        self._is_frozen = True
 
     async def run(self) -> None:
         """Restore and follow for ever; begins anew when told to, and when a standby was left behind."""
@@ -90,7 +108,7 @@ class Follower:
                 if following.done():
                     following.result()
             except TransportError as error:
-                if self._lease.is_ours and self._restored is not None:
+                if self._lease.is_ours and self._is_restored:
                     raise  # An active scheduler with a hole in its fold must not go on; the next start restores.
                 _log.warning("left_behind", position=self.position, reason=error.message)
                 await asyncio.sleep(RETRY_S)
@@ -108,7 +126,7 @@ class Follower:
 
     async def reached(self, seq: int) -> None:
         """Wait until input ``seq`` is folded."""
-        while self._restored is None or self._restored.fold.position < seq:
+        while not self._is_restored or self.position < seq:
             await self.moved()
 
     async def moved(self) -> None:
@@ -117,50 +135,67 @@ class Follower:
         await self._moved.wait()
 
     def _drop(self) -> None:
-        self._restored = None
+        self._start, self._is_restored = None, False
         self._outbox.clear()
 
     async def _restore_and_follow(self) -> None:
-        self._restored = restored = await self._restore()
+        fold = (await self._restore()).fold
+        self._is_restored = True
         self._moved.set()
-        fold = restored.fold
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
             async with self.folding:
+                if self._is_frozen:
+                    break
                 folded = self._step(fold, message)
                 await self._outbox.send(folded.published, message.seq, message.time_ns)
             self._observe(message, folded)
             self._moved.set()
             if message.seq % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
+        await asyncio.get_running_loop().create_future()  # Frozen: there is nothing to do until this is cancelled.
 
-    async def _restore(self) -> Restored:
+    async def _restore(self) -> Start:
         """A state to go on from: any for the active scheduler, the active one's for a standby. Waits until there is."""
         while True:
             try:
-                restored = await self._try_to_restore()
+                start = await self._try_to_restore()
             except Unavailable as error:
                 _log.warning("not_restored", reason=error.message)
-                restored = None
-            if restored is not None:
-                return restored
-            self._outbox.clear()
+                start = None
+            if start is not None:
+                return start
+            self._drop()
             await asyncio.sleep(RETRY_S)
 
-    async def _try_to_restore(self) -> Restored | None:
-        if self._lease.is_ours:
-            return await restore(self._bus, self._outbox, check_invariants_every=self._check_every)
+    async def _try_to_restore(self) -> Start | None:
+        # Told as soon as it is known: the claim says it before anything is said that follows from it.
+        self._start = start = await self._find_start()
+        if start is not None:
+            await fold_tail(self._bus, self._outbox, start)
+        return start
+
+    async def _find_start(self) -> Start | None:
         claim = self._lease.claim
+        if self._lease.is_ours:
+            assert claim is not None
+            return await find_start(
+                self._bus, release=self._release, tail=claim.tail, check_invariants_every=self._check_every
+            )
         if claim is None or not claim.holder or claim.folded_from is None:
             return None  # There is nobody active, or its state is not there yet.
         if claim.release != self._release:
             self._note_waiting("the active scheduler is of another release")
             return None
-        # Should the lease become ours meanwhile, what comes of this is as good.
-        restored = await restore(
-            self._bus, self._outbox, folded_from=claim.folded_from, check_invariants_every=self._check_every
+        start = await find_active_start(
+            self._bus, folded_from=claim.folded_from, check_invariants_every=self._check_every
         )
-        self._note_waiting("no snapshot and no stream go back far enough" if restored is None else "")
-        return restored
+        self._note_waiting("no snapshot and no stream go back far enough" if start is None else "")
+        # Should the lease have become ours meanwhile, this is as good, unless another release had it in between.
+        newest = self._lease.claim
+        tail = newest.tail if newest is not None else None
+        if start is None or tail is None or not tail.may_be_continued(start.seq, self._release):
+            return None
+        return start
 
     def _note_waiting(self, reason: str) -> None:
         """Say once why there is no state to stand by with."""

@@ -55,6 +55,26 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
         return cause <= self.seq and time_ns <= self.time_ns
 
 
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    """What was made of the end of the stream, of which a successor may have no snapshot.
+
+    ``release`` folded the inputs behind ``folded_from``, and may have said what followed from them: from all, or
+    from those up to ``said_to`` where its last holder let go of the lease in good order.
+    """
+
+    release: str
+    folded_from: int
+    said_to: int | None = None
+    published: Progress = Progress()
+    epoch: int = 0
+
+    def may_be_continued(self, seq: int, release: str) -> bool:
+        """Whether ``release`` may go on from a state behind input ``seq``: it contradicts nothing that was said."""
+        if self.said_to is not None and self.said_to <= seq:
+            return True
+        return self.release == release and self.folded_from <= seq
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What a record says. ``holder`` is an incarnation, or "" when the last holder let go of it."""
 
@@ -65,6 +85,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     release: str  # Of the holder's fold, see fold_release.
     folded_from: int | None = None  # That release folds since this input; None until the holder knows.
     published: Progress = Progress()
+    said_to: int | None = None  # Nothing that follows from an input behind this one was said; once it is let go.
+    before: Tail | None = None  # While ``folded_from`` is None: how the last holder that had a state left the stream.
+
+    @property
+    def tail(self) -> Tail | None:
+        """How the holder leaves the stream to its successor; None where nobody has said anything yet."""
+        if self.folded_from is None:
+            return self.before
+        return Tail(self.release, self.folded_from, self.said_to, self.published, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +118,14 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process may speak now; ask again before each word."""
+        """Whether the lease is this process's now; ask again before each act."""
         return self._is_ours and self._monotonic_ns() < self._held_until_ns
+
+    @property
+    def may_speak(self) -> bool:
+        """Whether outputs may be published now: whoever comes next can read since when this release folds."""
+        claim = self.claim
+        return self.is_held and claim is not None and claim.folded_from is not None
 
     @property
     def is_ours(self) -> bool:
@@ -160,10 +195,12 @@ class Leadership:
         self.lose()
         return False
 
-    async def let_go(self, claim: Claim) -> None:
-        """Say that the next may take it at once. Not being heard costs the successor the duration, no more."""
-        self.lose()
-        data = msgspec.json.encode(msgspec.structs.replace(claim, holder=""))
+    async def let_go(self, claim: Claim, said_to: int | None) -> None:
+        """Say that the next may take it at once. Not being heard costs the successor the duration, no more.
+
+        Call :meth:`lose` before the claim is made, so that nothing is said that it does not cover.
+        """
+        data = msgspec.json.encode(msgspec.structs.replace(claim, holder="", said_to=said_to))
         try:
             for _ in range(2):
                 assert self._seen is not None
@@ -197,6 +234,13 @@ class Leadership:
 
     def _timeout_s(self) -> float:
         return self._duration_ms / 1000
+
+
+async def read_tail(bus: Bus) -> Tail | None:
+    """How the newest record says that the stream was folded; None where there is none. Raises Unavailable."""
+    record = await bus.read_lease(LEASE_NAME)
+    claim = _decode(record.data) if record is not None else None
+    return claim.tail if claim is not None else None
 
 
 def _decode(data: bytes) -> Claim | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from services.scheduler.leadership import read_tail
 from services.scheduler.recording import Header, RecordingWriter
 from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream, encode_snapshot
 from services.scheduler.targets import Target, target_of
@@ -79,11 +80,18 @@ async def record(bus: Bus, path: Path) -> Recorded:
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.last_seq < info.first_seq:
         raise RecordingError("the cell has no inputs yet")
-    snapshot = None if info.first_seq == 1 else await _oldest_snapshot(bus)
+    tail = await read_tail(bus)
+    folded_from = tail.folded_from if tail is not None else 0
+    snapshot = None if info.first_seq == 1 and not folded_from else await _oldest_snapshot(bus, folded_from)
     first_seq = 1 if snapshot is None else snapshot.seq + 1
     complete_to_seq = await _complete_to(bus, info.last_seq)
     outputs_from_seq = await _outputs_from(bus)
-    header = Header(first_seq=first_seq, outputs_from_seq=outputs_from_seq, complete_to_seq=complete_to_seq)
+    header = Header(
+        first_seq=first_seq,
+        outputs_from_seq=outputs_from_seq,
+        complete_to_seq=complete_to_seq,
+        release=tail.release if tail is not None else "",
+    )
     copies = FirstCopies()
     inputs = outputs = 0
     pending = _outputs(bus, copies, max(first_seq, outputs_from_seq), info.last_seq)
@@ -113,12 +121,14 @@ async def record(bus: Bus, path: Path) -> Recorded:
     )
 
 
-async def _oldest_snapshot(bus: Bus) -> Snapshot:
-    """Where to begin when the first inputs have expired."""
+async def _oldest_snapshot(bus: Bus, folded_from: int) -> Snapshot:
+    """Where to begin when the first inputs have expired, or another release folded them."""
     async for snapshot in SnapshotStore(bus).oldest_first():
-        if await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
+        if snapshot.seq >= folded_from and await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
             return snapshot
-    raise RecordingError("the first inputs have expired and no snapshot stands in for them")
+    raise RecordingError(
+        "the first inputs have expired, or another release folded them, and no snapshot stands in for them"
+    )
 
 
 async def _complete_to(bus: Bus, last_seq: int) -> int:

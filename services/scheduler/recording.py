@@ -44,6 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     first_seq: int = 1
     outputs_from_seq: int = 0
     complete_to_seq: int = 2**63 - 1
+    release: str = ""  # Of the fold that made the outputs, see fold_release; "" where that is not known.
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ import msgspec
 
 from services.scheduler import core
 from services.scheduler.fold import Fold, Folded, load_state
+from services.scheduler.fold_release import fold_release
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
@@ -68,6 +69,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: int  # Outputs that the recording cannot have: their copies had expired or were still on their way.
     difference: Difference | None
     counters: dict[str, int]
+    release: str = ""  # Of the fold that was recorded, see fold_release; "" where the recording does not say.
 
 
 def replay(path: Path) -> Report:
@@ -97,6 +99,7 @@ def replay(path: Path) -> Report:
         unrecorded=comparison.unrecorded,
         difference=comparison.difference,
         counters=dict(fold.state.counters),
+        release=header.release,
     )
 
 
@@ -254,6 +257,8 @@ def _show_report(path: Path, report: Report) -> str:
     if report.unrecorded:
         lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still on their way")
     lines.append(str(report.difference) if report.difference else "no difference")
+    if report.difference and report.release not in ("", fold_release()):
+        lines.append("another release made these outputs, which may decide differently: replay with the one that did")
     return "\n".join(lines)
 
 

@@ -3,6 +3,10 @@
 Outputs of the tail go to the outbox, which publishes those that nobody is known to have published. Those that were
 published before carry the same numbers and bytes, so targets drop them; those that died with the last scheduler
 arrive now.
+
+That holds only where this release folded the tail before, or nobody did. Another release may have decided otherwise:
+targets obeyed it, and would drop what differs from it as repeated. Then everything that is known of device and host
+pools is given up, and the cell begins anew (:attr:`Start.is_lost`); what disks and stores hold is told again.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from dataclasses import dataclass
 
 from services.scheduler import core
 from services.scheduler.fold import Fold, load_state
+from services.scheduler.leadership import Tail
 from services.scheduler.outbox import Outbox
 from services.scheduler.snapshots import SnapshotStore, belongs_to_stream
 from shared import logs, progress, subjects
-from shared.bus.protocol import Bus
+from shared.bus.protocol import Bus, StreamInfo
 from shared.errors import InternalError
 
 YIELD_EVERY = 32
@@ -25,36 +30,73 @@ _log = logs.get_logger("restore")
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """``highest_epoch`` may exceed the state's where the state was lost."""
+class Start:
+    """A state to go on from, before the tail is folded. ``highest_epoch`` may exceed its own where it was lost."""
 
     fold: Fold
-    start: int  # The state before the first input that was folded is that behind this one.
+    seq: int  # The state before the first input that is folded is that behind this one.
     highest_epoch: int
-    is_lost: bool
+    is_lost: bool = False
 
 
-async def restore(
-    bus: Bus,
-    outbox: Outbox,
-    *,
-    folded_from: int | None = None,
-    check_invariants_every: int = 0,
-) -> Restored | None:
-    """Find the newest usable snapshot (or the stream's start) and fold everything stored behind it.
+async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invariants_every: int = 0) -> Start:
+    """Where an active scheduler of ``release`` begins, whose predecessors left ``tail`` (None: there were none).
 
-    With ``folded_from`` this is a standby's: it must have the very state of the active scheduler, whose release
-    folds since that input. So it starts there or later, changes nothing in the bucket, and returns None where no such
-    state can be had. Without, whoever restores is the active one, and begins anew where everything is lost.
+    The newest snapshot that may be continued, or the stream's first input; else behind everything that was said, with
+    nothing. Snapshots of another stream are deleted.
+    """
+    info = await bus.stream_info(subjects.INPUTS_STREAM)
+    if tail is not None and not await _is_of_stream(bus, info, tail):
+        tail = None
+    highest_epoch, is_of_others = 0, False
+    store = SnapshotStore(bus)
+    async for snapshot in store.newest_first():
+        highest_epoch = max(highest_epoch, snapshot.epoch)
+        if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
+            # It is of a stream that is no more, or too old to be continued; either way it never will fit.
+            _log.warning("snapshot_does_not_fit_the_stream", seq=snapshot.seq)
+            await store.delete(snapshot.seq)
+            continue
+        is_of_others = is_of_others or snapshot.release != release
+        if not (tail.may_be_continued(snapshot.seq, release) if tail is not None else snapshot.release == release):
+            _log.warning("snapshot_cannot_be_continued", seq=snapshot.seq, release=snapshot.release)
+            continue
+        fold = _fold_from(snapshot.state, snapshot.seq, snapshot.time_ns, check_invariants_every)
+        if fold is not None:
+            return Start(fold, snapshot.seq, highest_epoch)
+    may_begin = tail.may_be_continued(0, release) if tail is not None else not is_of_others
+    if info.first_seq == 1 and may_begin:
+        return Start(Fold(core.new_state(), check_invariants_every=check_invariants_every), 0, highest_epoch)
+    return await _begin_anew(bus, info, tail, release, highest_epoch, check_invariants_every)
+
+
+async def find_active_start(bus: Bus, *, folded_from: int, check_invariants_every: int = 0) -> Start | None:
+    """Where a standby begins, which must have the very state of the active scheduler.
+
+    That one's release folds since ``folded_from``; so it starts there or later, and changes nothing in the bucket.
+    None where no such state can be had.
+    """
+    async for snapshot in SnapshotStore(bus).newest_first():
+        if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
+            continue
+        if snapshot.seq < folded_from:
+            return None
+        fold = _fold_from(snapshot.state, snapshot.seq, snapshot.time_ns, check_invariants_every)
+        if fold is not None:
+            return Start(fold, snapshot.seq, snapshot.epoch)
+    if folded_from or (await bus.stream_info(subjects.INPUTS_STREAM)).first_seq != 1:
+        return None
+    return Start(Fold(core.new_state(), check_invariants_every=check_invariants_every), 0, 0)
+
+
+async def fold_tail(bus: Bus, outbox: Outbox, start: Start) -> None:
+    """Fold everything that is stored behind the start.
+
     Raises TransportError when the stream is trimmed faster than it is read.
     """
-    found = await _starting_point(bus, folded_from, check_invariants_every)
-    if found is None:
-        return None
-    fold, highest_epoch, is_lost = found
-    start = fold.position
+    fold = start.fold
     with progress.phase("reading the cell's history", unit="inputs") as advance:
-        async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=start + 1, live=False):
+        async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=start.seq + 1, live=False):
             folded = fold.apply(message)
             if folded.input is None:
                 _log.error("input_skipped", seq=message.seq, subject=message.subject, reason=folded.fault)
@@ -63,61 +105,60 @@ async def restore(
             if message.seq % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
     progress.ready()
-    _log.info("restored", snapshot_seq=start, seq=fold.position, epoch=fold.state.epoch, state_lost=is_lost)
-    return Restored(fold, start, max(highest_epoch, fold.state.epoch), is_lost)
+    _log.info("restored", snapshot_seq=start.seq, seq=fold.position, epoch=fold.state.epoch, state_lost=start.is_lost)
 
 
-async def _starting_point(
-    bus: Bus, folded_from: int | None, check_invariants_every: int
-) -> tuple[Fold, int, bool] | None:
-    highest_epoch = 0
-    store = SnapshotStore(bus)
-    async for snapshot in store.newest_first():
-        highest_epoch = max(highest_epoch, snapshot.epoch)
-        if not await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
-            # It is of a stream that is no more, or too old to be continued; either way it never will fit.
-            _log.warning("snapshot_does_not_fit_the_stream", seq=snapshot.seq)
-            if folded_from is None:
-                await store.delete(snapshot.seq)
-            continue
-        if folded_from is not None and snapshot.seq < folded_from:
-            return None
-        try:
-            state = load_state(snapshot.state)
-        except InternalError as error:
-            _log.error("snapshot_unusable", seq=snapshot.seq, reason=error.message)
-            continue
-        fold = Fold(
-            state,
-            position=snapshot.seq,
-            time_ns=snapshot.time_ns,
-            check_invariants_every=check_invariants_every,
-        )
-        return fold, highest_epoch, False
-    info = await bus.stream_info(subjects.INPUTS_STREAM)
-    if info.first_seq == 1 and not folded_from:
-        return Fold(core.new_state(), check_invariants_every=check_invariants_every), highest_epoch, False
-    if folded_from is not None:
+def _fold_from(state: bytes, seq: int, time_ns: int, check_invariants_every: int) -> Fold | None:
+    """The fold behind a snapshot, or None where its state cannot be decoded."""
+    try:
+        decoded = load_state(state)
+    except InternalError as error:
+        _log.error("snapshot_unusable", seq=seq, reason=error.message)
         return None
-    # The beginning is gone and no snapshot stands in for it. Folding what is left would run requests again
-    # that ended long ago, so everything known is given up and the cell starts anew behind the stream's end.
+    return Fold(decoded, position=seq, time_ns=time_ns, check_invariants_every=check_invariants_every)
+
+
+async def _begin_anew(
+    bus: Bus, info: StreamInfo, tail: Tail | None, release: str, highest_epoch: int, check_invariants_every: int
+) -> Start:
+    """With nothing, behind the last input that anybody may have acted upon.
+
+    Folding what is before it would run requests again that ended long ago, or contradict what targets obeyed.
+    """
+    seq = info.last_seq
+    if tail is not None and tail.said_to is not None:
+        seq = min(max(tail.said_to, info.first_seq - 1), info.last_seq)  # Nobody has acted upon what came since.
+    is_of_another = tail is not None and tail.release != release
     _log.error(
         "state_lost",
+        because="another release folded the end of the stream" if is_of_another else "no state can be continued",
         first_seq=info.first_seq,
         last_seq=info.last_seq,
-        consequence="requests in progress are lost, and workers and storages must join again",
+        begins_behind=seq,
+        consequence="workers and storages must join again, and gateways submit requests in progress again",
     )
+    state = core.new_state()
+    # Numbers of outputs begin at 1 again, so nothing may look like a word of an earlier term.
+    state.epoch = max(highest_epoch, tail.epoch if tail is not None else 0) + 1
     fold = Fold(
-        core.new_state(),
-        position=info.last_seq,
-        time_ns=await _time_of(bus, info.last_seq),
+        state,
+        position=seq,
+        time_ns=await _time_of(bus, seq),
         check_invariants_every=check_invariants_every,
     )
-    return fold, highest_epoch, True
+    return Start(fold, seq, state.epoch, is_lost=True)
+
+
+async def _is_of_stream(bus: Bus, info: StreamInfo, tail: Tail) -> bool:
+    """Whether the tail is of this stream, and not of one that was deleted and made anew, which counts from 1 again."""
+    published = tail.published
+    if max(published.seq, tail.folded_from) > info.last_seq:
+        return False
+    return published.seq < info.first_seq or await _time_of(bus, published.seq) <= published.time_ns
 
 
 async def _time_of(bus: Bus, seq: int) -> int:
     """The timestamp of an input, or 0 when it is gone."""
-    async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=seq, live=False):
+    async for message in bus.follow(subjects.INPUTS_STREAM, from_seq=max(1, seq), live=False):
         return message.time_ns if message.seq == seq else 0
     return 0

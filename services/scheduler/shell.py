@@ -30,7 +30,14 @@ from shared.messages.status import Heartbeat
 from shared.tracing import Tracer
 
 BEHIND_S = 0.5
+
 STOP_S = 5.0
+"""At a stop, the longest wait for the broker to have everything that was said."""
+
+LAST_SNAPSHOT_S = 180.0
+"""At a stop, the longest wait for the snapshot, of which a million nodes take seconds: without it another release would
+have to begin anew. Whoever stops the process may be less patient.
+"""
 
 _log = logs.get_logger("scheduler")
 
@@ -61,7 +68,7 @@ class Shell:
         self._release = release or fold_release()
         self._monotonic_ns = monotonic_ns
         self._lease = Leadership(bus, incarnation, config.lease_ms, monotonic_ns)
-        self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lease.is_held)
+        self._outbox = Outbox(bus, wall_clock_ns, lambda: self._lease.may_speak)
         self._follower = Follower(
             bus,
             self._outbox,
@@ -133,7 +140,7 @@ class Shell:
         """Act on the record as it is now; whether that made the lease ours."""
         claim = self._lease.claim
         if claim is not None and claim.holder != self._incarnation:
-            if self._follower.restored is not None and not self._follower.suits(claim):
+            if self._follower.start is not None and not self._follower.suits(claim):
                 _log.warning("fold_given_up", folded_by=claim.scheduler_id, release=claim.release)
                 self._follower.begin_anew()
             self._outbox.forget(claim.published)
@@ -154,6 +161,7 @@ class Shell:
             self._outbox,
             self._collector,
             self._expect_pause,
+            self._claim_now,
             monotonic_ns=self._monotonic_ns,
             tracer=self._tracer,
         )
@@ -179,7 +187,9 @@ class Shell:
             cell_metrics.ACTIVE.set(0)
             await _cancel(keeping, serving, announcing)
             if self._lease.is_ours:
-                await self._lease.let_go(self._claimant.claim(active.epoch))
+                # From now on nothing is said, so whoever comes next may contradict what follows from later inputs.
+                self._lease.lose()
+                await self._lease.let_go(self._claimant.claim(active.epoch), self._follower.position)
             self._lease.lose()
             self._outbox.send_again()
         for task in (serving, keeping):
@@ -207,20 +217,26 @@ class Shell:
         _log.error("superseded", epoch=active.epoch, holder=claim.scheduler_id if claim is not None else "")
 
     async def _hand_over(self, active: Active) -> None:
-        """Leave a snapshot, so that the next has nothing to fold."""
+        """Leave a snapshot of all that was folded, so that the next, of whatever release, goes on from there."""
         if not active.live.is_set() or not self._follower.is_sound:
             return
+        self._follower.freeze()
         try:
             async with asyncio.timeout(STOP_S):
+                await self._outbox.confirm()
+            async with asyncio.timeout(LAST_SNAPSHOT_S):
                 await active.snapshots.take()
         except (TimeoutError, ThermoclineError) as error:
-            # The next start folds a longer tail, that is all.
+            # The next start of this release folds a longer tail; one of another release begins anew.
             _log.warning("no_snapshot_at_the_end", reason=repr(error))
 
     async def _expect_pause(self, pause_ms: int) -> None:
         """Hold the lease for so much longer, because nothing will be renewed for a while."""
-        if pause_ms < self._config.lease_ms // 10:
-            return
+        if pause_ms >= self._config.lease_ms // 10:
+            await self._claim_now(pause_ms)
+
+    async def _claim_now(self, pause_ms: int = 0) -> None:
+        """Write the lease's record, whether or not it is due. Raises Unavailable or TransportError."""
         if self._active is not None:
             await self._lease.renew(self._claimant.claim(self._active.epoch, pause_ms))
 

@@ -69,7 +69,7 @@ class SnapshotKeeper:
     def begin(self) -> None:
         """The state is there; what it was restored from is the last snapshot."""
         restored = self._follower.restored
-        self._seq = restored.start if restored is not None else 0
+        self._seq = restored.seq if restored is not None else 0
         self._taken_ns = self._monotonic_ns()
 
     async def run(self) -> None:
@@ -106,13 +106,13 @@ class SnapshotKeeper:
 
     def _encode(self) -> bytes | Apart:
         """The snapshot of the state as it is now, or who makes it."""
-        fold = self._follower.fold
+        fold, release = self._follower.fold, self._follower.release
         if self._may_copy and len(fold.state.tree.nodes) >= LARGE_NODES:
             try:
-                return Apart(lambda: encode_snapshot(take_snapshot(fold)))
+                return Apart(lambda: encode_snapshot(take_snapshot(fold, release)))
             except InternalError as error:
                 self._copies_failed(error)
-        return encode_snapshot(take_snapshot(fold))
+        return encode_snapshot(take_snapshot(fold, release))
 
     async def _bytes_of(self, encoded: bytes | Apart) -> bytes:
         if isinstance(encoded, bytes):

@@ -31,6 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     epoch: int
     digest: int  # xxh3_64 of ``state``
     state: bytes
+    release: str = ""  # Of the fold that made the state, see fold_release; "" where 0.1 took it.
 
 
 def object_name(seq: int) -> str:
@@ -38,8 +39,8 @@ def object_name(seq: int) -> str:
     return f"{_PREFIX}{seq:020d}"
 
 
-def take_snapshot(fold: Fold) -> Snapshot:
-    """Encode the state as it is now; pauses the caller for as long as that takes."""
+def take_snapshot(fold: Fold, release: str = "") -> Snapshot:
+    """Encode the state as it is now, which ``release`` made; pauses the caller for as long as that takes."""
     encoded = core.encode_state(fold.state)
     return Snapshot(
         version=VERSION,
@@ -48,6 +49,7 @@ def take_snapshot(fold: Fold) -> Snapshot:
         epoch=fold.state.epoch,
         digest=xxhash.xxh3_64_intdigest(encoded),
         state=encoded,
+        release=release,
     )
 
 

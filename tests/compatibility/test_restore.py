@@ -9,9 +9,10 @@ import pytest
 
 from services.scheduler import core
 from services.scheduler.fold import Fold
+from services.scheduler.leadership import Progress, Tail
 from services.scheduler.outbox import Outbox
 from services.scheduler.recording import InputFrame, read_frames
-from services.scheduler.restore import restore
+from services.scheduler.restore import find_start, fold_tail
 from services.scheduler.snapshots import SnapshotStore, decode_snapshot, encode_snapshot
 from shared import subjects
 from shared.bus.protocol import StreamLimits
@@ -58,28 +59,44 @@ def test_the_earlier_state_is_refused_by_its_version() -> None:
         core.decode_state(snapshot.state)
 
 
-async def test_a_whole_stream_is_folded_anew(broker: MemoryBroker, inputs: list[InputFrame]) -> None:
-    """From its first input on, to the state that this release makes of them."""
-    bus = broker.connect("this")
+EARLIER = Tail("of 0.1.0", 0, published=Progress(BEHIND, 2**62))
 
-    restored = await restore(bus, outbox(bus), check_invariants_every=1)
+
+@pytest.mark.parametrize("tail", [EARLIER, None], ids=["its lease is there", "its lease is gone"])
+@pytest.mark.parametrize("gone", [0, 1])
+async def test_what_the_earlier_release_decided_is_not_decided_again(
+    broker: MemoryBroker, inputs: list[InputFrame], tail: Tail | None, gone: int
+) -> None:
+    """Its targets obeyed it. The cell begins anew behind the end, under a higher epoch, though the stream be whole."""
+    broker.drop_oldest(subjects.INPUTS_STREAM, gone)
+
+    start = await find_start(broker.connect("this"), release="this", tail=tail)
+
+    assert (start.seq, start.is_lost, start.fold.position) == (len(inputs), True, len(inputs))
+    assert start.highest_epoch == start.fold.state.epoch == decode_snapshot(golden.load("0.1.0").snapshot).epoch + 1
+    assert (start.fold.state.requests, start.fold.state.workers) == ({}, {})
+
+
+async def test_what_nobody_said_anything_about_is_folded(broker: MemoryBroker, inputs: list[InputFrame]) -> None:
+    """The first scheduler ever, beside a stream that gateways and workers have written to."""
+    bus = broker.connect("this")
+    await SnapshotStore(bus).delete(BEHIND)
+
+    start = await find_start(bus, release="this", tail=None, check_invariants_every=1)
+    await fold_tail(bus, outbox(bus), start)
 
     expected = Fold(core.new_state())
     for frame in inputs:
         expected.apply(frame.message())
-    assert restored is not None
-    assert (restored.start, restored.is_lost, restored.fold.position) == (0, False, len(inputs))
-    assert core.encode_state(restored.fold.state) == core.encode_state(expected.state)
+    assert (start.seq, start.is_lost, start.fold.position) == (0, False, len(inputs))
+    assert core.encode_state(start.fold.state) == core.encode_state(expected.state)
 
 
-async def test_a_stream_without_its_beginning_is_not_folded(broker: MemoryBroker, inputs: list[InputFrame]) -> None:
-    """Its requests ended long ago; the cell begins anew behind its end, under a higher epoch."""
-    broker.drop_oldest(subjects.INPUTS_STREAM, 1)
+async def test_a_lease_of_a_stream_that_is_no_more_says_nothing_of_this_one(broker: MemoryBroker) -> None:
+    """Streams were made anew and count from 1; the lease outlived them."""
     bus = broker.connect("this")
+    await SnapshotStore(bus).delete(BEHIND)
 
-    restored = await restore(bus, outbox(bus))
+    start = await find_start(bus, release="this", tail=Tail("of old", 0, published=Progress(BEHIND, 1)))
 
-    assert restored is not None
-    assert (restored.start, restored.is_lost) == (len(inputs), True)
-    assert restored.highest_epoch == decode_snapshot(golden.load("0.1.0").snapshot).epoch
-    assert core.encode_state(restored.fold.state) == core.encode_state(core.new_state())
+    assert (start.seq, start.is_lost) == (0, False)

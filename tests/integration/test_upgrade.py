@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from shared.versions import FORMATS
 from tests.checkpoints import make_checkpoint
 from tests.idle import hears_of_chunks, settled, status_at
 from tests.integration.earlier_release import EarlierRelease, NoHistory, unpack
+from tests.integration.scheduler_process import SchedulerProcess
 from tests.reference import Reference
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig, to_flags
@@ -25,6 +30,7 @@ CHUNK_TOKENS = 64
 PROMPTS = tuple([first, *range(20, 20 + 2 * CHUNK_TOKENS)] for first in (7, 8))
 CHUNKS = 2 * len(PROMPTS)
 ANSWER_TOKENS = 6
+LOAD_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,50 @@ def answers(cell: RunningCell) -> tuple[list[list[int]], int]:
         told.append(answered.raise_for_status().json())
     disk_tokens = sum(each["usage"]["prompt_tokens_details"]["disk_tokens"] for each in told)
     return [each["choices"][0]["token_ids"] for each in told], disk_tokens
+
+
+class Load:
+    """Clients that ask for the same prompts again and again until told to stop, and remember what they got."""
+
+    def __init__(self, url: str, clients: int) -> None:
+        self.answers: list[tuple[int, list[int]]] = []  # Which prompt, and its tokens.
+        self.failures: list[str] = []
+        self._url = url
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, client: int) -> None:
+        place = client
+        while not self._is_over.is_set():
+            place = (place + 1) % len(PROMPTS)
+            body = {"model": "model", "prompt": PROMPTS[place], "max_tokens": LOAD_TOKENS, "temperature": 0}
+            try:
+                got = httpx.post(self._url, json=body | {"return_token_ids": True}, timeout=120, trust_env=False)
+                self.answers.append((place, got.raise_for_status().json()["choices"][0]["token_ids"]))
+            except httpx.HTTPError as error:
+                self.failures.append(repr(error))
+
+    def has(self, more: int) -> None:
+        """Wait for so many more answers."""
+        wanted = len(self.answers) + more
+        wait_until(lambda: len(self.answers) >= wanted or bool(self.failures), timeout_s=120)
+
+    def end(self) -> None:
+        """Ask for nothing more, and wait for what was asked for."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(timeout=130)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float) -> None:
+    """Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.05)
 
 
 def events(cell: RunningCell, name: str) -> dict[str, dict[str, Any]]:
@@ -95,9 +145,54 @@ def test_a_stopped_cell_of_the_earlier_release_is_started_by_this_one(earlier: E
     assert replay.replay(recording).difference is None
     assert first == second == expected
     assert (from_disk_at_first, from_disk) == (0, CHUNKS * CHUNK_TOKENS)
-    # The snapshot is of a state that this release does not read, so what the earlier one decided is folded again.
+    # The snapshot is of a state that this release does not read, and what the earlier one decided is not decided again.
     assert before["state"].split(".")[0] != now["state"].split(".")[0]
-    assert "snapshot of version 8" in folding["snapshot_unusable"]["reason"]
-    assert (folding["restored"]["snapshot_seq"], folding["restored"]["state_lost"]) == (0, False)
-    assert not {"input_skipped", "step_failed", "state_lost"} & set(folding)
+    assert folding["state_lost"]["because"] == "another release folded the end of the stream"
+    assert folding["restored"]["state_lost"]
+    assert not {"input_skipped", "step_failed"} & set(folding)
     assert (idle.queued, idle.running, len(idle.storages)) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_the_scheduler_alone_is_upgraded_under_load(
+    earlier: EarlierRelease, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Today's stands by beside that of 0.1.0, which ends in either way and comes back as a standby of its own release.
+
+    Each answer is right, and each request ends: what ran is begun again behind the tokens that the gateway has.
+    """
+    model = make_checkpoint("llama", tmp_path / "model")
+    reference = Reference(model)
+    expected = [reference.greedy(prompt, LOAD_TOKENS) for prompt in PROMPTS]
+    config = SupervisorConfig(
+        model=str(model),
+        data_dir=str(tmp_path / "data"),
+        device_kv_bytes=8 * 2**20,
+        host_kv_bytes=8 * 2**20,
+        page_size=16,
+        device="cpu",
+        dtype="float32",
+        port=0,
+        threads=1,
+    )
+    with earlier.up(*to_flags(config)) as cell:
+        scheduler = SchedulerProcess(cell.nats_url, tmp_path, "today")
+        try:
+            scheduler.start()
+            load = Load(f"{cell.base_url}/v1/completions", clients=3)
+            load.has(6)
+            before = len(load.answers)
+            cell.kill("scheduler", number)
+            wait_until(lambda: "state_lost" in scheduler.log(), timeout_s=60)
+            load.has(6)
+            load.end()
+            ended = scheduler.end(signal.SIGTERM)
+        finally:
+            scheduler.close()
+
+    assert load.failures == []
+    assert all(tokens == expected[place] for place, tokens in load.answers)
+    assert len(load.answers) > before >= 6
+    assert "another release folded the end of the stream" in scheduler.log()
+    assert "step_failed" not in scheduler.log()
+    assert ended == 0

@@ -19,6 +19,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import happen
 from tests.simulation.gateway_process import GatewayProcess
 from tests.simulation.process import Process
+from tests.simulation.releases import RELEASES
 from tests.simulation.scenario import Arrival, Scenario
 from tests.simulation.scheduler_process import History, SchedulerProcess
 from tests.simulation.storage_process import StorageProcess
@@ -71,6 +72,7 @@ class Cell:
         self.incarnations = 0
         self.last_fault_ns = self.clock.now_ns
         self.history = History()
+        self.release = RELEASES[0]  # Of the scheduler that is started next.
         self.schedulers: list[SchedulerProcess] = []  # Those that run, and behind them the one that was started last.
 
     @property
@@ -118,7 +120,7 @@ class Cell:
 
     def start_scheduler(self, *, snapshots_back: int = 0) -> None:
         """A scheduler, whether or not an earlier one still runs."""
-        scheduler = SchedulerProcess(self, self._incarnation("scheduler"), self.history)
+        scheduler = SchedulerProcess(self, self._incarnation("scheduler"), self.history, self.release)
         self.schedulers = [*(other for other in self.schedulers if other.is_running), scheduler]
         scheduler.start(snapshots_back=snapshots_back)
 

@@ -11,6 +11,7 @@ from shared.codec import decode_input
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.base import pack_int32
 from tests.simulation.process import Process
+from tests.simulation.releases import RELEASES
 from tests.simulation.scenario import Fault
 from tests.stateful.model_pages import namespace
 
@@ -108,6 +109,20 @@ def _scheduler_is_replaced(cell: Cell, fault: Fault) -> None:
         _cut_off(cell, scheduler, fault)
     back = fault.target % 4
     cell.clock.after(fault.lasts_us // 2, lambda: cell.start_scheduler(snapshots_back=back))
+
+
+def _scheduler_is_upgraded(cell: Cell, fault: Fault) -> None:
+    """The scheduler is stopped or killed, and after a while another release is started; leases keep them apart."""
+    scheduler = _scheduler(cell)
+    if scheduler is None:
+        return
+    cell.release = next(release for release in RELEASES if release != scheduler.release)
+    for other in cell.schedulers:
+        if other is scheduler and fault.target % 2:
+            other.stop()
+        elif other.is_running:
+            other.end()
+    cell.clock.after(fault.lasts_us, cell.start_scheduler)
 
 
 def _broker_is_away(cell: Cell, fault: Fault) -> None:
@@ -308,5 +323,9 @@ _KINDS: dict[str, Callable[[Cell, Fault], None]] = {
     "configured": _configured,
 }
 
+UPGRADE = "scheduler_is_upgraded"
+
 KINDS = tuple(_KINDS)
-"""Every kind of fault."""
+"""Every kind of fault that may happen to any cell."""
+
+_KINDS[UPGRADE] = _scheduler_is_upgraded

@@ -135,7 +135,7 @@ class GatewayProcess(Process):
     def hear(self, notice: Published) -> None:
         """A notice came over core NATS."""
         assert isinstance(notice, GatewayNotice)
-        if self._cursor.place(notice.number) == "gap":
+        if self._cursor.place(notice) == "gap":
             self.catch_up()
         self._act(notice)
 
@@ -148,11 +148,14 @@ class GatewayProcess(Process):
             self._act(notice)
 
     def _act(self, notice: GatewayNotice) -> None:
-        place = self._cursor.place(notice.number)
-        require(place != "gap", f"notice {notice.number} of {self.name} follows {self._cursor.last}")
+        place = self._cursor.place(notice)
+        is_next = notice.number == self._cursor.last + 1 or (
+            notice.number == 1 and notice.epoch > self._cursor.term[0]  # Of a scheduler that began anew.
+        )
+        require(place == "repeated" or is_next, f"notice {notice.number} of {self.name} follows {self._cursor.last}")
         if place == "repeated":
             return
-        self._cursor.last = notice.number
+        self._cursor.take(notice)
         word = notice.word
         choice = self.choices.get(word.request_id)
         if isinstance(word, RequestFailed):

@@ -12,6 +12,7 @@ from shared.messages.cell_events import FlushCache, GatewayLost, UnpinPrefix
 from shared.messages.requests import SubmitRequest
 from tests.simulation.at_rest import check_sizes
 from tests.simulation.contents import Broken, require, sampled
+from tests.simulation.releases import deciding
 from tests.simulation.scheduler_process import as_bytes
 from tests.stateful.model_pages import EOS, expected_output
 
@@ -101,14 +102,19 @@ def justification(cell: Cell, submit: SubmitRequest, code: str, *, is_lost: bool
 
 def _check_replay(cell: Cell) -> None:
     """The recorded inputs lead to the recorded bytes, also for a fold that was restored half way."""
-    fold = Fold(new_state())
-    half = len(cell.inputs.messages) // 2
-    for message in cell.inputs.messages:
+    life = next((life for life in reversed(cell.history.lives) if life.epoch), cell.history.lives[0])
+    begun = life.folded_from
+    state = new_state()
+    state.epoch = life.epoch
+    fold = Fold(state, position=begun, time_ns=life.time_ns)
+    half = (begun + len(cell.inputs.messages)) // 2
+    for message in cell.inputs.messages[begun:]:
         if message.seq == half:
             data = encode_state(fold.state)
             fold = Fold(decode_state(data), position=fold.position, time_ns=fold.time_ns)
             require(encode_state(fold.state) == data, "a snapshot is another one when it was read")
-        folded = fold.apply(message)
+        with deciding(cell.history.life_of(message.seq).release):
+            folded = fold.apply(message)
         if [as_bytes(output) for output in folded.outputs] != cell.history.record[message.seq - 1]:
             raise Broken(f"input {message.seq} leads to other outputs in a replay")
     require(encode_state(fold.state) == encode_state(cell.state), "a replay ends in another state")

@@ -10,8 +10,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from services.scheduler.core import check_invariants, decode_state, encode_state, new_state, pending_timers
 from services.scheduler.fold import Fold
+from services.scheduler.leadership import Tail
 from services.scheduler.liveness import Liveness
 from services.scheduler.stream_clock import StreamClock
 from services.scheduler.timers import Timers
@@ -22,6 +25,7 @@ from shared.messages.status import Heartbeat
 from shared.messages.storage_plans import StoragePlan
 from tests.simulation.contents import require
 from tests.simulation.process import Process
+from tests.simulation.releases import deciding
 
 if TYPE_CHECKING:
     from tests.simulation.cell import Cell
@@ -50,12 +54,34 @@ def target_of(output: Published) -> str:
     return f"worker/{output.worker_id}"
 
 
+@dataclass(frozen=True)
+class Life:
+    """A release folds the inputs behind ``folded_from``, from the state there or from nothing."""
+
+    release: str
+    folded_from: int
+    time_ns: int
+    epoch: int = 0  # Where it began from nothing, under this epoch.
+
+
 @dataclass
 class History:
     """What schedulers leave behind: their snapshots, and what each input led to, whoever folded it first."""
 
     record: list[list[bytes]] = field(default_factory=list)
     snapshots: list[tuple[int, int, bytes]] = field(default_factory=list)  # (position, time, state)
+    tail: Tail | None = None  # What the last scheduler's lease says.
+    lives: list[Life] = field(default_factory=list)
+
+    def begin_anew(self, position: int) -> None:
+        """Whoever comes next knows nothing of inputs up to this one, and of no snapshot."""
+        self.snapshots.clear()
+        del self.record[position:]
+        self.record += [[] for _ in range(position - len(self.record))]
+
+    def life_of(self, seq: int) -> Life:
+        """Who folded this input in the end."""
+        return [life for life in self.lives if life.folded_from < seq][-1]
 
 
 class SchedulerProcess(Process):
@@ -63,9 +89,10 @@ class SchedulerProcess(Process):
 
     kind = "scheduler"
 
-    def __init__(self, cell: Cell, incarnation: str, history: History) -> None:
+    def __init__(self, cell: Cell, incarnation: str, history: History, release: str) -> None:
         super().__init__(cell, "scheduler", incarnation)
         self.history = history
+        self.release = release
         self.fold = Fold(new_state())
         self._is_waking = False
         self._outbox: deque[Published] = deque()
@@ -90,10 +117,7 @@ class SchedulerProcess(Process):
         if self.is_cut_off:
             self.cell.clock.after(LONGEST_TIMER_WAIT_NS / 1_000, lambda: self.do(lambda: self.start()))
             return
-        at = len(self.history.snapshots) - 1 - snapshots_back
-        if at >= 0:
-            position, time_ns, data = self.history.snapshots[at]
-            self.fold = Fold(decode_state(data), position=position, time_ns=time_ns)
+        self.fold = self._find_start(snapshots_back)
         while self._fold_next():
             pass
         self._publish_all()
@@ -103,10 +127,52 @@ class SchedulerProcess(Process):
         self._keep_timers()
         self.cell.note_start(self)
         started = SchedulerStarted(scheduler_id=self.name, epoch=self.fold.state.epoch + 1)
+        assert self.history.tail is not None
+        self.history.tail = structs.replace(self.history.tail, epoch=started.epoch)
         self._started_seq = self.cell.inputs.append(started, f"started-{self.incarnation}")
         if not self.fold.state.is_configured:
             self.cell.inputs.append(CellConfigured(config=self.cell.scenario.config))
         self.wake()
+
+    def _find_start(self, snapshots_back: int) -> Fold:
+        """As :func:`services.scheduler.restore.find_start` does."""
+        history, tail = self.history, self.history.tail
+        at = len(history.snapshots) - 1 - snapshots_back
+        position, time_ns, data = history.snapshots[at] if at >= 0 else (0, 0, b"")
+        while tail is not None and not tail.may_be_continued(position, self.release):
+            at += 1
+            if not 0 <= at < len(history.snapshots):
+                return self._begin_anew(tail)
+            position, time_ns, data = history.snapshots[at]
+        if tail is None or tail.release != self.release:
+            history.tail = Tail(self.release, position, epoch=tail.epoch if tail is not None else 0)
+            history.lives.append(Life(self.release, position, time_ns))
+            self.cell.seen["schedulers_that_continued_another"] += tail is not None
+        else:
+            history.tail = Tail(self.release, tail.folded_from, epoch=tail.epoch)
+        return Fold(decode_state(data) if data else new_state(), position=position, time_ns=time_ns)
+
+    def _begin_anew(self, tail: Tail) -> Fold:
+        messages = self.cell.inputs.messages
+        position = len(messages) if tail.said_to is None else tail.said_to
+        time_ns = messages[position - 1].time_ns if position else 0
+        self.history.begin_anew(position)
+        self.history.tail = Tail(self.release, position, epoch=tail.epoch + 1)
+        self.history.lives.append(Life(self.release, position, time_ns, tail.epoch + 1))
+        self.cell.seen["schedulers_that_began_anew"] += 1
+        state = new_state()
+        state.epoch = tail.epoch + 1
+        fold = Fold(state, position=position, time_ns=time_ns)
+        self.history.snapshots.append((position, time_ns, encode_state(fold.state)))
+        return fold
+
+    def stop(self) -> None:
+        """End in good order: what was folded is said, and a snapshot is of all that was folded."""
+        if self.is_known and not self.is_cut_off:
+            assert self.history.tail is not None
+            self._take_snapshot()
+            self.history.tail = structs.replace(self.history.tail, said_to=self.fold.position)
+        self.end()
 
     def end(self) -> None:
         """Die between two inputs; outputs that were not published yet are lost."""
@@ -150,7 +216,8 @@ class SchedulerProcess(Process):
         if self.fold.position >= len(messages):
             return False
         message = messages[self.fold.position]
-        folded = self.fold.apply(message)
+        with deciding(self.release):
+            folded = self.fold.apply(message)
         require(folded.input is not None, f"input {message.seq} cannot be decoded: {folded.fault}")
         said = [as_bytes(output) for output in folded.outputs]
         record = self.history.record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from services.gateway.cell import FRESH_S, CellView
@@ -11,6 +12,7 @@ from services.gateway.pending import MAX_STREAM_BACKLOG_TOKENS, Choice, Generati
 from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, needs_search, overdue
 from shared.errors import DeadlineExceeded, InternalError, QueueFull, RequestCancelled, TooManyConnections
 from shared.messages.base import pack_int32
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.status import CellStatus, WorkerStatus
 from shared.messages.tokens import TokenItem
@@ -222,9 +224,27 @@ def test_an_answer_without_news_is_no_progress() -> None:
 
 def test_notices_are_placed_by_number() -> None:
     """Next, repeated, or with a gap before it."""
-    cursor = NoticeCursor(last=3)
+    cursor = NoticeCursor(last=3, term=(1, 3))
 
-    assert [cursor.place(number) for number in (3, 4, 5)] == ["repeated", "next", "gap"]
+    assert [cursor.place(notice(number)) for number in (3, 4, 5)] == ["repeated", "next", "gap"]
+
+
+@pytest.mark.parametrize("cause", [50, 2])
+def test_numbers_that_begin_anew_are_no_repetitions(cause: int) -> None:
+    """A scheduler that lost its state, or its streams, begins at 1; the stream tells what may lie in between."""
+    cursor = NoticeCursor(last=3, term=(1, 40))
+    of_old = msgspec.structs.replace(notice(4), cause=40)
+    anew = [msgspec.structs.replace(notice(number), cause=cause, epoch=2) for number in (1, 2, 4)]
+    places = [cursor.place(each) for each in anew]
+    cursor.take(anew[0])
+
+    assert places == ["gap", "gap", "gap"]
+    assert [cursor.place(each) for each in (anew[0], anew[1], of_old)] == ["repeated", "next", "repeated"]
+
+
+def notice(number: int) -> GatewayNotice:
+    word = RequestFailed(request_id="r", code="queue_full", message="")
+    return GatewayNotice(gateway_id="gw", number=number, epoch=1, cause=number, word=word)
 
 
 def status(workers: int = 1, model: str = "", draining: int = 0) -> CellStatus:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from services.scheduler.leadership import LEASE_NAME, MARGIN, Claim, Leadership
+from services.scheduler.leadership import LEASE_NAME, MARGIN, Claim, Leadership, Progress, Tail
 from shared.errors import Unavailable
 from tests.memory_bus import MemoryBroker, MemoryBus
 
@@ -161,7 +161,8 @@ async def test_released_lease_is_free_at_once(first: Rival, second: Rival) -> No
     """Nobody waits for somebody who said goodbye."""
     await first.try_to_take()
     assert not await second.try_to_take()
-    await first.lease.let_go(first.claim(epoch=4))
+    first.lease.lose()
+    await first.lease.let_go(first.claim(epoch=4), said_to=7)
 
     assert not first.lease.is_held
     assert await second.try_to_take()
@@ -227,7 +228,7 @@ async def test_release_after_a_renewal_whose_answer_was_lost(first: Rival, secon
     lose_answer(first)
     with pytest.raises(Unavailable):
         await first.lease.renew(first.claim())
-    await first.lease.let_go(first.claim())
+    await first.lease.let_go(first.claim(), said_to=None)
 
     assert await second.try_to_take()
 
@@ -238,7 +239,7 @@ async def test_release_of_a_lease_that_is_another_s_leaves_it_alone(first: Rival
     await second.lease.look()
     second.clock.pass_ms(DURATION_MS)
     await second.try_to_take()
-    await first.lease.let_go(first.claim())
+    await first.lease.let_go(first.claim(), said_to=None)
 
     assert await second.lease.renew(second.claim())
 
@@ -261,3 +262,39 @@ async def test_record_that_no_scheduler_wrote_is_replaced(first: Rival) -> None:
     await first.bus.write_lease(LEASE_NAME, b"nonsense", revision=0)
 
     assert await first.try_to_take()
+
+
+@pytest.mark.parametrize(
+    ("tail", "seq", "may"),
+    [
+        (Tail("r", 10), 10, True),
+        (Tail("r", 10), 9, False),  # Another release folded what lies between.
+        (Tail("other", 10), 500, False),  # It may have said anything, of later inputs too.
+        (Tail("other", 10, said_to=20), 20, True),
+        (Tail("other", 10, said_to=20), 19, False),
+        (Tail("r", 10, said_to=20), 15, True),
+        (Tail("other", 0, said_to=0), 0, True),
+    ],
+)
+def test_what_was_said_under_other_decisions_is_not_continued(tail: Tail, seq: int, may: bool) -> None:
+    """A release goes on from its own states, and from others' where they said nothing since."""
+    assert tail.may_be_continued(seq, "r") is may
+
+
+def test_a_holder_that_never_had_a_state_hands_on_what_it_found() -> None:
+    """It has said nothing, so its predecessor's words are still the last."""
+    found = Tail("old", 3, 9, Progress(9, 90))
+    claim = Claim(holder="", scheduler_id="s", epoch=2, duration_ms=1, release="new", said_to=0, before=found)
+
+    assert claim.tail == found
+    assert msgspec.structs.replace(claim, folded_from=9).tail == Tail("new", 9, 0)
+
+
+async def test_nothing_is_said_before_the_record_says_since_when(first: Rival) -> None:
+    """Else a successor could not tell whose decisions targets obeyed."""
+    await first.try_to_take()
+    silent = first.lease.is_held and not first.lease.may_speak
+    await first.lease.renew(msgspec.structs.replace(first.claim(), folded_from=0))
+
+    assert silent
+    assert first.lease.may_speak

@@ -492,4 +492,4 @@ async def test_stream_that_is_trimmed_while_it_is_restored_is_restored_again(cel
 
     assert trimmed
     assert (status.workers, status.queued) == ((), 0)  # Nothing reaches back to the snapshot any more.
-    assert status.epoch == 2
+    assert status.epoch == 3

@@ -474,7 +474,7 @@ async def test_standby_that_the_stream_left_behind_restores_again(cell: Cell) ->
     status = await cell.folded(expected.seq)
 
     assert second.shell._follower.restored is not None
-    assert second.shell._follower.restored.start == taken.seq
+    assert second.shell._follower.restored.seq == taken.seq
     assert status.counters["requests_accepted"] == 10
     assert status.workers == expected.workers
 
@@ -508,7 +508,7 @@ async def test_scheduler_without_a_state_takes_over_all_the_same(cell: Cell) -> 
     status = await cell.folded(last)
 
     assert (status.workers, status.queued) == ((), 0)
-    assert status.epoch == 2
+    assert status.epoch == 3
 
 
 async def test_scheduler_of_another_release_does_not_fold_beside_the_active_one(cell: Cell) -> None:
@@ -527,8 +527,112 @@ async def test_scheduler_of_another_release_does_not_fold_beside_the_active_one(
     assert not any(found)
     assert had_none
     assert restored is not None
-    assert restored.start >= position
+    assert restored.seq == position
+    assert not restored.is_lost
     assert status.counters["requests_accepted"] == 2
+
+
+async def test_another_release_does_not_fold_again_what_was_obeyed(cell: Cell) -> None:
+    """It finds a snapshot and a tail that targets acted upon: it begins anew behind the end, and repeats nothing."""
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined()))
+    await cell.snapshot()
+    end = await cell.put(submit("r1", [1, 2]))
+    await cell.folded(end)
+    said = await cell.outputs()
+    second = Process(cell, "second", release="another one")
+    await first.kill()
+    await second.take_over()
+    anew = await cell.status()
+    seq = await cell.put(worker_joined("w2", "two"))
+    status = await cell.folded(seq)
+
+    assert second.shell._follower.restored is not None
+    assert (second.shell._follower.restored.is_lost, second.shell._follower.restored.seq) == (True, end)
+    assert (anew.workers, anew.queued, anew.running, anew.epoch) == ((), 0, 0, 3)
+    assert [worker.worker_id for worker in status.workers] == ["w2"]
+    assert [output.cause for output in (await cell.outputs())[len(said) :] if output.cause <= end] == []
+
+
+async def test_what_nobody_folded_is_folded_by_another_release(cell: Cell) -> None:
+    """The snapshot of the last holder is damaged. Requests that came since it let go are not lost with its state."""
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined()))
+    await first.stop()
+    let_go_at = first.position
+    for name in await cell.bus.list_objects():
+        await cell.bus.put_object(name, b"torn")
+    await cell.put(submit("r1", [1, 2]))
+    second = await cell.active("second", release="another one")
+    status = await cell.status()
+
+    assert second.shell._follower.restored is not None
+    assert (second.shell._follower.restored.is_lost, second.shell._follower.restored.seq) == (True, let_go_at)
+    assert (status.workers, status.counters["requests_accepted"]) == ((), 1)
+
+
+async def test_a_release_that_comes_back_does_not_continue_its_own_old_state(cell: Cell) -> None:
+    """Another was active in between, for a moment; targets may have obeyed it."""
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
+    await first.stop()
+    second = await cell.active("second", release="another one")
+    await cell.folded(await cell.put(submit("r2", [3])))
+    third = Process(cell, "third")
+    await second.kill()
+    await third.take_over()
+
+    assert third.shell._follower.restored is not None
+    assert third.shell._follower.restored.is_lost
+    assert (await cell.status()).epoch == 4
+
+
+async def test_a_holder_that_died_before_it_had_a_state_changes_nothing(cell: Cell) -> None:
+    """It took the lease, of another release, and said nothing: the release before goes on."""
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
+    await first.kill()
+    second = Process(cell, "second", release="another one")
+    follow = second.bus.follow
+
+    def hanging(stream: str, **options: Any) -> Any:
+        return follow("TC_NOTHING", **options)
+
+    second.bus.follow = hanging  # type: ignore[method-assign]
+    await until(lambda: second.shell._lease.claim is not None)
+    async with asyncio.timeout(20.0):
+        while not second.shell._lease.is_ours:
+            second.clock_ns += LEASE_MS * 1_000_000 // 5
+            await asyncio.sleep(0.005)
+    await second.kill()
+    third = Process(cell, "third")
+    await third.take_over()
+    status = await cell.status()
+
+    assert third.shell._follower.restored is not None
+    assert not third.shell._follower.restored.is_lost
+    assert (len(status.workers), status.counters["requests_accepted"]) == (1, 1)
+
+
+async def test_a_stop_without_a_snapshot_loses_nothing(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not done in time; the same release folds a longer tail."""
+    monkeypatch.setattr("services.scheduler.shell.LAST_SNAPSHOT_S", 0.01)
+    first = await cell.active()
+
+    async def never(name: str, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    first.bus.put_object = never  # type: ignore[method-assign]
+    await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
+    expected = await cell.status()
+    await first.stop()
+    none = await cell.bus.list_objects()
+    await cell.active("second")
+    status = await cell.status()
+
+    assert none == []
+    assert status.workers == expected.workers
+    assert status.counters["requests_accepted"] == 1
 
 
 async def test_standby_gives_its_fold_up_when_another_release_takes_over(cell: Cell) -> None:
@@ -549,7 +653,7 @@ async def test_standby_gives_its_fold_up_when_another_release_takes_over(cell: C
     await until(lambda: second.position == third.position == status.seq or second.stands_by or third.stands_by)
 
     assert status.counters["requests_accepted"] == 2
-    assert await cell.starts() == [("first", 1), ("other", 2), (status.scheduler_id, 3)]
+    assert await cell.starts() == [("first", 1), ("other", 3), (status.scheduler_id, 4)]
 
 
 async def test_start_in_the_stream_that_the_lease_does_not_know_of_begins_a_new_term(cell: Cell) -> None:
@@ -621,9 +725,9 @@ async def test_lease_is_held_for_longer_over_a_pause_that_is_expected(
         durations.append(msgspec.json.decode(data, type=Claim).duration_ms)
         return await write(name, data, **options)
 
-    def slow(fold: Fold) -> Snapshot:
+    def slow(fold: Fold, release: str) -> Snapshot:
         first.clock_ns += 300_000_000
-        return take_snapshot(fold)
+        return take_snapshot(fold, release)
 
     first.bus.write_lease = noted  # type: ignore[method-assign]
     monkeypatch.setattr("services.scheduler.snapshot_keeper.take_snapshot", slow)
