@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable
 
 from services.scheduler import cell_metrics
-from services.scheduler.fold import Fold, Folded
+from services.scheduler.fold import Fold, Folded, SkipMissed, StepFailed
 from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
+from services.scheduler.quarantine import decide, note_failure
 from services.scheduler.restore import YIELD_EVERY, Restored, restore
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.errors import TransportError, Unavailable
 
 RETRY_S = 0.25
+
+FAILED_RETRY_S = 1.0
+"""A standby folds an input again after so long for which the core raised: a restoration a second is no burden."""
 
 _log = logs.get_logger("follower")
 
@@ -38,6 +42,8 @@ class Follower:
         release: str,
         observe: Observer,
         *,
+        scheduler_id: str = "",
+        incarnation: str = "",
         check_invariants_every: int = 0,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -49,6 +55,8 @@ class Follower:
         self._lease = lease
         self._release = release
         self._observe = observe
+        self._scheduler_id = scheduler_id
+        self._incarnation = incarnation
         self._check_every = check_invariants_every
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_ns = monotonic_ns
@@ -89,11 +97,19 @@ class Follower:
                 await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
                 if following.done():
                     following.result()
-            except TransportError as error:
+            except (TransportError, SkipMissed) as error:
                 if self._lease.is_ours and self._restored is not None:
-                    raise  # An active scheduler with a hole in its fold must not go on; the next start restores.
+                    raise  # An active scheduler whose fold is not the stream's must not go on; the next start restores.
                 _log.warning("left_behind", position=self.position, reason=error.message)
                 await asyncio.sleep(RETRY_S)
+            except StepFailed as failure:
+                _log.error("step_failed", seq=failure.seq, reason=failure.message)
+                if self._lease.is_ours:
+                    # The next process tries again, and leaves the input out where enough have failed.
+                    await note_failure(self._bus, failure, self._scheduler_id, self._incarnation)
+                    raise
+                self._drop()  # Should the lease become ours meanwhile, nobody may take this state for one.
+                await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
                 again.cancel()
@@ -122,6 +138,7 @@ class Follower:
 
     async def _restore_and_follow(self) -> None:
         self._restored = restored = await self._restore()
+        self.is_sound = True
         self._moved.set()
         fold = restored.fold
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
@@ -148,6 +165,8 @@ class Follower:
 
     async def _try_to_restore(self) -> Restored | None:
         if self._lease.is_ours:
+            if self._lease.is_held:
+                await decide(self._bus, self._outbox.published)
             return await restore(self._bus, self._outbox, check_invariants_every=self._check_every)
         claim = self._lease.claim
         if claim is None or not claim.holder or claim.folded_from is None:
@@ -172,11 +191,8 @@ class Follower:
         begun_ns = self._monotonic_ns()
         try:
             folded = fold.apply(message)
-        except TransportError:
-            raise  # Nothing was folded.
-        except Exception:
+        except StepFailed:
             self.is_sound = False
-            _log.error("step_failed", seq=message.seq, subject=message.subject)
             raise
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)

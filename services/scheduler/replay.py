@@ -19,6 +19,7 @@ import msgspec
 
 from services.scheduler import core
 from services.scheduler.fold import Fold, Folded, load_state
+from services.scheduler.quarantine import Skips
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
@@ -71,9 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(path: Path) -> Report:
-    """Raises RecordingError for a file that is no whole, undamaged recording."""
-    frames = read_frames(path)
-    header, fold, frames = _begin(frames)
+    """Raises RecordingError for a file that is no whole, undamaged recording, and what ends a fold."""
+    header, fold, frames = _begin(read_frames(path), recorded_skips(path))
     comparison = _Comparison(header)
     inputs, last_seq = 0, fold.position
     for frame in frames:
@@ -98,6 +98,15 @@ def replay(path: Path) -> Report:
         difference=comparison.difference,
         counters=dict(fold.state.counters),
     )
+
+
+def recorded_skips(path: Path) -> Skips:
+    """What a recording says of its inputs that fail or are left out. Reads all of it."""
+    skips = Skips()
+    for frame in read_frames(path):
+        if isinstance(frame, InputFrame):
+            skips.note(frame.message())
+    return skips
 
 
 _At = tuple[int, Input | None]
@@ -164,18 +173,23 @@ class _Comparison:
             raise RecordingError(f"an output behind input {self._at[0]} cannot be decoded: {error.message}") from error
 
 
-def _begin(frames: Iterator[Frame]) -> tuple[Header, Fold, Iterator[Frame]]:
+def _begin(frames: Iterator[Frame], skips: Skips) -> tuple[Header, Fold, Iterator[Frame]]:
     """Read header and snapshot; returns them as a fold, with the frames that remain."""
     header = next(frames)
     assert isinstance(header, Header)
     frame = next(frames)
     if not isinstance(frame, SnapshotFrame):
-        fold = Fold(core.new_state(), position=header.first_seq - 1)
+        fold = Fold(core.new_state(), position=header.first_seq - 1, skips=skips.decided)
         if header.first_seq != 1:
             raise RecordingError(f"the recording starts at input {header.first_seq} without a snapshot")
         return header, fold, _chain(frame, frames)
     snapshot = decode_snapshot(frame.data)
-    fold = Fold(load_state(snapshot.state), position=snapshot.seq, time_ns=snapshot.time_ns)
+    state = load_state(snapshot.state)
+    if not skips.suit(state, snapshot.seq):
+        raise RecordingError(
+            f"the snapshot of input {snapshot.seq} holds an input that was left out later; record again"
+        )
+    fold = Fold(state, position=snapshot.seq, time_ns=snapshot.time_ns, skips=skips.decided)
     if header.first_seq != snapshot.seq + 1:
         raise RecordingError(f"the snapshot is of input {snapshot.seq}, but the first input is {header.first_seq}")
     return header, fold, frames

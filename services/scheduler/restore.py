@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.scheduler import core
 from services.scheduler.fold import Fold, load_state
 from services.scheduler.outbox import Outbox
+from services.scheduler.quarantine import read_skips
 from services.scheduler.snapshots import SnapshotStore, belongs_to_stream
 from shared import logs, progress, subjects
 from shared.bus.protocol import Bus
@@ -87,16 +88,23 @@ async def _starting_point(
         except InternalError as error:
             _log.error("snapshot_unusable", seq=snapshot.seq, reason=error.message)
             continue
+        skips = await read_skips(bus, snapshot.seq + 1)
+        if not skips.suit(state, snapshot.seq):
+            _log.warning("snapshot_unusable", seq=snapshot.seq, reason="it holds an input that is left out since")
+            continue
         fold = Fold(
             state,
             position=snapshot.seq,
             time_ns=snapshot.time_ns,
             check_invariants_every=check_invariants_every,
+            skips=skips.decided,
         )
         return fold, highest_epoch, False
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.first_seq == 1 and not folded_from:
-        return Fold(core.new_state(), check_invariants_every=check_invariants_every), highest_epoch, False
+        skips = await read_skips(bus)
+        fold = Fold(core.new_state(), check_invariants_every=check_invariants_every, skips=skips.decided)
+        return fold, highest_epoch, False
     if folded_from is not None:
         return None
     # The beginning is gone and no snapshot stands in for it. Folding what is left would run requests again

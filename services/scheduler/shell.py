@@ -68,6 +68,8 @@ class Shell:
             self._lease,
             self._release,
             self._observe,
+            scheduler_id=config.id,
+            incarnation=incarnation,
             check_invariants_every=config.check_invariants_every,
             wall_clock_ns=wall_clock_ns,
             monotonic_ns=monotonic_ns,

@@ -91,6 +91,8 @@ class SnapshotKeeper:
                 await self._outbox.confirm()
                 if not self._is_held():
                     raise Unavailable("this scheduler is not the active one")
+                if not self._follower.is_sound:
+                    raise Unavailable("the state may be half changed")
                 begun_ns = self._monotonic_ns()
                 seq, encoded = self._follower.position, self._encode()
                 self._pause_ns = self._monotonic_ns() - begun_ns
