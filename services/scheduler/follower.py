@@ -108,7 +108,7 @@ class Follower:
                     # The next process tries again, and leaves the input out where enough have failed.
                     await note_failure(self._bus, failure, self._scheduler_id, self._incarnation)
                     raise
-                self._drop()  # Should the lease become ours meanwhile, nobody may take this state for one.
+                self._drop()
                 await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
@@ -193,6 +193,7 @@ class Follower:
             folded = fold.apply(message)
         except StepFailed:
             self.is_sound = False
+            self._restored = None  # Nobody may take for a state what the step left of it.
             raise
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)
