@@ -39,6 +39,7 @@ class Claimant:
             release=self._release,
             folded_from=self._folded_from(),
             published=self._outbox.published,
+            said=self._outbox.chain.latest,
         )
 
     def _folded_from(self) -> int | None:

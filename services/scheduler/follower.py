@@ -42,8 +42,6 @@ class Follower:
         release: str,
         observe: Observer,
         *,
-        scheduler_id: str = "",
-        incarnation: str = "",
         check_invariants_every: int = 0,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -55,8 +53,6 @@ class Follower:
         self._lease = lease
         self._release = release
         self._observe = observe
-        self._scheduler_id = scheduler_id
-        self._incarnation = incarnation
         self._check_every = check_invariants_every
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_ns = monotonic_ns
@@ -103,10 +99,11 @@ class Follower:
                 _log.warning("left_behind", position=self.position, reason=error.message)
                 await asyncio.sleep(RETRY_S)
             except StepFailed as failure:
+                cell_metrics.STEP_FAILURES.inc()
                 _log.error("step_failed", seq=failure.seq, reason=failure.message)
-                if self._lease.is_ours:
+                if self._lease.is_ours and self._lease.claim is not None:
                     # The next process tries again, and leaves the input out where enough have failed.
-                    await note_failure(self._bus, failure, self._scheduler_id, self._incarnation)
+                    await note_failure(self._bus, failure, self._lease.claim)
                     raise
                 self._drop()
                 await asyncio.sleep(FAILED_RETRY_S)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.scheduler.output_chain import Mark
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import TransportError, Unavailable
@@ -65,6 +66,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     release: str  # Of the holder's fold, see fold_release.
     folded_from: int | None = None  # That release folds since this input; None until the holder knows.
     published: Progress = Progress()
+    said: Mark = Mark()  # Digest of the outputs of the holder's fold, behind the last input that it has folded.
 
 
 @dataclass(frozen=True, slots=True)

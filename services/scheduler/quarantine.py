@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.scheduler import cell_metrics
 from services.scheduler.core import CellState
 from services.scheduler.fold import StepFailed, is_decision
-from services.scheduler.leadership import Progress
+from services.scheduler.leadership import Claim, Progress
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.codec import Input, decode_input, decode_published, encode
@@ -112,15 +111,17 @@ async def read_skips(bus: Bus, from_seq: int = 1) -> Skips:
     return skips
 
 
-async def note_failure(bus: Bus, failure: StepFailed, scheduler_id: str, incarnation: str) -> None:
-    """Count a failure where it outlives this process. One that the broker does not store in time is not counted."""
-    cell_metrics.STEP_FAILURES.inc()
-    failed = InputFailed(seq=failure.seq, scheduler_id=scheduler_id, error=_short(failure.error))
+async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
+    """Count a failure of the holder of the lease where it outlives the process.
+
+    One that the broker does not store in time is not counted.
+    """
+    failed = InputFailed(seq=failure.seq, scheduler_id=ours.scheduler_id, error=_short(failure.error))
     try:
         await bus.append(
             subjects.skips_input(),
             encode(failed),
-            message_id=f"failed-{failure.seq}-{incarnation}",
+            message_id=f"failed-{failure.seq}-{ours.holder}",
             timeout_s=APPEND_S,
         )
     except (Unavailable, TransportError) as error:

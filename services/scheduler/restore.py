@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.scheduler import core
 from services.scheduler.fold import Fold, load_state
 from services.scheduler.outbox import Outbox
+from services.scheduler.output_chain import Mark
 from services.scheduler.quarantine import read_skips
 from services.scheduler.snapshots import SnapshotStore, belongs_to_stream
 from shared import logs, progress, subjects
@@ -49,7 +50,7 @@ async def restore(
     state can be had. Without, whoever restores is the active one, and begins anew where everything is lost.
     Raises TransportError when the stream is trimmed faster than it is read.
     """
-    found = await _starting_point(bus, folded_from, check_invariants_every)
+    found = await _starting_point(bus, outbox, folded_from, check_invariants_every)
     if found is None:
         return None
     fold, highest_epoch, is_lost = found
@@ -69,7 +70,7 @@ async def restore(
 
 
 async def _starting_point(
-    bus: Bus, folded_from: int | None, check_invariants_every: int
+    bus: Bus, outbox: Outbox, folded_from: int | None, check_invariants_every: int
 ) -> tuple[Fold, int, bool] | None:
     highest_epoch = 0
     store = SnapshotStore(bus)
@@ -99,6 +100,7 @@ async def _starting_point(
             check_invariants_every=check_invariants_every,
             skips=skips.decided,
         )
+        outbox.clear(Mark(snapshot.seq, snapshot.said))
         return fold, highest_epoch, False
     info = await bus.stream_info(subjects.INPUTS_STREAM)
     if info.first_seq == 1 and not folded_from:
@@ -121,6 +123,7 @@ async def _starting_point(
         time_ns=await _time_of(bus, info.last_seq),
         check_invariants_every=check_invariants_every,
     )
+    outbox.clear(Mark(fold.position))
     return fold, highest_epoch, True
 
 

@@ -108,13 +108,13 @@ class SnapshotKeeper:
 
     def _encode(self) -> bytes | Apart:
         """The snapshot of the state as it is now, or who makes it."""
-        fold = self._follower.fold
+        fold, said = self._follower.fold, self._outbox.chain.latest.digest
         if self._may_copy and len(fold.state.tree.nodes) >= LARGE_NODES:
             try:
-                return Apart(lambda: encode_snapshot(take_snapshot(fold)))
+                return Apart(lambda: encode_snapshot(take_snapshot(fold, said)))
             except InternalError as error:
                 self._copies_failed(error)
-        return encode_snapshot(take_snapshot(fold))
+        return encode_snapshot(take_snapshot(fold, said))
 
     async def _bytes_of(self, encoded: bytes | Apart) -> bytes:
         if isinstance(encoded, bytes):

@@ -31,6 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     epoch: int
     digest: int  # xxh3_64 of ``state``
     state: bytes
+    said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
 
 def object_name(seq: int) -> str:
@@ -38,8 +39,8 @@ def object_name(seq: int) -> str:
     return f"{_PREFIX}{seq:020d}"
 
 
-def take_snapshot(fold: Fold) -> Snapshot:
-    """Encode the state as it is now; pauses the caller for as long as that takes."""
+def take_snapshot(fold: Fold, said: int = 0) -> Snapshot:
+    """Encode the state as it is now; pauses the caller for as long as that takes. ``said`` digests its outputs."""
     encoded = core.encode_state(fold.state)
     return Snapshot(
         version=VERSION,
@@ -48,6 +49,7 @@ def take_snapshot(fold: Fold) -> Snapshot:
         epoch=fold.state.epoch,
         digest=xxhash.xxh3_64_intdigest(encoded),
         state=encoded,
+        said=said,
     )
 
 

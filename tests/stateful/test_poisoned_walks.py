@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler import core
+from services.scheduler.cell_metrics import DIVERGED
 from services.scheduler.quarantine import FAILURES
 from services.scheduler.record import record
 from services.scheduler.replay import replay
@@ -24,6 +25,7 @@ def test_active_and_standby_go_on_behind_poison(seed: int, tmp_path: Path, monke
     near = seed % 9
     wanted = [(SubmitRequest, 12 + near), (SubmitRequest, 13 + 2 * near), (BatchDone, 30 + near), (RequestFinished, 60)]
     poison = Poison(wanted, monkeypatch)
+    differences = DIVERGED._value.get()
 
     async def walk() -> PoisonedCell:
         cell = PoisonedCell(seed)
@@ -48,5 +50,6 @@ def test_active_and_standby_go_on_behind_poison(seed: int, tmp_path: Path, monke
     assert refused == {found.request_id for found in poison.found.values() if isinstance(found, SubmitRequest)}
     assert set(cell.outcomes.values()) <= {"finished", "cancelled", "internal_error"}
     assert cell.lives > 1
+    assert DIVERGED._value.get() == differences
     report = replay(tmp_path / "walk.tcrec")
     assert (report.difference, report.unrecorded, report.skipped) == (None, 0, len(wanted))
