@@ -13,7 +13,7 @@ begins to fold at a snapshot reads the decisions behind it first (:func:`read_sk
 one came too late; a fold that meets a decision which it has not obeyed begins anew (``fold.SkipMissed``).
 
 Leaving an input out must not contradict what targets were told. So nothing is left out that a scheduler has come past
-as the active one: neither its lease's record nor the stream of outputs may speak of that input or one behind it.
+as the active one: no record of the lease, no output and no snapshot may be of that input or one behind it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import msgspec
 from services.scheduler.core import CellState
 from services.scheduler.fold import StepFailed, is_decision
 from services.scheduler.leadership import Claim, Progress
+from services.scheduler.snapshots import SnapshotStore
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.codec import Input, decode_input, decode_published, encode
@@ -135,12 +136,16 @@ async def decide(bus: Bus, published: Progress) -> None:
     Raises Unavailable and TransportError.
     """
     skips = await read_skips(bus)
-    for seq in skips.due():
+    due = skips.due()
+    snapshot_seq = await SnapshotStore(bus).newest_seq() if due else 0
+    for seq in due:
         stored = await _stored(bus, seq)
         if stored is None:
             continue  # It has expired, and no fold comes to it any more.
         reason = skips.orders.get(seq) or f"failed {skips.failures[seq]} times: {skips.errors[seq]}"
-        if published.covers(seq, stored.time_ns) or await _was_spoken_of(bus, seq):
+        if snapshot_seq >= seq:
+            _log.error("input_not_skipped", seq=seq, reason="a snapshot holds what it led to")
+        elif published.covers(seq, stored.time_ns) or await _was_spoken_of(bus, seq):
             _log.error("input_not_skipped", seq=seq, reason="targets were told already what it or a later one led to")
         elif seq not in skips.orders and skips.left_out_before(seq) >= MOST_AT_ONCE:
             _log.error("input_not_skipped", seq=seq, reason=f"{MOST_AT_ONCE} others were lately: the state is at fault")

@@ -264,7 +264,9 @@ def _show_report(path: Path, report: Report) -> str:
         f"{path}: {report.inputs} inputs ({report.first_seq} to {report.last_seq}), {report.outputs} outputs equal"
     ]
     if report.skipped:
-        lines.append(f"{report.skipped} stream messages were no inputs and were skipped, as in the live cell")
+        lines.append(
+            f"{report.skipped} stream messages were no inputs, or in quarantine, and were skipped, as in the live cell"
+        )
     if report.unrecorded:
         lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still on their way")
     lines.append(str(report.difference) if report.difference else "no difference")

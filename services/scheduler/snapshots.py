@@ -102,6 +102,11 @@ class SnapshotStore:
             if snapshot is not None:
                 yield snapshot
 
+    async def newest_seq(self) -> int:
+        """Sequence of the newest one, whether or not it can be used; 0 where there is none."""
+        names = await self._names()
+        return int(names[-1].removeprefix(_PREFIX)) if names else 0
+
     async def _names(self) -> list[str]:
         return [name for name in await self._bus.list_objects() if name.startswith(_PREFIX)]
 

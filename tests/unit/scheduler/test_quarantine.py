@@ -17,7 +17,7 @@ from services.scheduler.record import record
 from services.scheduler.recording import Header, RecordingWriter
 from services.scheduler.replay import main as replay_main
 from services.scheduler.replay import replay
-from services.scheduler.snapshots import decode_snapshot
+from services.scheduler.snapshots import decode_snapshot, object_name
 from shared import subjects
 from shared.bus.protocol import StreamLimits, StreamMessage
 from shared.codec import Input, encode
@@ -343,6 +343,17 @@ async def test_what_targets_were_told_of_is_not_left_out(behind: int) -> None:
         gateway_id="g", number=1, epoch=1, cause=seq + behind, word=RequestFailed(request_id="r", code="c", message="")
     )
     await bus.append("tc.out.gateway.g", encode(notice))
+
+    await decide(bus, Progress())
+
+    assert (await read_skips(bus)).decided == {}
+
+
+async def test_what_a_snapshot_holds_is_not_left_out() -> None:
+    """Also where neither the lease's record nor any output is left to say that a scheduler came past it."""
+    bus, seq = await streams(submit("one", [1]))
+    await fail(bus, seq)
+    await bus.put_object(object_name(seq), b"whatever")
 
     await decide(bus, Progress())
 
