@@ -50,6 +50,9 @@ Input = (
     | cell_events.WorkerLost
     | cell_events.StorageLost
     | cell_events.GatewayLost
+    | cell_events.InputFailed
+    | cell_events.SkipInput
+    | cell_events.InputSkipped
     | cell_events.FlushCache
     | cell_events.PinPrefix
     | cell_events.UnpinPrefix

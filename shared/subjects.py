@@ -20,6 +20,7 @@ SNAPSHOT_BUCKET = "TC_SNAPSHOTS"  # JetStream object store
 LEASE_BUCKET = "TC_LEASES"  # JetStream key/value store
 
 INPUTS = "tc.in.>"
+SKIPS = "tc.in.skips.*"  # What of the inputs is about other inputs; few, so that they can be read ahead.
 OUTPUTS = "tc.out.>"
 STATUS = "tc.status"
 HEARTBEATS = "tc.heartbeat.>"
@@ -55,6 +56,16 @@ def storage_output(storage_id: str) -> str:
 
 def gateway_output(gateway_id: str) -> str:
     return f"tc.out.gateway.{gateway_id}"
+
+
+def skips_input() -> str:
+    """Where schedulers say which inputs fail, and which are left out."""
+    return "tc.in.skips.scheduler"
+
+
+def skip_orders_input() -> str:
+    """Where operators order that an input is left out."""
+    return "tc.in.skips.operator"
 
 
 def tokens(gateway_id: str) -> str:

@@ -305,7 +305,7 @@ class MemoryBus:
     ) -> AsyncIterator[StreamMessage]:
         stored = self._broker.stream(stream)
         end = stored.last_seq
-        seq = from_seq
+        seq = max(from_seq, stored.first_seq)
         while live or seq <= end:
             seq = max(seq, stored.first_seq)
             if self._closed:

@@ -68,6 +68,12 @@ COMMANDS = (
         "export the input stream of a running cell to a file",
         asks_broker=True,
     ),
+    Command(
+        "skip-input",
+        "services.scheduler.skip_input:main",
+        "have every scheduler leave out an input at which it hangs or dies",
+        asks_broker=True,
+    ),
     Command("replay", "thermocline.replay.__main__:main", "fold a recording again, or ask what if"),
     Command("trace", "thermocline.trace.__main__:main", "drive a running system with a production trace"),
     Command("simulate", "thermocline.simulate.__main__:main", "the scheduler under virtual time, on modelled hardware"),

@@ -22,6 +22,7 @@ from services.scheduler.inspection import AT_ONCE, Inspection
 from services.scheduler.leadership import Leadership
 from services.scheduler.liveness import Liveness
 from services.scheduler.outbox import Outbox
+from services.scheduler.quarantine import with_quarantined
 from services.scheduler.request_spans import record_admissions
 from services.scheduler.shortfalls import Shortfalls
 from services.scheduler.snapshot_keeper import SnapshotKeeper
@@ -262,6 +263,8 @@ class Active:
         """The state to answer from. Raises Unavailable without the lease: another may know better by now."""
         if not self._lease.is_held:
             raise Unavailable("this scheduler is not the active one")
+        if not self._follower.is_sound:
+            raise Unavailable("this scheduler could not fold an input, and ends")
         return self._follower.fold.state
 
     async def _status(self) -> CellStatus:
@@ -272,6 +275,7 @@ class Active:
             status = msgspec.structs.replace(core.status(state, self._config.id), seq=position)
         status = self._disk_usage.told(status)
         status = self._shortfalls.told(status, self._monotonic_ns(), is_storage_wanted=state.config.host_tier)
+        status = with_quarantined(status, state)
         self._collector.latest = status
         return status
 

@@ -163,6 +163,8 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
 # -- counters of the core ---------------------------------------------------------------------------------------------
 
 SINGLE: tuple[tuple[str, str, str, float], ...] = (
+    ("inputs_failed", "inputs_failed", "Times that the core raised for an input, at the active scheduler", 1),
+    ("inputs_quarantined", "inputs_quarantined", "Inputs that every scheduler leaves out of its fold", 1),
     ("requests_accepted", "requests_accepted", "Requests taken into the queue", 1),
     ("num_preemptions", "preemptions", "Running requests that had to give their pages back and start again", 1),
     ("requests_resumed", "requests_resumed", "Requests that went on at another worker", 1),

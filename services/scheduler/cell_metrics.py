@@ -13,6 +13,10 @@ from shared.messages.status import CellStatus
 
 INPUTS = metrics.counter("scheduler_inputs_total", "Inputs folded since this process started")
 SKIPPED = metrics.counter("scheduler_inputs_skipped_total", "Stream messages that are no input")
+STEP_FAILURES = metrics.counter("scheduler_step_failures_total", "Times that the core raised for an input")
+DIVERGED = metrics.counter(
+    "scheduler_folds_differed_total", "Times that this standby's outputs were not those of the active scheduler"
+)
 OUTPUTS = metrics.counter("scheduler_outputs_total", "Plans and notices published")
 STEP_SECONDS = metrics.histogram(
     "scheduler_step_seconds",

@@ -39,6 +39,7 @@ class Claimant:
             folded_from=self._folded_from(),
             published=self._outbox.published,
             before=self._before,
+            said=self._outbox.chain.latest,
         )
 
     def _folded_from(self) -> int | None:

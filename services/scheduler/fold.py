@@ -1,24 +1,47 @@
 """The fold over the stream as the shell and replay share it: decode, skip what is no input, step.
 
-Both go through this one class, so that a message which the live scheduler skipped is skipped in replay too.
+Both go through this one class, so that a message which the live scheduler skipped is skipped in replay too. That an
+input is skipped although it can be decoded is decided in the stream, behind that input: whoever folds reads such
+decisions ahead (:mod:`services.scheduler.quarantine`), and finds out here where one came too late.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import services.scheduler.policies  # noqa: F401  So that a cell can be told to use its policies and schedules.
 from services.scheduler import core
 from services.scheduler.core import CancelTimer, SetTimer, Stamped
+from shared import subjects
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, decode_input
 from shared.errors import CodecError, InternalError, TransportError
+from shared.messages.cell_events import InputSkipped
 
 Output = Published | SetTimer | CancelTimer
+
+
+class StepFailed(InternalError):
+    """The core raised for an input. Its state may be half changed: nothing may be folded on it, or said of it."""
+
+    code = "step_failed"
+
+    def __init__(self, stored: StreamMessage, kind: str, error: Exception) -> None:
+        super().__init__(f"input {stored.seq} ({kind} on {stored.subject}) cannot be folded: {error!r}")
+        self.seq = stored.seq
+        self.error = repr(error)
+
+
+class SkipMissed(InternalError):
+    """An input was folded that the stream, later on, says is left out: this fold must begin anew before that input."""
+
+    code = "skip_missed"
 
 
 class Folded:
     """What one message led to: ``published`` are the outputs that go to targets, in order.
 
-    ``input`` is None when the message could not be decoded; ``fault`` says why.
+    ``input`` is None when the message was skipped; ``fault`` says why.
     """
 
     __slots__ = ("fault", "input", "outputs", "published")
@@ -37,40 +60,67 @@ class Fold:
     """
 
     def __init__(
-        self, state: core.CellState, *, position: int = 0, time_ns: int = 0, check_invariants_every: int = 0
+        self,
+        state: core.CellState,
+        *,
+        position: int = 0,
+        time_ns: int = 0,
+        check_invariants_every: int = 0,
+        skips: Mapping[int, InputSkipped] | None = None,
     ) -> None:
+        """``skips`` are the decisions to leave inputs out that the stream holds behind ``position``."""
         self.state = state
         self.position = position
         self.time_ns = time_ns
         self.skipped = 0
         self._check_every = check_invariants_every
+        self._skips = skips or {}
 
     def apply(self, message: StreamMessage) -> Folded:
         """Consume the next message of the stream.
 
-        Raises TransportError when it is not the next one: the stream lost messages that we have not seen.
+        Raises TransportError when it is not the next one: the stream lost messages that we have not seen; StepFailed
+        and SkipMissed, behind which nothing more can be folded.
         """
         if message.seq != self.position + 1:
             raise TransportError(f"the stream goes on with {message.seq} where {self.position + 1} was to come")
+        decision = self._skips.get(message.seq)
+        if decision is not None:
+            return self._skip(message, f"it is in quarantine: {decision.reason}")
         try:
             decoded = decode_input(message.data)
         except CodecError as error:
-            self._advance(message)
-            self.skipped += 1
-            return Folded(None, [], str(error))
-        return self.apply_input(message, decoded)
+            return self._skip(message, str(error))
+        if isinstance(decoded, InputSkipped):
+            if not is_decision(message, decoded):
+                return self._skip(message, "no scheduler can have decided that")
+            if decoded.seq not in self._skips and decoded.seq not in self.state.quarantined:
+                raise SkipMissed(f"input {decoded.seq} was folded, and input {message.seq} says that it is left out")
+        return self._apply(message, decoded)
 
-    def apply_input(self, message: StreamMessage, decoded: Input) -> Folded:
-        """As :meth:`apply` with the input already decoded; what-if replay substitutes one here."""
-        outputs = list(core.step(self.state, Stamped(message.seq, message.time_ns, decoded)))
+    def _apply(self, message: StreamMessage, decoded: Input) -> Folded:
+        try:
+            outputs = list(core.step(self.state, Stamped(message.seq, message.time_ns, decoded)))
+            if self._check_every and message.seq % self._check_every == 0:
+                core.check_invariants(self.state)
+        except Exception as error:
+            raise StepFailed(message, type(decoded).__name__, error) from error
         self._advance(message)
-        if self._check_every and message.seq % self._check_every == 0:
-            core.check_invariants(self.state)
         return Folded(decoded, outputs)
+
+    def _skip(self, message: StreamMessage, reason: str) -> Folded:
+        self._advance(message)
+        self.skipped += 1
+        return Folded(None, [], reason)
 
     def _advance(self, message: StreamMessage) -> None:
         self.position = message.seq
         self.time_ns = message.time_ns
+
+
+def is_decision(stored: StreamMessage, decoded: InputSkipped) -> bool:
+    """Whether a scheduler said so, of an input before: the broker lets nobody else store on that subject."""
+    return stored.subject == subjects.skips_input() and decoded.seq < stored.seq
 
 
 def load_state(encoded: bytes) -> core.CellState:

@@ -11,15 +11,20 @@ import time
 from collections.abc import Callable
 
 from services.scheduler import cell_metrics
-from services.scheduler.fold import Fold, Folded
+from services.scheduler.fold import Fold, Folded, SkipMissed, StepFailed
 from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
+from services.scheduler.output_chain import Mark
+from services.scheduler.quarantine import decide, note_failure
 from services.scheduler.restore import YIELD_EVERY, Start, find_active_start, find_start, fold_tail
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
 from shared.errors import TransportError, Unavailable
 
 RETRY_S = 0.25
+
+FAILED_RETRY_S = 1.0
+"""A standby folds an input again after so long for which the core raised: a restoration a second is no burden."""
 
 _log = logs.get_logger("follower")
 
@@ -107,11 +112,20 @@ class Follower:
                 await asyncio.wait({following, again}, return_when=asyncio.FIRST_COMPLETED)
                 if following.done():
                     following.result()
-            except TransportError as error:
+            except (TransportError, SkipMissed) as error:
                 if self._lease.is_ours and self._is_restored:
-                    raise  # An active scheduler with a hole in its fold must not go on; the next start restores.
+                    raise  # An active scheduler whose fold is not the stream's must not go on; the next start restores.
                 _log.warning("left_behind", position=self.position, reason=error.message)
                 await asyncio.sleep(RETRY_S)
+            except StepFailed as failure:
+                cell_metrics.STEP_FAILURES.inc()
+                _log.error("step_failed", seq=failure.seq, reason=failure.message)
+                if self._lease.is_ours and self._lease.claim is not None:
+                    # The next process tries again, and leaves the input out where enough have failed.
+                    await note_failure(self._bus, failure, self._lease.claim)
+                    raise
+                self._drop()
+                await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
                 again.cancel()
@@ -140,7 +154,7 @@ class Follower:
 
     async def _restore_and_follow(self) -> None:
         fold = (await self._restore()).fold
-        self._is_restored = True
+        self._is_restored = self.is_sound = True
         self._moved.set()
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
             async with self.folding:
@@ -171,6 +185,7 @@ class Follower:
         # Told as soon as it is known: the claim says it before anything is said that follows from it.
         self._start = start = await self._find_start()
         if start is not None:
+            self._outbox.clear(Mark(start.seq, start.said))
             await fold_tail(self._bus, self._outbox, start)
         return start
 
@@ -178,6 +193,8 @@ class Follower:
         claim = self._lease.claim
         if self._lease.is_ours:
             assert claim is not None
+            if self._lease.is_held:
+                await decide(self._bus, self._outbox.published)
             return await find_start(
                 self._bus, release=self._release, tail=claim.tail, check_invariants_every=self._check_every
             )
@@ -207,11 +224,8 @@ class Follower:
         begun_ns = self._monotonic_ns()
         try:
             folded = fold.apply(message)
-        except TransportError:
-            raise  # Nothing was folded.
-        except Exception:
-            self.is_sound = False
-            _log.error("step_failed", seq=message.seq, subject=message.subject)
+        except StepFailed:
+            self.is_sound = self._is_restored = False  # Nobody may take for a state what the step left of it.
             raise
         cell_metrics.STEP_SECONDS.observe((self._monotonic_ns() - begun_ns) / 1e9)
         cell_metrics.INPUT_AGE_SECONDS.observe(max(0, self._wall_clock_ns() - message.time_ns) / 1e9)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.scheduler.output_chain import Mark
 from shared import logs
 from shared.bus.protocol import Bus
 from shared.errors import TransportError, Unavailable
@@ -86,6 +87,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     folded_from: int | None = None  # That release folds since this input; None until the holder knows.
     published: Progress = Progress()
     said_to: int | None = None  # Nothing that follows from an input behind this one was said; once it is let go.
+    said: Mark = Mark()  # Digest of the outputs of the holder's fold, behind the last input that it has folded.
     before: Tail | None = None  # While ``folded_from`` is None: how the last holder that had a state left the stream.
 
     @property

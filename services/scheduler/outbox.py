@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from services.scheduler.leadership import Progress
+from services.scheduler.output_chain import Mark, OutputChain
 from services.scheduler.targets import target_of
 from shared import logs, subjects
 from shared.bus.protocol import Bus
@@ -46,6 +47,7 @@ class Outbox:
 
     def __init__(self, bus: Bus, wall_clock_ns: Callable[[], int], may_speak: Callable[[], bool]) -> None:
         self.refused = 0
+        self.chain = OutputChain(Mark())
         self._bus = bus
         self._wall_clock_ns = wall_clock_ns
         self._may_speak = may_speak
@@ -79,8 +81,10 @@ class Outbox:
 
         A silent outbox that is full waits until there is room again or it may speak.
         """
-        for output in outputs:
-            self._unconfirmed.append(_Held(cause, time_ns, target_of(output).subject, encode(output)))
+        bodies = [encode(output) for output in outputs]
+        self.chain.add(cause, bodies)
+        for output, body in zip(outputs, bodies, strict=True):
+            self._unconfirmed.append(_Held(cause, time_ns, target_of(output).subject, body))
         self._through = Progress(cause, time_ns)
         self._drop_known()
         try:
@@ -117,8 +121,12 @@ class Outbox:
         self._known = published
         self._drop_known()
 
-    def clear(self) -> None:
-        """Drop everything: the fold begins anew at a snapshot, before which everything is published."""
+    def clear(self, begin: Mark | None = None) -> None:
+        """Drop everything: the fold begins anew at a snapshot, before which everything is published.
+
+        ``begin`` is the digest of outputs that the snapshot was taken at.
+        """
+        self.chain = OutputChain(begin or Mark())
         self._unconfirmed.clear()
         self._through = Progress()
         self.send_again()

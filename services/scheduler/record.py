@@ -17,7 +17,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from services.scheduler.fold import load_state
 from services.scheduler.leadership import read_tail
+from services.scheduler.quarantine import read_skips
 from services.scheduler.recording import Header, RecordingWriter
 from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream, encode_snapshot
 from services.scheduler.targets import Target, target_of
@@ -125,7 +127,9 @@ async def _oldest_snapshot(bus: Bus, folded_from: int) -> Snapshot:
     """Where to begin when the first inputs have expired, or another release folded them."""
     async for snapshot in SnapshotStore(bus).oldest_first():
         if snapshot.seq >= folded_from and await belongs_to_stream(bus, subjects.INPUTS_STREAM, snapshot):
-            return snapshot
+            skips = await read_skips(bus, snapshot.seq + 1)
+            if not skips.decided or skips.suit(load_state(snapshot.state), snapshot.seq):
+                return snapshot
     raise RecordingError(
         "the first inputs have expired, or another release folded them, and no snapshot stands in for them"
     )

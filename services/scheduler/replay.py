@@ -20,6 +20,7 @@ import msgspec
 from services.scheduler import core
 from services.scheduler.fold import Fold, Folded, load_state
 from services.scheduler.fold_release import fold_release
+from services.scheduler.quarantine import Skips
 from services.scheduler.recording import Frame, Header, InputFrame, OutputFrame, SnapshotFrame, read_frames
 from services.scheduler.snapshots import decode_snapshot
 from services.scheduler.targets import Target, target_of
@@ -73,9 +74,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(path: Path) -> Report:
-    """Raises RecordingError for a file that is no whole, undamaged recording."""
-    frames = read_frames(path)
-    header, fold, frames = _begin(frames)
+    """Raises RecordingError for a file that is no whole, undamaged recording, and what ends a fold."""
+    header, fold, frames = _begin(read_frames(path), recorded_skips(path))
     comparison = _Comparison(header)
     inputs, last_seq = 0, fold.position
     for frame in frames:
@@ -101,6 +101,15 @@ def replay(path: Path) -> Report:
         counters=dict(fold.state.counters),
         release=header.release,
     )
+
+
+def recorded_skips(path: Path) -> Skips:
+    """What a recording says of its inputs that fail or are left out. Reads all of it."""
+    skips = Skips()
+    for frame in read_frames(path):
+        if isinstance(frame, InputFrame):
+            skips.note(frame.message())
+    return skips
 
 
 _At = tuple[int, Input | None]
@@ -167,18 +176,23 @@ class _Comparison:
             raise RecordingError(f"an output behind input {self._at[0]} cannot be decoded: {error.message}") from error
 
 
-def _begin(frames: Iterator[Frame]) -> tuple[Header, Fold, Iterator[Frame]]:
+def _begin(frames: Iterator[Frame], skips: Skips) -> tuple[Header, Fold, Iterator[Frame]]:
     """Read header and snapshot; returns them as a fold, with the frames that remain."""
     header = next(frames)
     assert isinstance(header, Header)
     frame = next(frames)
     if not isinstance(frame, SnapshotFrame):
-        fold = Fold(core.new_state(), position=header.first_seq - 1)
+        fold = Fold(core.new_state(), position=header.first_seq - 1, skips=skips.decided)
         if header.first_seq != 1:
             raise RecordingError(f"the recording starts at input {header.first_seq} without a snapshot")
         return header, fold, _chain(frame, frames)
     snapshot = decode_snapshot(frame.data)
-    fold = Fold(load_state(snapshot.state), position=snapshot.seq, time_ns=snapshot.time_ns)
+    state = load_state(snapshot.state)
+    if not skips.suit(state, snapshot.seq):
+        raise RecordingError(
+            f"the snapshot of input {snapshot.seq} holds an input that was left out later; record again"
+        )
+    fold = Fold(state, position=snapshot.seq, time_ns=snapshot.time_ns, skips=skips.decided)
     if header.first_seq != snapshot.seq + 1:
         raise RecordingError(f"the snapshot is of input {snapshot.seq}, but the first input is {header.first_seq}")
     return header, fold, frames
@@ -253,7 +267,9 @@ def _show_report(path: Path, report: Report) -> str:
         f"{path}: {report.inputs} inputs ({report.first_seq} to {report.last_seq}), {report.outputs} outputs equal"
     ]
     if report.skipped:
-        lines.append(f"{report.skipped} stream messages were no inputs and were skipped, as in the live cell")
+        lines.append(
+            f"{report.skipped} stream messages were no inputs, or in quarantine, and were skipped, as in the live cell"
+        )
     if report.unrecorded:
         lines.append(f"{report.unrecorded} outputs are not in the recording: expired, or still on their way")
     lines.append(str(report.difference) if report.difference else "no difference")

@@ -18,7 +18,8 @@ from services.scheduler import core
 from services.scheduler.fold import Fold, load_state
 from services.scheduler.leadership import Tail
 from services.scheduler.outbox import Outbox
-from services.scheduler.snapshots import SnapshotStore, belongs_to_stream
+from services.scheduler.quarantine import read_skips
+from services.scheduler.snapshots import Snapshot, SnapshotStore, belongs_to_stream
 from shared import logs, progress, subjects
 from shared.bus.protocol import Bus, StreamInfo
 from shared.errors import InternalError
@@ -37,6 +38,7 @@ class Start:
     seq: int  # The state before the first input that is folded is that behind this one.
     highest_epoch: int
     is_lost: bool = False
+    said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
 
 async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invariants_every: int = 0) -> Start:
@@ -61,12 +63,12 @@ async def find_start(bus: Bus, *, release: str, tail: Tail | None, check_invaria
         if not (tail.may_be_continued(snapshot.seq, release) if tail is not None else snapshot.release == release):
             _log.warning("snapshot_cannot_be_continued", seq=snapshot.seq, release=snapshot.release)
             continue
-        fold = _fold_from(snapshot.state, snapshot.seq, snapshot.time_ns, check_invariants_every)
+        fold = await _fold_from(bus, snapshot, check_invariants_every)
         if fold is not None:
-            return Start(fold, snapshot.seq, highest_epoch)
+            return Start(fold, snapshot.seq, highest_epoch, said=snapshot.said)
     may_begin = tail.may_be_continued(0, release) if tail is not None else not is_of_others
     if info.first_seq == 1 and may_begin:
-        return Start(Fold(core.new_state(), check_invariants_every=check_invariants_every), 0, highest_epoch)
+        return Start(await _first_fold(bus, check_invariants_every), 0, highest_epoch)
     return await _begin_anew(bus, info, tail, release, highest_epoch, check_invariants_every)
 
 
@@ -81,12 +83,12 @@ async def find_active_start(bus: Bus, *, folded_from: int, check_invariants_ever
             continue
         if snapshot.seq < folded_from:
             return None
-        fold = _fold_from(snapshot.state, snapshot.seq, snapshot.time_ns, check_invariants_every)
+        fold = await _fold_from(bus, snapshot, check_invariants_every)
         if fold is not None:
-            return Start(fold, snapshot.seq, snapshot.epoch)
+            return Start(fold, snapshot.seq, snapshot.epoch, said=snapshot.said)
     if folded_from or (await bus.stream_info(subjects.INPUTS_STREAM)).first_seq != 1:
         return None
-    return Start(Fold(core.new_state(), check_invariants_every=check_invariants_every), 0, 0)
+    return Start(await _first_fold(bus, check_invariants_every), 0, 0)
 
 
 async def fold_tail(bus: Bus, outbox: Outbox, start: Start) -> None:
@@ -108,14 +110,29 @@ async def fold_tail(bus: Bus, outbox: Outbox, start: Start) -> None:
     _log.info("restored", snapshot_seq=start.seq, seq=fold.position, epoch=fold.state.epoch, state_lost=start.is_lost)
 
 
-def _fold_from(state: bytes, seq: int, time_ns: int, check_invariants_every: int) -> Fold | None:
-    """The fold behind a snapshot, or None where its state cannot be decoded."""
+async def _first_fold(bus: Bus, check_invariants_every: int) -> Fold:
+    skips = await read_skips(bus)
+    return Fold(core.new_state(), check_invariants_every=check_invariants_every, skips=skips.decided)
+
+
+async def _fold_from(bus: Bus, snapshot: Snapshot, check_invariants_every: int) -> Fold | None:
+    """The fold behind a snapshot; None where its state cannot be decoded, or holds what is left out since."""
     try:
-        decoded = load_state(state)
+        state = load_state(snapshot.state)
     except InternalError as error:
-        _log.error("snapshot_unusable", seq=seq, reason=error.message)
+        _log.error("snapshot_unusable", seq=snapshot.seq, reason=error.message)
         return None
-    return Fold(decoded, position=seq, time_ns=time_ns, check_invariants_every=check_invariants_every)
+    skips = await read_skips(bus, snapshot.seq + 1)
+    if not skips.suit(state, snapshot.seq):
+        _log.warning("snapshot_unusable", seq=snapshot.seq, reason="it holds an input that is left out since")
+        return None
+    return Fold(
+        state,
+        position=snapshot.seq,
+        time_ns=snapshot.time_ns,
+        check_invariants_every=check_invariants_every,
+        skips=skips.decided,
+    )
 
 
 async def _begin_anew(
@@ -145,6 +162,7 @@ async def _begin_anew(
         position=seq,
         time_ns=await _time_of(bus, seq),
         check_invariants_every=check_invariants_every,
+        skips=(await read_skips(bus, seq + 1)).decided,
     )
     return Start(fold, seq, state.epoch, is_lost=True)
 

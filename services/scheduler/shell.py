@@ -16,6 +16,7 @@ from services.scheduler import cell_metrics
 from services.scheduler.active import Active
 from services.scheduler.claimant import Claimant
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.divergence import Divergence
 from services.scheduler.fold import Folded
 from services.scheduler.fold_release import fold_release
 from services.scheduler.follower import Follower
@@ -80,6 +81,7 @@ class Shell:
             monotonic_ns=monotonic_ns,
         )
         self._claimant = Claimant(config, incarnation, self._release, self._follower, self._outbox)
+        self._divergence = Divergence(config.id, monotonic_ns)
         self._active: Active | None = None
 
     async def run(self, life: Lifecycle) -> None:
@@ -87,7 +89,12 @@ class Shell:
         self._bus.on_reconnect(self._excuse)
         heartbeats = await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
         beat = lifecycle.beat(
-            self._bus, "scheduler", self._config.id, self._incarnation, lambda: self._follower.position
+            self._bus,
+            "scheduler",
+            self._config.id,
+            self._incarnation,
+            lambda: self._follower.position,
+            degraded=self._divergence.degraded,
         )
         following = asyncio.create_task(self._follower.run(), name="follower")
         roles = asyncio.create_task(self._take_turns(life), name="roles")
@@ -140,7 +147,9 @@ class Shell:
         """Act on the record as it is now; whether that made the lease ours."""
         claim = self._lease.claim
         if claim is not None and claim.holder != self._incarnation:
-            if self._follower.start is not None and not self._follower.suits(claim):
+            if self._follower.start is not None and (
+                not self._follower.suits(claim) or self._divergence.is_found(self._outbox.chain, claim)
+            ):
                 _log.warning("fold_given_up", folded_by=claim.scheduler_id, release=claim.release)
                 self._follower.begin_anew()
             self._outbox.forget(claim.published)

@@ -91,6 +91,8 @@ class SnapshotKeeper:
                 await self._outbox.confirm()
                 if not self._is_held():
                     raise Unavailable("this scheduler is not the active one")
+                if not self._follower.is_sound:
+                    raise Unavailable("the state may be half changed")
                 begun_ns = self._monotonic_ns()
                 seq, encoded = self._follower.position, self._encode()
                 self._pause_ns = self._monotonic_ns() - begun_ns
@@ -107,12 +109,13 @@ class SnapshotKeeper:
     def _encode(self) -> bytes | Apart:
         """The snapshot of the state as it is now, or who makes it."""
         fold, release = self._follower.fold, self._follower.release
+        said = self._outbox.chain.latest.digest
         if self._may_copy and len(fold.state.tree.nodes) >= LARGE_NODES:
             try:
-                return Apart(lambda: encode_snapshot(take_snapshot(fold, release)))
+                return Apart(lambda: encode_snapshot(take_snapshot(fold, release, said)))
             except InternalError as error:
                 self._copies_failed(error)
-        return encode_snapshot(take_snapshot(fold, release))
+        return encode_snapshot(take_snapshot(fold, release, said))
 
     async def _bytes_of(self, encoded: bytes | Apart) -> bytes:
         if isinstance(encoded, bytes):

@@ -32,6 +32,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     digest: int  # xxh3_64 of ``state``
     state: bytes
     release: str = ""  # Of the fold that made the state, see fold_release; "" where 0.1 took it.
+    said: int = 0  # Digest of all outputs up to ``seq``, see ``output_chain``.
 
 
 def object_name(seq: int) -> str:
@@ -39,8 +40,11 @@ def object_name(seq: int) -> str:
     return f"{_PREFIX}{seq:020d}"
 
 
-def take_snapshot(fold: Fold, release: str = "") -> Snapshot:
-    """Encode the state as it is now, which ``release`` made; pauses the caller for as long as that takes."""
+def take_snapshot(fold: Fold, release: str = "", said: int = 0) -> Snapshot:
+    """Encode the state as it is now, which ``release`` made; pauses the caller for as long as that takes.
+
+    ``said`` digests its outputs.
+    """
     encoded = core.encode_state(fold.state)
     return Snapshot(
         version=VERSION,
@@ -50,6 +54,7 @@ def take_snapshot(fold: Fold, release: str = "") -> Snapshot:
         digest=xxhash.xxh3_64_intdigest(encoded),
         state=encoded,
         release=release,
+        said=said,
     )
 
 
@@ -101,6 +106,11 @@ class SnapshotStore:
             snapshot = await self._read(name)
             if snapshot is not None:
                 yield snapshot
+
+    async def newest_seq(self) -> int:
+        """Sequence of the newest one, whether or not it can be used; 0 where there is none."""
+        names = await self._names()
+        return int(names[-1].removeprefix(_PREFIX)) if names else 0
 
     async def _names(self) -> list[str]:
         return [name for name in await self._bus.list_objects() if name.startswith(_PREFIX)]

@@ -117,6 +117,39 @@ class FlushCache(Message, frozen=True):
     namespace: str = ""  # "" is all
 
 
+class InputFailed(Message, frozen=True):
+    """The core raised for input ``seq``, at the scheduler that holds the lease. Enough of these, and it is skipped."""
+
+    seq: int
+    scheduler_id: str
+    error: str  # For people.
+
+
+class SkipInput(Message, frozen=True):
+    """An operator's order to leave input ``seq`` out, if no scheduler has come past it yet."""
+
+    seq: int
+    reason: str
+
+
+class InputSkipped(Message, frozen=True):
+    """Input ``seq``, which came before this one, is left out of the fold by everybody who folds the stream.
+
+    What it was and whom it concerned, as far as it could be read, is told because nobody will look into it any more.
+    """
+
+    seq: int
+    subject: str  # On which it was stored.
+    kind: str  # Its type; "" is unknown.
+    reason: str  # For people.
+    gateway_id: str = ""  # Who asked by it, and for what:
+    request_id: str = ""
+    worker_id: str = ""  # Or who reported by it,
+    storage_id: str = ""
+    incarnation: str = ""
+    timer_id: str = ""  # or the timer that it was.
+
+
 class PinPrefix(Message, frozen=True):
     """Keep the cached prefix of ``tokens`` (packed int32) in host memory and on disk until ``ttl_ms`` from now.
 

@@ -22,10 +22,13 @@ from tests.scripted_cell import ScriptedCell
 
 
 class SchedulerProcess:
-    """``python -m services.scheduler``, with its log in a file."""
+    """``python -m services.scheduler``, or another ``program`` that takes its flags, with its log in a file."""
 
-    def __init__(self, url: str, folder: Path, name: str = "scheduler") -> None:
+    def __init__(
+        self, url: str, folder: Path, name: str = "scheduler", program: Sequence[str] = ("-m", "services.scheduler")
+    ) -> None:
         self.name = name
+        self._program = program
         self._url = url
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -34,7 +37,7 @@ class SchedulerProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "services.scheduler", "--nats", self._url, "--max-batch-tokens", "128"),
+                    *(sys.executable, *self._program, "--nats", self._url, "--max-batch-tokens", "128"),
                     # On a busy machine a process may not get a turn for longer than the default.
                     *(
                         "--id",

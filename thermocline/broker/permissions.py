@@ -55,6 +55,7 @@ def scheduler(user: str) -> Permissions:
     return Permissions(
         publish=(
             subjects.cell_input(),
+            subjects.skips_input(),
             subjects.OUTPUTS,
             subjects.STATUS,
             subjects.heartbeat("scheduler", ANY),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from services.scheduler.fold import load_state
 from services.scheduler.recording import InputFrame, OutputFrame, SnapshotFrame, read_frames
+from services.scheduler.replay import recorded_skips
 from services.scheduler.snapshots import decode_snapshot
 from shared.codec import Input, decode_input, decode_published
 from shared.errors import CodecError, RecordingError
@@ -69,12 +70,15 @@ def read_run(path: Path) -> RecordedRun:
     now_ns = 0
     batch_chunks: dict[tuple[str, str, int], list[tuple[str, int]]] = {}
     prompt_ends: dict[str, int] = {}
+    left_out = recorded_skips(path).decided
     for frame in read_frames(path):
         if isinstance(frame, SnapshotFrame):
             _take_snapshot(run, frame.data)
         elif isinstance(frame, InputFrame):
             now_ns = frame.time_ns
             run.start_ns = run.start_ns or now_ns
+            if frame.seq in left_out:
+                continue
             try:
                 message = decode_input(frame.data)
             except CodecError:

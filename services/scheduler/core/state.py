@@ -105,6 +105,19 @@ class Storage(msgspec.Struct):
     shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.
 
 
+MOST_QUARANTINED = 64
+"""Inputs left out that are remembered: more than are left out between two snapshots, and enough to look into."""
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """An input that was left out of the fold; ``time_ns`` is when that was decided."""
+
+    time_ns: int
+    kind: str
+    subject: str
+    reason: str
+
+
 class CellState(msgspec.Struct):
     """Everything that the fold knows."""
 
@@ -154,6 +167,7 @@ class CellState(msgspec.Struct):
     hotness: HotnessFilter = msgspec.field(default_factory=HotnessFilter)
     recollection: Recollection | None = None  # Decides nothing, and is in no snapshot; None where nobody asks.
     quotas: Quotas = msgspec.field(default_factory=Quotas)
+    quarantined: dict[int, Quarantined] = {}  # Inputs that were left out lately, by their sequence.
 
     def count(self, name: str, amount: int = 1) -> None:
         """Raise a counter."""

@@ -287,7 +287,7 @@ def test_a_holder_that_never_had_a_state_hands_on_what_it_found() -> None:
     claim = Claim(holder="", scheduler_id="s", epoch=2, duration_ms=1, release="new", said_to=0, before=found)
 
     assert claim.tail == found
-    assert msgspec.structs.replace(claim, folded_from=9).tail == Tail("new", 9, 0)
+    assert msgspec.structs.replace(claim, folded_from=9).tail == Tail("new", 9, 0, epoch=2)
 
 
 async def test_nothing_is_said_before_the_record_says_since_when(first: Rival) -> None:

@@ -725,9 +725,9 @@ async def test_lease_is_held_for_longer_over_a_pause_that_is_expected(
         durations.append(msgspec.json.decode(data, type=Claim).duration_ms)
         return await write(name, data, **options)
 
-    def slow(fold: Fold, release: str) -> Snapshot:
+    def slow(fold: Fold, release: str, said: int) -> Snapshot:
         first.clock_ns += 300_000_000
-        return take_snapshot(fold, release)
+        return take_snapshot(fold, release, said)
 
     first.bus.write_lease = noted  # type: ignore[method-assign]
     monkeypatch.setattr("services.scheduler.snapshot_keeper.take_snapshot", slow)

@@ -1,4 +1,7 @@
-"""Which message goes where: a handler for each kind of input but timers. This file only turns away what is stale."""
+"""Which message goes where: a handler for each kind of input but timers.
+
+This file only turns away what is stale, and cleans up behind an input that is left out of the fold.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,15 @@ from services.scheduler.core.queue.completion import (
 from services.scheduler.core.queue.leases import request_lease
 from services.scheduler.core.queue.queueing import submit
 from services.scheduler.core.restoring.fetches import chunks_fetched
+from services.scheduler.core.state import MOST_QUARANTINED, Quarantined
 from services.scheduler.core.tiers.backups import finish_backup
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from services.scheduler.core.tiers.loads import attach_neighbours
 from services.scheduler.core.tiers.promotion import pages_promoted
 from services.scheduler.core.tiers.saves import finish_save, save_put_off
+from shared.errors import InternalError
 from shared.messages import cell_events, requests, storage_events, worker_events
+from shared.messages.gateway_notices import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +227,39 @@ def _configured(step: Step, message: cell_events.CellConfigured) -> None:
     attach_neighbours(step)
 
 
+def _input_failed(step: Step, message: cell_events.InputFailed) -> None:
+    step.state.count("inputs_failed")
+
+
+def _skip_ordered(step: Step, message: cell_events.SkipInput) -> None:
+    step.state.count("skips_ordered")
+
+
+def _input_skipped(step: Step, message: cell_events.InputSkipped) -> None:
+    """An input is left out. Nobody may wait for what it would have led to, so whoever sent it begins anew."""
+    state = step.state
+    if message.seq in state.quarantined:
+        _stale(step)
+        return
+    state.count("inputs_quarantined")
+    state.quarantined[message.seq] = Quarantined(
+        time_ns=step.time_ns, kind=message.kind, subject=message.subject, reason=message.reason
+    )
+    if len(state.quarantined) > MOST_QUARANTINED:
+        del state.quarantined[next(iter(state.quarantined))]
+    step.cancel_timer(message.timer_id)
+    worker = state.workers.get(message.worker_id)
+    if worker is not None and worker.incarnation == message.incarnation:
+        remove_worker(step, worker)
+    storage = state.storages.get(message.storage_id)
+    if storage is not None and storage.incarnation == message.incarnation:
+        remove_storage(step, storage)
+    if message.gateway_id and message.request_id and message.request_id not in state.requests:
+        text = "the scheduler could not process this request"
+        word = RequestFailed(request_id=message.request_id, code=InternalError.code, message=text)
+        step.to_gateway(message.gateway_id, word)
+
+
 LOCAL = (
     requests.SubmitRequest,
     requests.ReclaimRequest,
@@ -238,6 +277,8 @@ LOCAL = (
     storage_events.ChunksFetched,
     storage_events.ChunksDropped,
     cell_events.TimerFired,
+    cell_events.InputFailed,
+    cell_events.SkipInput,
 )
 """Inputs that change nothing for workers that are not touched; in a cell of many, that is most of the time."""
 
@@ -268,6 +309,9 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     cell_events.WorkerLost: _worker_gone,
     cell_events.StorageLost: _storage_gone,
     cell_events.GatewayLost: lambda step, message: cancel_gateway(step, message.gateway_id),
+    cell_events.InputFailed: _input_failed,
+    cell_events.SkipInput: _skip_ordered,
+    cell_events.InputSkipped: _input_skipped,
     cell_events.FlushCache: flush,
     cell_events.PinPrefix: pin_prefix,
     cell_events.UnpinPrefix: unpin_prefix,

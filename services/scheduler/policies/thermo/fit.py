@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from services.scheduler.policies.thermo.elementary import decay, exp2, log2
 from services.scheduler.policies.thermo.law import (
     AGE_BINS,
     ANSWERS,
@@ -112,7 +113,7 @@ class Fit(msgspec.Struct):
         stop = min(self.at + ROWS, self.count)
         enter, leave, is_reused = law.samples.ages(self.at, stop, self.now)
         codes = law.samples.features(self.at, stop)
-        weight = np.exp2((law.level(codes) - MIDDLE) / 2) if law.levels else np.ones(stop - self.at)
+        weight = exp2((law.level(codes) - MIDDLE) / 2) if law.levels else np.ones(stop - self.at)
         np.frombuffer(self.weights)[self.at : stop] = weight
         first = (codes & (RHYTHMS - 1)) * AGE_BINS
         size = RHYTHMS * AGE_BINS
@@ -179,7 +180,7 @@ class Fit(msgspec.Struct):
         # A pace that no sample has is taken for the nearest one below that some sample with such an answer has.
         law.rows = (np.searchsorted(rhythms, np.arange(RHYTHMS), side="right") - 1).astype(np.uint8).tobytes()
         law.factors, law.edges, law.index = self.factors, self.edges, bytes(self.index)
-        halves = 2 * np.log2(np.frombuffer(self.factors).reshape(FEATURES, PACES))
+        halves = 2 * log2(np.frombuffer(self.factors).reshape(FEATURES, PACES))
         # The first of two features is in the lower bits.
         pairs = [halves[2 * pair + 2][:, None] + halves[2 * pair + 1][None, :] for pair in range(PAIRS)]
         law.levels = rounded(np.concatenate(pairs)).reshape(PAIRS * PAIR_SIZE).tobytes()
@@ -206,7 +207,7 @@ def _edges(reuse_ages: Floats, oldest: float) -> Floats:
         oldest / 2 ** ((AGE_BINS - 2) / BINS_PER_DOUBLING),
         1e-9,
     )
-    return rounded(unit * (np.exp2(np.arange(EDGES) / BINS_PER_DOUBLING) - 1))
+    return rounded(unit * (exp2(np.arange(EDGES) / BINS_PER_DOUBLING) - 1))
 
 
 def _place(edges: Floats, ages: Floats) -> tuple[Ints, Floats]:
@@ -265,14 +266,14 @@ def gittins(base: Floats, edges: Floats, levels: Ints) -> Floats:
     on. They are summed from the far end, so that the differences are exact where survival is small.
     """
     # Tables have a row for each edge here, so that those of all pairs are put together by whole rows.
-    scale = np.exp2((levels - MIDDLE) / 2.0)
+    scale = exp2((levels - MIDDLE) / 2.0)
     count = len(levels)
     width = np.diff(edges)[:, None]
     hazard = base[:, None] * scale
     due = hazard * width
-    gone = -np.expm1(-due)
+    left, gone = decay(due)
     alive = np.ones((AGE_BINS, count))
-    np.exp(-due.cumsum(axis=0)[:-1], out=alive[1:])
+    np.multiply.accumulate(left[:-1], axis=0, out=alive[1:])
     reuses, occupancy = np.zeros((EDGES, count)), np.zeros((EDGES, count))
     reuses[:AGE_BINS] = (alive * gone)[::-1].cumsum(axis=0)[::-1]
     occupancy[:AGE_BINS] = (alive * (gone / np.maximum(hazard, 1e-300)))[::-1].cumsum(axis=0)[::-1]

@@ -1,0 +1,109 @@
+"""``thermocline skip-input SEQ``: order that every scheduler leaves an input out at which it hangs or dies.
+
+The order is stored behind the input. Only a scheduler that starts, and that no other has come past the input before,
+obeys it (:mod:`services.scheduler.quarantine`): what workers were told cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from services.scheduler.quarantine import read_skips
+from shared import subjects
+from shared.broker import BrokerSettings, add_broker_flags, broker_of
+from shared.bus.nats_bus import connect_with
+from shared.bus.protocol import Bus
+from shared.codec import decode, encode
+from shared.errors import NotFound, OperatorError, ThermoclineError, Unavailable
+from shared.guard import guarded
+from shared.messages.cell_events import SkipInput
+from shared.messages.status import CellStatus, GetStatus
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
+
+CONNECT_S = 10.0
+WAIT_S = 30.0
+POLL_S = 0.25
+
+
+async def order_skip(bus: Bus, seq: int, reason: str, wait_s: float) -> str:
+    """Order it, and wait until the active scheduler is past input ``seq``; returns the reason of the decision.
+
+    Raises NotFound where the stream has no such input, OperatorError where it was folded already, and Unavailable when
+    no scheduler came past it in ``wait_s``; the order stays.
+    """
+    decision = await _decided(bus, seq)
+    if decision is not None:
+        return decision
+    info = await bus.stream_info(subjects.INPUTS_STREAM)
+    if not info.first_seq <= seq <= info.last_seq:
+        raise NotFound(f"there is no input {seq}: the stream has {info.first_seq} to {info.last_seq}")
+    if await _last_folded(bus) >= seq:
+        raise OperatorError(f"input {seq} was folded already, and workers obeyed what it led to")
+    await bus.append(subjects.skip_orders_input(), encode(SkipInput(seq=seq, reason=reason)), message_id=f"skip-{seq}")
+    try:
+        async with asyncio.timeout(wait_s):
+            while await _last_folded(bus) < seq:  # noqa: ASYNC110 - another process moves it.
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        text = "the order is stored, and the next scheduler that starts obeys it: restart those that hang"
+        raise Unavailable(text) from error
+    decision = await _decided(bus, seq)
+    if decision is None:
+        raise OperatorError(f"input {seq} was folded before a scheduler saw the order")
+    return decision
+
+
+async def _decided(bus: Bus, seq: int) -> str | None:
+    decision = (await read_skips(bus, seq)).decided.get(seq)
+    return None if decision is None else decision.reason
+
+
+async def _last_folded(bus: Bus) -> int:
+    """The last input that the active scheduler has folded; 0 where none answers."""
+    try:
+        return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus).seq
+    except Unavailable:
+        return 0
+
+
+async def _order_at(broker: BrokerSettings, seq: int, reason: str, wait_s: float) -> str:
+    bus = await connect_with(broker, "skip-input", timeout_s=CONNECT_S)
+    try:
+        return await order_skip(bus, seq, reason, wait_s)
+    finally:
+        await bus.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: it is left out; 1: not yet, or the cell cannot be reached; 2: it cannot be, or bad arguments."""
+    parser = argparse.ArgumentParser(
+        prog="thermocline skip-input",
+        description="Have every scheduler leave out an input at which it hangs or dies.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "seq", metavar="SEQ", type=int, help="sequence number of the input, as the scheduler's log says"
+    )
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="an operator ordered it", help="shown wherever it is listed"
+    )
+    parser.add_argument(
+        "--wait-s", metavar="SECONDS", type=float, default=WAIT_S, help="longest wait for it (default %(default)s)"
+    )
+    add_broker_flags(parser)
+    parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    try:
+        reason = asyncio.run(_order_at(broker_of(parsed), parsed.seq, parsed.reason, parsed.wait_s))
+    except ThermoclineError as error:
+        print(f"thermocline skip-input: {error.message}", file=sys.stderr)
+        return EXIT_BAD_ARGUMENTS if isinstance(error, OperatorError | NotFound) else EXIT_FAILED
+    print(f"input {parsed.seq} is left out: {reason}")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
