@@ -101,12 +101,11 @@ class Follower:
             except StepFailed as failure:
                 cell_metrics.STEP_FAILURES.inc()
                 _log.error("step_failed", seq=failure.seq, reason=failure.message)
-                if self._lease.is_ours and self._lease.claim is not None:
-                    # The next process tries again, and leaves the input out where enough have failed.
-                    await note_failure(self._bus, failure, self._lease.claim)
-                    raise
+                if self._lease.is_ours and not await self._gets_past(failure):
+                    raise  # The next process tries again.
                 self._drop()
-                await asyncio.sleep(FAILED_RETRY_S)
+                if not self._lease.is_ours:
+                    await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
                 again.cancel()
@@ -131,11 +130,26 @@ class Follower:
 
     def _drop(self) -> None:
         self._restored = None
+        self.is_sound = True
         self._outbox.clear()
+
+    async def _gets_past(self, failure: StepFailed) -> bool:
+        """Count a failure of the active scheduler; whether that was the last one needed, and it may restore and go on.
+
+        One that was speaking already must end, so that another gets the lease.
+        """
+        assert self._lease.claim is not None
+        await note_failure(self._bus, failure, self._lease.claim)
+        if not self.is_sound or not self._lease.is_held:
+            return False
+        try:
+            return failure.seq in (await decide(self._bus, self._outbox.published)).decided
+        except (Unavailable, TransportError) as error:
+            _log.warning("not_decided", seq=failure.seq, reason=error.message)
+            return False
 
     async def _restore_and_follow(self) -> None:
         self._restored = restored = await self._restore()
-        self.is_sound = True
         self._moved.set()
         fold = restored.fold
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
