@@ -9,7 +9,7 @@ from services.scheduler.outbox import Outbox
 
 
 class Claimant:
-    """Makes claims from the state of the fold and of the outbox. Reads them only."""
+    """Makes claims from the state of the fold and of the outbox, and remembers the last. Reads them only."""
 
     def __init__(
         self, config: SchedulerConfig, incarnation: str, release: str, follower: Follower, outbox: Outbox
@@ -30,7 +30,7 @@ class Claimant:
 
     def claim(self, epoch: int, pause_ms: int = 0) -> Claim:
         """What we claim as the holder; ``pause_ms`` is for how long nothing will be renewed."""
-        return Claim(
+        claim = Claim(
             holder=self._incarnation,
             scheduler_id=self._config.id,
             epoch=epoch,
@@ -41,6 +41,9 @@ class Claimant:
             before=self._before,
             said=self._outbox.chain.latest,
         )
+        # Should the state be given up within the term, what was said that follows from it is not forgotten.
+        self._before = claim.tail
+        return claim
 
     def _folded_from(self) -> int | None:
         """Since which input this release folds: since before our term, where the last holder's was the same."""

@@ -15,7 +15,7 @@ from services.scheduler.fold import Fold, Folded, SkipMissed, StepFailed
 from services.scheduler.leadership import Claim, Leadership
 from services.scheduler.outbox import Outbox
 from services.scheduler.output_chain import Mark
-from services.scheduler.quarantine import decide, note_failure
+from services.scheduler.quarantine import decide, note_failure, read_skips
 from services.scheduler.restore import YIELD_EVERY, Start, find_active_start, find_start, fold_tail
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage
@@ -120,12 +120,11 @@ class Follower:
             except StepFailed as failure:
                 cell_metrics.STEP_FAILURES.inc()
                 _log.error("step_failed", seq=failure.seq, reason=failure.message)
-                if self._lease.is_ours and self._lease.claim is not None:
-                    # The next process tries again, and leaves the input out where enough have failed.
-                    await note_failure(self._bus, failure, self._lease.claim)
-                    raise
+                if self._lease.is_ours and not await self._gets_past(failure):
+                    raise  # The next process tries again.
                 self._drop()
-                await asyncio.sleep(FAILED_RETRY_S)
+                if not self._lease.is_ours:
+                    await asyncio.sleep(FAILED_RETRY_S)
             finally:
                 following.cancel()
                 again.cancel()
@@ -149,12 +148,27 @@ class Follower:
         await self._moved.wait()
 
     def _drop(self) -> None:
-        self._start, self._is_restored = None, False
+        self._start, self._is_restored, self.is_sound = None, False, True
         self._outbox.clear()
+
+    async def _gets_past(self, failure: StepFailed) -> bool:
+        """Count a failure of the active scheduler; whether that was the last one needed, and it may restore and go on.
+
+        One that was speaking already must end, so that another gets the lease.
+        """
+        assert self._lease.claim is not None
+        await note_failure(self._bus, failure, self._lease.claim)
+        if not self.is_sound or not self._lease.is_held:
+            return False
+        try:
+            return failure.seq in (await decide(self._bus, self._outbox.published)).decided
+        except (Unavailable, TransportError) as error:
+            _log.warning("not_decided", seq=failure.seq, reason=error.message)
+            return False
 
     async def _restore_and_follow(self) -> None:
         fold = (await self._restore()).fold
-        self._is_restored = self.is_sound = True
+        self._is_restored = True
         self._moved.set()
         async for message in self._bus.follow(subjects.INPUTS_STREAM, from_seq=fold.position + 1):
             async with self.folding:
@@ -202,6 +216,11 @@ class Follower:
             return None  # There is nobody active, or its state is not there yet.
         if claim.release != self._release:
             self._note_waiting("the active scheduler is of another release")
+            return None
+        due = [seq for seq in (await read_skips(self._bus)).due() if seq > claim.published.seq]
+        if due:
+            # The core may hang in it. The active scheduler decides when it restores, or comes past it.
+            self._note_waiting(f"input {due[0]} is to be left out, which is not decided yet")
             return None
         start = await find_active_start(
             self._bus, folded_from=claim.folded_from, check_invariants_every=self._check_every

@@ -129,8 +129,8 @@ async def note_failure(bus: Bus, failure: StepFailed, ours: Claim) -> None:
         _log.warning("failure_not_counted", seq=failure.seq, reason=error.message)
 
 
-async def decide(bus: Bus, published: Progress) -> None:
-    """Decide what is due. Only for the holder of the lease before it restores; it folds none of them as it is.
+async def decide(bus: Bus, published: Progress) -> Skips:
+    """Decide what is due; returns all that is known then. Only for the holder of the lease before it restores.
 
     ``published`` is how far outputs are known to be at the broker, whoever published them.
     Raises Unavailable and TransportError.
@@ -153,6 +153,7 @@ async def decide(bus: Bus, published: Progress) -> None:
             skips.decided[seq] = decision = _decision(stored, reason)
             await bus.append(subjects.skips_input(), encode(decision), message_id=f"skipped-{seq}")
             _log.error("input_quarantined", seq=seq, subject=stored.subject, kind=decision.kind, reason=reason)
+    return skips
 
 
 def with_quarantined(status: CellStatus, state: CellState) -> CellStatus:
