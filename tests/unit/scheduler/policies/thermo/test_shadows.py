@@ -23,7 +23,7 @@ def ask(shadows, uses, item, now, capacity, fading=1.0):
     uses[item] = uses.get(item, 0) + 1
     shadows.reused(item)
     shadows.enter(item, now, uses[item] << COUNT_SHIFT)
-    shadows.settle(capacity, now, Law(), fading)
+    shadows.settle(capacity, now, Law(), fading, 1.0)
 
 
 def naive_hits(trace, capacity, key):
@@ -61,10 +61,10 @@ def test_hits_of_one_request_are_one_piece_of_evidence():
         shadows.enter(item, 0.0, 5 << COUNT_SHIFT)
     for item in range(10, 20):
         shadows.enter(item, 1.0, 1 << COUNT_SHIFT)
-    shadows.settle(10, 1.0, Law(), 1.0)
+    shadows.settle(10, 1.0, Law(), 1.0, 1.0)
     for item in range(10):
         shadows.reused(item)
-    shadows.settle(10, 2.0, Law(), 1.0)
+    shadows.settle(10, 2.0, Law(), 1.0, 1.0)
 
     assert shadows.leads[RULES * FREQUENCY + RECENCY] == 10
     assert shadows.squares[RULES * FREQUENCY + RECENCY] == 100
@@ -76,7 +76,7 @@ def test_changed_features_change_the_order():
     for item in range(3):
         shadows.enter(item, float(item), 1 << COUNT_SHIFT)
     shadows.changed(0, 9 << COUNT_SHIFT)
-    shadows.settle(2, 3.0, Law(), 1.0)
+    shadows.settle(2, 3.0, Law(), 1.0, 1.0)
 
     assert shadows.known[0].held >> FREQUENCY & 1
     assert not shadows.known[1].held >> FREQUENCY & 1
@@ -103,7 +103,7 @@ def test_many_are_evicted_a_few_at_a_time():
         shadows.enter(item, float(item), 1 << COUNT_SHIFT)
     sizes = []
     for _ in range(20):
-        shadows.settle(100, 500.0, Law(), 1.0)
+        shadows.settle(100, 500.0, Law(), 1.0, 1.0)
         sizes.append(tuple(shadows.sizes))
 
     assert all(before - after <= 32 for before, after in zip(sizes[0], sizes[1], strict=True))
