@@ -1,8 +1,8 @@
 """Selective admission and promotion by hotness beside the default policy and loads on demand, simulated.
 
-The four datasets of HotPrefix's figures and the families that policies are developed with (``bench/held_out.py``), on one
-A6000 with Llama-2-13B's 24,846 tokens of KV and as much host memory again: as a cell is by default, with either switch
-and with both.
+The four datasets of HotPrefix's figures and the families that policies are developed with (``bench/held_out.py``), on
+one A6000 with Llama-2-13B's 24,846 tokens of KV and as much host memory again: as a cell is by default, with either
+switch and with both.
 
 ``python -m bench.hotness_switches [--requests 600] [--seed 1]``
 """
@@ -56,10 +56,10 @@ def main() -> None:
 
 def measure(asked: tuple[str, ...], options: argparse.Namespace) -> dict[str, float]:
     """Hit tokens of all prompt tokens, those on the device alone, the mean TTFT, and tokens that were backed up."""
-    line = ("--profile", "a6000-pcie3/llama-2-13b", "--device-tokens", str(DEVICE_TOKENS))
-    line += ("--host-tokens", str(DEVICE_TOKENS), "--in-flight", "8")
-    line += ("--requests", str(options.requests), "--seed", str(options.seed))
-    figures = run(prepare(simulate_parser().parse_args([*asked, *line])))
+    line = [*asked, "--profile", "a6000-pcie3/llama-2-13b", "--device-tokens", str(DEVICE_TOKENS)]
+    line += ["--host-tokens", str(DEVICE_TOKENS), "--in-flight", "8"]
+    line += ["--requests", str(options.requests), "--seed", str(options.seed)]
+    figures = run(prepare(simulate_parser().parse_args(line)))
     return {
         "hit_ratio": figures["hit_ratio"],
         "device_hit_ratio": figures["hit_tokens"]["device"] / figures["input_tokens"],
