@@ -9,7 +9,7 @@ from random import Random
 
 from bench.blocks import BlockRequest, BlockRequests
 from thermocline.simulate.tokens import Span
-from thermocline.simulate.workloads.asked import Asked
+from thermocline.simulate.workloads.asked import Asked, Workload
 from thermocline.simulate.workloads.chat import ChatOptions, ChatWorkload
 from thermocline.simulate.workloads.documents import DocumentOptions, DocumentWorkload
 from thermocline.simulate.workloads.few_shot import FewShotOptions, FewShotWorkload
@@ -40,7 +40,7 @@ def documents(distance: str) -> Callable[[int], list[BlockRequest]]:
 
 def chat(seed: int) -> list[BlockRequest]:
     """Sessions that begin at random and think between turns, in order of time; blocks of 64 tokens."""
-    return _blocks(_in_time(ChatWorkload(ChatOptions(sessions=_SESSIONS), seed), seed), SHORT_BLOCK)
+    return blocks_in_time(ChatWorkload(ChatOptions(sessions=_SESSIONS), seed), seed, SHORT_BLOCK)
 
 
 WORKLOADS: dict[str, tuple[int, Callable[[int], list[BlockRequest]]]] = {
@@ -53,14 +53,19 @@ WORKLOADS: dict[str, tuple[int, Callable[[int], list[BlockRequest]]]] = {
 """The tokens of a block, and what makes the requests from a seed."""
 
 
-def _in_time(workload: ChatWorkload, seed: int) -> Iterator[Asked]:
+def blocks_in_time(workload: Workload, seed: int, block_tokens: int) -> list[BlockRequest]:
+    """All requests of a workload in order of time; sessions without a time of their own begin at random."""
+    return _blocks(_in_time(workload, seed), block_tokens)
+
+
+def _in_time(workload: Workload, seed: int) -> Iterator[Asked]:
     """All turns in order; an answer takes no time here."""
     rng, numbers = Random(seed), count()
     waiting: list[tuple[float, int, Asked]] = []
     now_s = 0.0
     for first in workload.requests():
         now_s += rng.expovariate(1 / _SESSION_EVERY_S)
-        heappush(waiting, (now_s, next(numbers), first))
+        heappush(waiting, (now_s if first.time_s is None else first.time_s, next(numbers), first))
     while waiting:
         time_s, _, asked = heappop(waiting)
         yield Asked(asked.spans, asked.answer, time_s, asked.session)

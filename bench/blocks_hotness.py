@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
+from services.scheduler.core.cache.hotness.tracking import base_bits_for
 from shared.messages.cell_events import CellConfig
 
 _DROPPED_SHARE = 4  # One entry in so many is freed at a time, as in the scheduler.
@@ -56,9 +57,9 @@ class ExactHotness:
 
 
 class FilterHotness:
-    """The scheduler's cuckoo filter. ``resident`` gives the digests that it must not forget."""
+    """The scheduler's cuckoo filter for a pool of ``tokens``. ``resident`` gives the digests that it must keep."""
 
-    def __init__(self, config: CellConfig | None = None) -> None:
+    def __init__(self, tokens: int, config: CellConfig | None = None) -> None:
         config = config or CellConfig()
         self.resident: Callable[[], Iterable[int]] = tuple
         self.filter = HotnessFilter(
@@ -66,6 +67,7 @@ class FilterHotness:
             clock_bits=config.clock_bits,
             frequency_bits=config.frequency_bits,
             depth_bits=config.depth_bits,
+            base_bits=base_bits_for(tokens),
         )
         self._aging_requests = config.aging_requests
         self._requests = 0

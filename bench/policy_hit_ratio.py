@@ -63,7 +63,7 @@ def measure(requests: Sequence[BlockRequest], name: str, capacity: int, block_to
         policy = make_policy("hotprefix" if name == EXACT else name, capacity * block_tokens, CellConfig())
     hotness: BlockHotness = ExactHotness()
     if name not in (*LOOK_NOTHING_UP, EXACT):
-        hotness = FilterHotness()
+        hotness = FilterHotness(capacity * block_tokens)
     cache = BlockCache(policy, capacity, hotness, block_tokens=block_tokens)
     if isinstance(hotness, FilterHotness):
         hotness.resident = cache.digests

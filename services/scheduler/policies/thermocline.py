@@ -55,6 +55,7 @@ class ThermoclinePolicy(Policy):
     """
 
     name = "thermocline"
+    state_version = 2
 
     cost_depth_tokens: float = 0.0  # Both as measured on the workers, with each request.
     host_cost: float = 1.0
@@ -307,7 +308,8 @@ class ThermoclinePolicy(Policy):
                     self.running[record.context].append(digest)
         duel.entering = []
         mean = max(self.tokens_seen / self.requests, 1.0)
-        self.ranking.follow(duel.settle(self.capacity, mean, self.clock, self.law))
+        rule = duel.settle(self.capacity, mean, max(self.clock, TICK) / self.requests, self.clock, self.law)
+        self.ranking.follow(rule, duel.shadows.turnover_s)
 
     def _label(self, record: Record) -> None:
         if record.sample >= 0:

@@ -130,7 +130,7 @@ def test_malformed_line_is_named(tmp_path: Path):
 def test_filter_and_exact_counts_agree_on_a_small_run():
     """With few prefixes the cuckoo filter mistakes none, so the policy that asks it evicts the same."""
     figures = []
-    for hotness in (ExactHotness(aging_requests=8), FilterHotness(CellConfig(aging_requests=8))):
+    for hotness in (ExactHotness(aging_requests=8), FilterHotness(0, CellConfig(aging_requests=8))):
         policy = make_policy("hotprefix", 12 * 16, CellConfig())
         cache = BlockCache(policy, 12, hotness, block_tokens=16)
         if isinstance(hotness, FilterHotness):
@@ -142,7 +142,7 @@ def test_filter_and_exact_counts_agree_on_a_small_run():
 
 def test_full_filter_keeps_what_is_resident():
     """When it must forget, it forgets what was evicted."""
-    hotness = FilterHotness()
+    hotness = FilterHotness(0)
     cache = BlockCache(make_policy("lru", 100 * 16, CellConfig()), 100, hotness, block_tokens=16)
     hotness.resident = cache.digests
     for request in requests_of(*([number] for number in range(hotness.filter.capacity + 2000))):

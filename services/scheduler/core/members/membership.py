@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.cache.residency import unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
@@ -65,6 +66,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
         device=message.device,
     )
     state.workers[worker.worker_id] = worker
+    fit_pools(state)
     state.count("workers_joined")
     attach_worker(step, worker)
     attach_neighbours(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.hidden.hidden_saves import (
     drop_hidden_pool,
@@ -70,6 +71,7 @@ def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) ->
         state.count("stale_inputs")
         return
     storage.handle, storage.pool = handle, new_pool(handle.pages)
+    fit_pools(state)
     for worker in workers_of(state, storage):
         step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=handle))
     save_what_devices_hold(step, storage)

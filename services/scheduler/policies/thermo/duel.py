@@ -68,14 +68,18 @@ class Duel(msgspec.Struct):
         if self.scouts is not None:
             self.scouts.changed(digest, code)
 
-    def settle(self, capacity: int, request_tokens: float, now: float, law: Law) -> int:
-        """Behind a request: the rule from now on. ``capacity`` is in tokens, as is the average prompt."""
+    def settle(self, capacity: int, request_tokens: float, request_s: float, now: float, law: Law) -> int:
+        """Behind a request: the rule from now on. ``capacity`` is in tokens, as is the average prompt.
+
+        ``request_s`` is the average time from one request to the next.
+        """
         self.tokens = request_tokens / min(SAMPLES_PER_REQUEST, MOST_HELD * request_tokens / max(capacity, 1))
         held = capacity / self.tokens
         fading = 1 - 1 / max(TURNOVERS * capacity / request_tokens, LEAST_HORIZON)
-        self.shadows.settle(held, now, law, fading)
+        turnover_s = capacity / request_tokens * request_s
+        self.shadows.settle(held, now, law, fading, turnover_s)
         if self.scouts is not None:
-            self.scouts.settle(held * SCOUT_SHARE, now, law, fading)
+            self.scouts.settle(held * SCOUT_SHARE, now, law, fading, turnover_s * SCOUT_SHARE)
             if self.shadows.is_full:
                 part = min(1.0, HANDED_OVER / max(1.0, *self.scouts.squares))
                 self.shadows.leads = [part * lead for lead in self.scouts.leads]

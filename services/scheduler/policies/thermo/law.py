@@ -103,7 +103,7 @@ class Law(msgspec.Struct):
     def score_one(self, age: float, code: int) -> float:
         """The same as :meth:`score` for one prefix, without the cost of arrays."""
         if not self.index:
-            return _rounded_one(1.0 / (1.0 + max(age, 0.0)))
+            return rounded_one(1.0 / (1.0 + max(age, 0.0)))
         level = float(MIDDLE)
         for pair in range(PAIRS):
             value = (code >> (RHYTHM_BITS + 2 * FEATURE_BITS * pair)) & (PAIR_SIZE - 1)
@@ -119,7 +119,7 @@ class Law(msgspec.Struct):
         at_low = (1 - part) * near + part * far
         near, far = _NEAR_FAR.unpack_from(self.index, 4 * (place + EDGES))
         above = level - low
-        return _rounded_one((1 - above) * at_low + above * ((1 - part) * near + part * far))
+        return rounded_one((1 - above) * at_low + above * ((1 - part) * near + part * far))
 
 
 def rounded(values: Floats) -> Floats:
@@ -127,6 +127,7 @@ def rounded(values: Floats) -> Floats:
     return values.astype(np.float32).astype(np.float64)
 
 
-def _rounded_one(value: float) -> float:
+def rounded_one(value: float) -> float:
+    """The same for one."""
     number: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
     return number

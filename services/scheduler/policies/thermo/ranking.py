@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from services.scheduler.policies.thermo.rules import ROUNDS, score, score_one
+from services.scheduler.policies.thermo.rules import HALF_LIVES, ROUNDS, score, score_one
 
 if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
@@ -41,6 +41,7 @@ class Ranking(msgspec.Struct):
     weights: bytearray = msgspec.field(default_factory=bytearray)
     slots: dict[int, int] = {}
     rule: int = ROUNDS
+    turnover_s: float = 1.0  # Of the pool, as the rules measure half-lives by.
     line: list[tuple[float, int]] = []  # Worst last.
     fresh: list[tuple[float, int]] = []  # A heap.
     scored: dict[int, float] = {}  # The valid entry of each node in ``line`` or ``fresh``.
@@ -74,15 +75,16 @@ class Ranking(msgspec.Struct):
             self._thin_out()
         if self.line:
             if self.memo[:3] != (now, last, code):  # The parts of one conversation are exposed one after another.
-                self.memo = (now, last, code, score_one(self.rule, now, last, code, law))
+                self.memo = (now, last, code, score_one(self.rule, now, last, code, law, self.turnover_s))
             score = self.memo[3] * weight
             self.scored[node_id] = score
             heappush(self.fresh, (score, node_id))
 
-    def follow(self, rule: int) -> None:
-        """Rank by another rule from now on."""
-        if rule != self.rule:
-            self.rule = rule
+    def follow(self, rule: int, turnover_s: float) -> None:
+        """Rank by this rule from now on, with this turnover of the pool."""
+        is_other = rule != self.rule or (rule in HALF_LIVES and turnover_s != self.turnover_s)
+        self.rule, self.turnover_s = rule, turnover_s
+        if is_other:
             self.line, self.fresh, self.scored, self.coming, self.at = [], [], {}, [], 0
             self.memo = (0.0, 0.0, 0, 0.0)
 
@@ -150,7 +152,8 @@ class Ranking(msgspec.Struct):
         span, offset = stop - start, _SLOT_BYTES * start
         ids = np.frombuffer(self.ids, np.int64, span, offset)
         codes = np.frombuffer(self.codes, np.int64, span, offset)
-        scores = score(self.rule, now, np.frombuffer(self.lasts, np.float64, span, offset), codes, law)
+        lasts = np.frombuffer(self.lasts, np.float64, span, offset)
+        scores = score(self.rule, now, lasts, codes, law, self.turnover_s)
         scores = scores * np.frombuffer(self.weights, np.float64, span, offset)
         # Twice the even share of each slice, so that a slice with more of the lowest than others gives them.
         share = LINE + 2 * _line_length(len(self.slots)) * span // len(self.slots)

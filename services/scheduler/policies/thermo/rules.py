@@ -2,37 +2,51 @@
 
 Each simple rule is right for some workloads from the first request on: recency where whoever comes back comes back
 soon, frequency where every prefix has a popularity of its own, and frequency with the newest first ("rounds") where
-everything is asked for in turn. What was passed by (see :class:`thermo.record.Record`) comes before all else with
-each of them. Frequency is counted across evictions, as in HotPrefix (3.3.1).
+everything is asked for in turn. Between recency and frequency lie the two that count a use for half as much after every
+half-life, as LRFU does (Lee et al., IEEE ToC 50(12), 2001): where popularity lasts for a while. Half-lives are in
+turnovers of the pool. What was passed by (see :class:`thermo.record.Record`) comes before all else with the three, and
+counts as used once with the two, unless it is one of many ways on: examples in a tree are asked for in any order.
+Frequency is counted across evictions, as in HotPrefix (3.3.1).
 
 The simple scores are sums and quotients of doubles, which every machine rounds alike.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import exp2, inf, log2
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.policies.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT, Law
+from services.scheduler.policies.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT, Law, rounded, rounded_one
 
 if TYPE_CHECKING:
     from services.scheduler.policies.thermo.samples import Floats, Ints
 
-LEARNED, RECENCY, FREQUENCY, ROUNDS = range(4)
-RULES = 4
+LEARNED, RECENCY, FREQUENCY, ROUNDS, FADING, LASTING = range(6)
+RULES = 6
+HALF_LIVES = {FADING: 1.0, LASTING: 4.0}  # Of a use, in turnovers of the pool.
 MOST_USES = 2**15 - 1
 _TICKS_PER_S = 1000.0
 _USE = 2.0**37  # Ticks that one use more outweighs: four years. With the uses they still fit a double exactly.
 _PASSED = (PACES - 1) << PASSED_SHIFT
+_PASSED_BY_ONE = 1 << PASSED_SHIFT  # The other one of two ways was taken; a greater number says that there are more.
 _NO_LAW = Law()
+_LEAST_EXPONENT = -120.0  # Powers of two that single precision holds.
 
 
-def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law) -> Floats:
+def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law, turnover_s: float = 1.0) -> Floats:
     """Of prefixes that were used at ``lasts`` (policy seconds) and have these codes; the least goes first."""
     if rule == LEARNED:
         return law.score(now - lasts, codes)
-    is_passed = (codes & _PASSED) > 0
+    if rule in HALF_LIVES:
+        half_life_s = HALF_LIVES[rule] * turnover_s
+        most = np.array(_most_left(half_life_s))[codes & (PACES - 1)]
+        left = np.where((codes & _PASSED) == _PASSED_BY_ONE, 1.0, np.minimum(codes >> COUNT_SHIFT, most))
+        exponent = np.maximum((lasts - now) / half_life_s, _LEAST_EXPONENT)
+        return rounded(left * np.exp2(np.minimum(exponent, 0.0)))
+    is_passed = (codes & _PASSED) == _PASSED_BY_ONE
     if rule == RECENCY:
         return np.where(is_passed, 0.5, 1.0) / (1.0 + np.maximum(now - lasts, 0.0))
     ticks = np.floor(lasts * _TICKS_PER_S)
@@ -40,11 +54,15 @@ def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law) -> Floats
     return uses + ticks if rule == FREQUENCY else uses + (_USE - ticks)
 
 
-def score_one(rule: int, now: float, last: float, code: int, law: Law) -> float:
+def score_one(rule: int, now: float, last: float, code: int, law: Law, turnover_s: float = 1.0) -> float:
     """The same as :func:`score` for one prefix, without the cost of arrays."""
     if rule == LEARNED:
         return law.score_one(now - last, code)
-    is_passed = code & _PASSED > 0
+    if rule in HALF_LIVES:
+        half_life_s = HALF_LIVES[rule] * turnover_s
+        exponent = min(max((last - now) / half_life_s, _LEAST_EXPONENT), 0.0)
+        return rounded_one(_left(code, half_life_s) * exp2(exponent))
+    is_passed = code & _PASSED == _PASSED_BY_ONE
     if rule == RECENCY:
         return (0.5 if is_passed else 1.0) / (1.0 + max(now - last, 0.0))
     ticks = float(int(last * _TICKS_PER_S))
@@ -52,6 +70,28 @@ def score_one(rule: int, now: float, last: float, code: int, law: Law) -> float:
     return uses + ticks if rule == FREQUENCY else uses + (_USE - ticks)
 
 
-def fixed_key(rule: int, last: float, code: int) -> float:
-    """Of a simple rule: in the order of its scores, nearly so for recency, and the same at all times."""
-    return last if rule == RECENCY else score_one(rule, last, last, code, _NO_LAW)
+def fixed_key(rule: int, last: float, code: int, turnover_s: float = 1.0) -> float:
+    """Of a simple rule: in the order of its scores, nearly so for recency, and the same while the turnover is."""
+    if rule == RECENCY:
+        return last
+    if rule in HALF_LIVES:
+        half_life_s = HALF_LIVES[rule] * turnover_s
+        return rounded_one(log2(_left(code, half_life_s))) * half_life_s + last
+    return score_one(rule, last, last, code, _NO_LAW)
+
+
+def _left(code: int, half_life_s: float) -> float:
+    """What is left at its last use of all uses of a prefix, that one among them."""
+    if code & _PASSED == _PASSED_BY_ONE:
+        return 1.0
+    return min(float(code >> COUNT_SHIFT), _most_left(half_life_s)[code & (PACES - 1)])
+
+
+@lru_cache(maxsize=64)
+def _most_left(half_life_s: float) -> tuple[float, ...]:
+    """By pace: what is left of endlessly many uses that far apart. Without a pace there is no bound.
+
+    A pace is known by the doublings of a millisecond that it has, so the middle of each is taken.
+    """
+    paces_s = [0.75e-3 * 2.0 ** (bits - 1) for bits in range(1, PACES)]
+    return inf, *(1 / (1 - exp2(-max(pace_s / half_life_s, 1e-9))) for pace_s in paces_s)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import log2
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from services.scheduler.policies.thermo.rules import LEARNED, RULES, fixed_key, score
+from services.scheduler.policies.thermo.rules import HALF_LIVES, LEARNED, RULES, fixed_key, score
 
 if TYPE_CHECKING:
     from services.scheduler.policies.thermo.law import Law
@@ -54,6 +55,7 @@ class Shadows(msgspec.Struct):
     hits: list[int] = msgspec.field(default_factory=lambda: [0] * (1 << RULES))  # Of a request, by who held it.
     leads: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
     squares: list[float] = msgspec.field(default_factory=lambda: [0.0] * _PAIRS)
+    turnover_s: float = 1.0  # Of the cache, a power of two.
     is_full: bool = False  # Whether something was evicted ever.
 
     def enter(self, digest: int, last: float, code: int) -> None:
@@ -82,9 +84,10 @@ class Shadows(msgspec.Struct):
         for rule in range(RULES):
             self.sizes[rule] -= shadow.held >> rule & 1
 
-    def settle(self, capacity: float, now: float, law: Law, fading: float) -> None:
+    def settle(self, capacity: float, now: float, law: Law, fading: float, turnover_s: float) -> None:
         """Behind a request: count its hits, and those before it less, and evict what is too much for each rule."""
         self._count(fading)
+        self._follow(turnover_s)
         slack = capacity / _SLACK_SHARE
         for rule in range(RULES):
             # The learned rule begins early to look for its lowest, because it finds them a few requests later.
@@ -95,6 +98,14 @@ class Shadows(msgspec.Struct):
             lowest = self._lowest_learned(surplus, now, law) if rule == LEARNED else self._lowest(rule, surplus)
             for digest in lowest:
                 self._evict(rule, digest)
+
+    def _follow(self, turnover_s: float) -> None:
+        """Measure half-lives by the turnover once it is another by far, so that order changes a few times only."""
+        if self.turnover_s / 2 < turnover_s < 2 * self.turnover_s:
+            return
+        self.turnover_s = 2.0 ** round(log2(max(turnover_s, 1e-9)))
+        for rule in HALF_LIVES:
+            self._rank_all(rule)
 
     def _count(self, fading: float) -> None:
         self.leads = [lead * fading for lead in self.leads]
@@ -126,21 +137,27 @@ class Shadows(msgspec.Struct):
                 self.at, self.coming = 0, []
             return
         heap = self.heaps[rule]
-        heappush(heap, (fixed_key(rule, shadow.last, shadow.code), digest))
+        heappush(heap, (fixed_key(rule, shadow.last, shadow.code, self.turnover_s), digest))
         if len(heap) > 2 * self.sizes[rule] + _SPARE:
-            heap[:] = [
-                (fixed_key(rule, known.last, known.code), other)
-                for other, known in self.known.items()
-                if known.held >> rule & 1
-            ]
-            heapify(heap)
+            self._rank_all(rule)
+
+    def _rank_all(self, rule: int) -> None:
+        """Make the heap of a simple rule anew, of all that its cache has."""
+        self.heaps[rule] = [
+            (fixed_key(rule, known.last, known.code, self.turnover_s), other)
+            for other, known in self.known.items()
+            if known.held >> rule & 1
+        ]
+        heapify(self.heaps[rule])
 
     def _lowest(self, rule: int, count: int) -> list[int]:
         heap, found = self.heaps[rule], dict[int, None]()
         while len(found) < count:
             key, digest = heappop(heap)
             shadow = self.known.get(digest)
-            if shadow is not None and shadow.held >> rule & 1 and fixed_key(rule, shadow.last, shadow.code) == key:
+            if shadow is None or not shadow.held >> rule & 1:
+                continue
+            if fixed_key(rule, shadow.last, shadow.code, self.turnover_s) == key:
                 found[digest] = None
         return list(found)
 

@@ -99,7 +99,7 @@ class Pinned(ThermoclinePolicy, tag="pinned for comparison"):
     rule: int = RECENCY
 
     def _settle(self):
-        self.ranking.follow(self.rule)
+        self.ranking.follow(self.rule, 1.0)
 
 
 def chats(count, seed=1):

@@ -13,10 +13,14 @@ import pytest
 
 from shared.errors import InvalidRequest
 from thermocline.simulate.workloads import WORKLOADS, Asked, TraceWorkload, make_workload
+from thermocline.simulate.workloads.agents import AgentOptions, AgentWorkload
 from thermocline.simulate.workloads.chat import ChatOptions, ChatWorkload
+from thermocline.simulate.workloads.diurnal import DiurnalOptions, DiurnalWorkload
 from thermocline.simulate.workloads.documents import DocumentOptions, DocumentWorkload
+from thermocline.simulate.workloads.drift import DriftOptions, DriftWorkload
 from thermocline.simulate.workloads.few_shot import FewShotOptions, FewShotWorkload
 from thermocline.simulate.workloads.lengths import shares
+from thermocline.simulate.workloads.scans import ScanOptions, ScanWorkload
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,77 @@ def test_a_seed_decides_everything(name: str) -> None:
 
     assert first(1) == first(1)
     assert first(1) != first(2)
+
+
+OPEN_LOOP = ("diurnal", "drift", "retrieval", "scans", "shot-tree", "tenants")
+
+
+@pytest.mark.parametrize("name", OPEN_LOOP)
+def test_one_off_requests_come_at_times_of_their_own_and_end(name: str) -> None:
+    """As many as were asked for, in order of time, each with a question and an answer of its own."""
+    requests = list(make_workload(name, WORKLOADS[name][0](queries=300), 3).requests())
+    times = [request.time_s or 0.0 for request in requests]
+
+    assert len(requests) == 300
+    assert times == sorted(times)
+    assert len({request.spans[-1].name for request in requests}) == 300
+    assert len({request.answer.name for request in requests}) == 300
+
+
+@pytest.mark.parametrize("name", OPEN_LOOP)
+def test_a_prefix_is_as_long_whenever_it_is_asked_for(name: str) -> None:
+    """Spans of one name have one length, so that they are one prefix; some are asked for again."""
+    lengths: dict[int, int] = {}
+    asked = [span for each in make_workload(name, WORKLOADS[name][0](), 3).requests() for span in each.spans[:-1]]
+    for span in asked:
+        assert lengths.setdefault(span.name, span.tokens) == span.tokens
+
+    assert len(lengths) < len(asked) / 2
+
+
+def test_a_job_scans_each_document_once_unless_it_repeats() -> None:
+    """Popular prompts are asked between the runs; documents of a run are new ones, or those of the run before."""
+    for repeats, again in ((False, False), (True, True)):
+        options = ScanOptions(queries=60, prompts=5, scan_length=10, pause_length=20, repeats=repeats)
+        names = [request.spans[0].name for request in ScanWorkload(options, 1).requests()]
+
+        assert len(set(names[20:30])) == len(set(names[50:60])) == 10
+        assert (names[20:30] == names[50:60]) is again
+        assert len({*names[:20], *names[30:50]}) <= 5
+
+
+def test_fashions_change_only_as_fast_as_they_are_told() -> None:
+    """With one replacement a request no prefix stays; with hardly any the same few do."""
+    for replaced, least, most in ((1e-9, 1, 10), (1.0, 200, 400)):
+        options = DriftOptions(queries=400, prefixes=10, exponent=0.5, replaced=replaced)
+        names = {request.spans[0].name for request in DriftWorkload(options, 1).requests()}
+
+        assert least <= len(names) <= most
+
+
+def test_the_night_s_job_takes_its_prompts_in_turn() -> None:
+    """Whatever is asked between them, they follow one another around."""
+    options = DiurnalOptions(queries=500, night_prompts=7, day_prompts=50)
+    numbers = [request.spans[0].name // 3 for request in DiurnalWorkload(options, 1).requests()]
+    turns = [number - (1 << 24) for number in numbers if number >= 1 << 24]
+
+    assert len(turns) > 100
+    assert turns == [place % 7 for place in range(len(turns))]
+
+
+def test_an_agent_builds_on_what_it_did_or_goes_back_by_one_step() -> None:
+    """Each step repeats all that was said before, or all of it up to the last result but one."""
+    workload = AgentWorkload(AgentOptions(sessions=60, steps=10, failing=0.2), 1)
+    kept = gone = 0
+    for first in workload.requests():
+        for (_, before), (_, after) in itertools.pairwise(_conversation(workload, first)):
+            if after.spans[:-1] == (*before.spans, before.answer):
+                kept += 1
+            else:
+                assert after.spans[:-1] == before.spans[:-2]
+                gone += 1
+
+    assert 0.1 < gone / (kept + gone) < 0.25
 
 
 def test_shares_add_up() -> None:

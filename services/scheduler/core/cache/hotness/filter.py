@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from services.scheduler.core.cache.hotness.columns import MULTIPLIER, SIZES, mix, mix_all, parted, read, store, vector
 
 SLOTS = 4  # Entries of a bucket.
+LEAST_BASE_BITS = 12  # 16,384 entries, 80 KiB.
 MOST_BUCKETS = 64
 """Buckets from which one insertion tries to move an entry away, at most."""
 
@@ -45,7 +46,7 @@ class HotnessFilter(msgspec.Struct):
     frequency_bits: int = 8
     depth_bits: int = 8
     growth_bits: int = 8
-    base_bits: int = 12
+    base_bits: int = LEAST_BASE_BITS
     doublings: int = 0
     occupied: int = 0  # Entries that are not empty.
     ages: int = 0  # How often all clocks were lowered by one so far.

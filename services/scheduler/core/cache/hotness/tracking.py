@@ -6,10 +6,12 @@ is remembered from before an eviction belongs to the head alone. That is how a c
 part keeps the node's, the lower part gets the uses since the node was computed, which are its own too, and
 whatever is remembered of the prefix that begins there.
 
-Keeping the hotness filter in bounds: what it forgets when it is full, and when it grows instead.
+Keeping the hotness filter in bounds: how large it begins, what it forgets when it is full, and when it grows instead.
 
-Half of the entries at the most are for nodes of the tree; the rest remembers prefixes that were evicted. So the
-filter is bounded by the tree, and by the tree alone: prefixes that never come back cannot make it grow.
+It has an entry for every :data:`HEAD_TOKENS` tokens of all pools together, no fewer than a new one and no more than
+:data:`MOST_ENTRIES`. Prefixes are told apart by heads, so that is at least as many as can be cached; where they are
+longer, the other entries remember what was evicted. Should the tree ever need more than half of them, the filter
+doubles. So pools and tree bound it: prefixes that never come back cannot make it grow.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.cache.digests import extend
-from services.scheduler.core.cache.hotness.filter import HotnessFilter
-from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, head_of
+from services.scheduler.core.cache.hotness.filter import LEAST_BASE_BITS, SLOTS, HotnessFilter
+from services.scheduler.core.cache.prefix_tree import HEAD_TOKENS, Node, PrefixTree, ancestors, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +99,9 @@ def _raise(state: CellState, node: Node, frequency: int, clock: int, level: int)
         state.count("hotness_overflows")
 
 
+MOST_ENTRIES = 1 << 22
+"""That pools alone can ask for: 20 MiB, whose clocks are lowered within half a millisecond."""
+
 MOST_BASE_BITS = 24
 FORGOTTEN_SHARE = 4
 """One entry in so many is freed at a time, so that looking through the whole filter for the coldest is rare."""
@@ -115,16 +120,40 @@ def make_room_in_filter(state: CellState) -> bool:
     return forgotten > 0
 
 
+def base_bits_for(tokens: int) -> int:
+    """Logarithm of the buckets of a filter that remembers what pools of so many tokens together held and hold."""
+    entries = min(tokens // HEAD_TOKENS, MOST_ENTRIES)
+    return max(LEAST_BASE_BITS, (-(-entries // SLOTS) - 1).bit_length())
+
+
+def fit_pools(state: CellState) -> None:
+    """Make the filter as large as the pools ask for, after one was added; it never shrinks.
+
+    An empty one begins anew at that size, which keeps all of an entry's growth bits as a part of its fingerprint; one
+    that knows something doubles, and forgets nothing.
+    """
+    pages = sum(worker.pool.total for worker in state.workers.values())
+    pages += sum(storage.pool.total for storage in state.storages.values() if storage.pool is not None)
+    base_bits = base_bits_for(pages * state.tree.page_size)
+    old = state.hotness
+    if not old.occupied:
+        if base_bits > old.base_bits + old.doublings:
+            state.hotness = _empty_like(old, _widths_of(old), base_bits)
+        return
+    while base_bits > old.base_bits + old.doublings and old.grow():
+        state.count("hotness_growths")
+
+
 def fit_widths(state: CellState, config: CellConfig) -> bool:
     """Rebuild the filter from the tree where the configured widths differ from its own; returns whether it did.
 
     What is remembered of evicted prefixes goes: their digests are not known any more.
     """
     old = state.hotness
-    widths = (config.fingerprint_bits, config.clock_bits, config.frequency_bits, config.depth_bits)
-    if widths == (old.fingerprint_bits, old.clock_bits, old.frequency_bits, old.depth_bits):
+    widths = _widths_of(config)
+    if widths == _widths_of(old):
         return False
-    state.hotness = _rebuilt(state.tree, old, widths, old.base_bits)
+    state.hotness = _rebuilt(state.tree, old, widths, old.base_bits + old.doublings)
     return True
 
 
@@ -139,24 +168,14 @@ def _rebuild_larger(state: CellState) -> bool:
     base_bits = old.base_bits + old.doublings + 1
     if base_bits > MOST_BASE_BITS:
         return False
-    widths = (old.fingerprint_bits, old.clock_bits, old.frequency_bits, old.depth_bits)
-    state.hotness = _rebuilt(state.tree, old, widths, base_bits)
+    state.hotness = _rebuilt(state.tree, old, _widths_of(old), base_bits)
     state.count("hotness_rebuilds")
     return True
 
 
 def _rebuilt(tree: PrefixTree, old: HotnessFilter, widths: tuple[int, int, int, int], base_bits: int) -> HotnessFilter:
     """A filter with what the old one knows of the tree's nodes; a clock keeps the agings since the last use."""
-    fingerprint_bits, clock_bits, frequency_bits, depth_bits = widths
-    new = HotnessFilter(
-        fingerprint_bits=fingerprint_bits,
-        clock_bits=clock_bits,
-        frequency_bits=frequency_bits,
-        depth_bits=depth_bits,
-        growth_bits=old.growth_bits,
-        base_bits=base_bits,
-        ages=old.ages,
-    )
+    new = _empty_like(old, widths, base_bits)
     for node in tree.nodes.values():
         frequency, clock = old.lookup(node.digest)
         if not frequency:
@@ -166,6 +185,23 @@ def _rebuilt(tree: PrefixTree, old: HotnessFilter, widths: tuple[int, int, int, 
         while not new.put(node.digest, frequency, clock, depth) and new.grow():
             pass
     return new
+
+
+def _widths_of(hotness: HotnessFilter | CellConfig) -> tuple[int, int, int, int]:
+    return hotness.fingerprint_bits, hotness.clock_bits, hotness.frequency_bits, hotness.depth_bits
+
+
+def _empty_like(old: HotnessFilter, widths: tuple[int, int, int, int], base_bits: int) -> HotnessFilter:
+    fingerprint_bits, clock_bits, frequency_bits, depth_bits = widths
+    return HotnessFilter(
+        fingerprint_bits=fingerprint_bits,
+        clock_bits=clock_bits,
+        frequency_bits=frequency_bits,
+        depth_bits=depth_bits,
+        growth_bits=old.growth_bits,
+        base_bits=base_bits,
+        ages=old.ages,
+    )
 
 
 def _digests(tree: PrefixTree) -> NDArray[np.uint64]:

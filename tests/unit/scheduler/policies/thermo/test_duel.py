@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.policies.thermo.duel import MOST_ENTERING, MOST_HELD, Duel
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, Law
-from services.scheduler.policies.thermo.rules import FREQUENCY, LEARNED, RECENCY, ROUNDS, RULES
+from services.scheduler.policies.thermo.rules import FADING, FREQUENCY, LASTING, LEARNED, RECENCY, ROUNDS, RULES
 
 TOKENS = 100
 
@@ -24,7 +24,7 @@ class Player:
         for digest in self.duel.entering:
             self.duel.enter(digest, self.now, self.uses[digest] << COUNT_SHIFT)
         self.duel.entering = []
-        self.rules.append(self.duel.settle(self.capacity * TOKENS, TOKENS, self.now, Law()))
+        self.rules.append(self.duel.settle(self.capacity * TOKENS, TOKENS, 1.0, self.now, Law()))
 
 
 def popular(count, items):
@@ -53,12 +53,12 @@ def test_rounds_are_the_rule_before_anything_came_back():
 
 
 def test_frequency_wins_where_popularity_is_fixed():
-    """Within five hundred requests and for good, with the newest first or the oldest first among equals."""
+    """Or uses that fade slowly: within five hundred requests and for good, whichever comes first among equals."""
     player = Player(30)
     for item in popular(1500, 400):
         player.ask(item)
 
-    assert set(player.rules[500:]) <= {FREQUENCY, ROUNDS}
+    assert set(player.rules[500:]) <= {FREQUENCY, ROUNDS, LASTING}
 
 
 def test_recency_wins_where_fashions_change():
@@ -80,7 +80,7 @@ def test_the_rule_follows_a_change_of_workload():
         player.ask(10**7 + item)
 
     assert before in (FREQUENCY, ROUNDS)
-    assert player.rules[-1] == RECENCY
+    assert player.rules[-1] in {RECENCY, FADING, LASTING}
 
 
 def test_scouts_leave_when_the_pool_was_full():

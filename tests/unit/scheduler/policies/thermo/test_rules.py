@@ -7,7 +7,9 @@ import pytest
 
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, PASSED_SHIFT, Law
 from services.scheduler.policies.thermo.rules import (
+    FADING,
     FREQUENCY,
+    LASTING,
     MOST_USES,
     RECENCY,
     ROUNDS,
@@ -20,9 +22,9 @@ from services.scheduler.policies.thermo.rules import (
 FOUR_YEARS_S = 4 * 365 * 86400.0
 
 
-def code(uses, passed=0):
+def code(uses, passed=0, pace=0):
     """The part of a code that simple rules look at."""
-    return uses << COUNT_SHIFT | passed << PASSED_SHIFT
+    return uses << COUNT_SHIFT | passed << PASSED_SHIFT | pace
 
 
 def first(rule, now, one, other):
@@ -34,7 +36,7 @@ def first(rule, now, one, other):
 def test_many_at_once_score_as_one_by_one(rule):
     """To the last bit, so that it does not matter which way a score was found."""
     lasts = np.array([0.0, 1.5, 1e4 + 1 / 3, FOUR_YEARS_S])
-    codes = np.array([code(1), code(7, passed=2), code(MOST_USES), code(3)])
+    codes = np.array([code(1), code(7, passed=1), code(MOST_USES, pace=31), code(3, pace=12)])
 
     scores = score(rule, FOUR_YEARS_S + 1.0, lasts, codes, Law())
 
@@ -73,11 +75,35 @@ def test_what_was_passed_by_goes_before_what_was_not(rule):
     assert first(rule, 30.0, passed, (10.0, code(1))) is passed
 
 
-@pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS])
+@pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS, FADING, LASTING])
+def test_where_a_prefix_goes_on_in_many_ways_its_uses_count(rule):
+    """Examples in a tree are asked for in any order: that another branch was taken does not make one worth nothing."""
+    other = (20.0, code(50, passed=2))
+
+    assert first(rule, 30.0, other, (20.0, code(3))) != other
+
+
+def test_uses_fade_by_half_in_every_half_life():
+    """Turnovers take 10 s: four uses are worth one after two of them, or after eight where they last."""
+    used = (0.0, code(4))
+
+    assert score_one(FADING, 20.0, *used, Law(), 10.0) == 1.0 == score_one(FADING, 20.0, 20.0, code(1), Law(), 10.0)
+    assert score_one(LASTING, 80.0, *used, Law(), 10.0) == 1.0
+
+
+def test_uses_far_apart_do_not_add_up():
+    """A thousand uses once in ten half-lives are hardly worth more than one; a thousand in quick turn are."""
+    seldom, often = code(1000, pace=18), code(1000, pace=5)  # About 98 s, and 12 ms.
+
+    assert score_one(FADING, 0.0, 0.0, seldom, Law(), 9.8) == pytest.approx(1.0, rel=0.01)
+    assert score_one(FADING, 0.0, 0.0, often, Law(), 9.8) > 500
+
+
+@pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS, FADING, LASTING])
 def test_fixed_keys_are_in_the_order_of_scores(rule):
     """At any time."""
     prefixes = [(float(number * 37 % 11), code(1 + number % 3)) for number in range(11)]
 
-    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, *prefix))
+    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, *prefix, 5.0))
 
-    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 1e6, *prefix, Law()))
+    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 60.0, *prefix, Law(), 5.0))

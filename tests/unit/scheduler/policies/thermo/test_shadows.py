@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
-from services.scheduler.policies.thermo.law import COUNT_SHIFT, Law
-from services.scheduler.policies.thermo.rules import FREQUENCY, LEARNED, RECENCY, ROUNDS, RULES
+from services.scheduler.policies.thermo.law import COUNT_SHIFT, Law, rounded_one
+from services.scheduler.policies.thermo.rules import FADING, FREQUENCY, LASTING, LEARNED, RECENCY, ROUNDS, RULES
 from services.scheduler.policies.thermo.shadows import Shadows
 
 
@@ -18,12 +20,12 @@ def accesses(count, items):
         yield int(items * ((value >> 16) / 2**15) ** 2)
 
 
-def ask(shadows, uses, item, now, capacity, fading=1.0):
+def ask(shadows, uses, item, now, capacity, fading=1.0, turnover_s=1.0):
     """One request for one item."""
     uses[item] = uses.get(item, 0) + 1
     shadows.reused(item)
     shadows.enter(item, now, uses[item] << COUNT_SHIFT)
-    shadows.settle(capacity, now, Law(), fading)
+    shadows.settle(capacity, now, Law(), fading, turnover_s)
 
 
 def naive_hits(trace, capacity, key):
@@ -34,7 +36,7 @@ def naive_hits(trace, capacity, key):
         uses[item] = uses.get(item, 0) + 1
         held[item] = (uses[item], now)
         while len(held) > capacity:
-            del held[min(held, key=lambda known: key(*held[known]))]
+            del held[min(held, key=lambda known: (key(*held[known]), known))]
     return sum(hits)
 
 
@@ -53,6 +55,25 @@ def test_every_simple_rule_hits_as_a_naive_cache_does():
     assert shadows.leads[RULES * RECENCY + FREQUENCY] == recency - frequency
 
 
+def test_fading_uses_hit_as_a_naive_cache_does_and_half_lives_follow_the_turnover():
+    """By uses that count half after 16 s, or after 64; a turnover that is another by far ranks all anew."""
+    trace, capacity = list(accesses(600, 60)), 12
+    shadows, uses = Shadows(), {}
+    for now, item in enumerate(trace):
+        ask(shadows, uses, item, float(now), capacity, turnover_s=17.0)
+
+    recency = naive_hits(trace, capacity, lambda uses, last: last)
+    for rule, half_life_s in ((FADING, 16.0), (LASTING, 64.0)):
+        fading = naive_hits(trace, capacity, lambda uses, last, s=half_life_s: last + s * rounded_one(math.log2(uses)))
+        assert shadows.leads[RULES * rule + RECENCY] == fading - recency > 0
+
+    assert shadows.turnover_s == 16.0
+    ask(shadows, uses, 999, 600.0, capacity, turnover_s=20.0)
+    assert shadows.turnover_s == 16.0
+    ask(shadows, uses, 998, 601.0, capacity, turnover_s=100.0)
+    assert shadows.turnover_s == 128.0
+
+
 def test_hits_of_one_request_are_one_piece_of_evidence():
     """Ten prefixes that one rule holds and that come back together count a hundred in its squares, not ten."""
     shadows, uses = Shadows(), {}
@@ -61,10 +82,10 @@ def test_hits_of_one_request_are_one_piece_of_evidence():
         shadows.enter(item, 0.0, 5 << COUNT_SHIFT)
     for item in range(10, 20):
         shadows.enter(item, 1.0, 1 << COUNT_SHIFT)
-    shadows.settle(10, 1.0, Law(), 1.0)
+    shadows.settle(10, 1.0, Law(), 1.0, 1.0)
     for item in range(10):
         shadows.reused(item)
-    shadows.settle(10, 2.0, Law(), 1.0)
+    shadows.settle(10, 2.0, Law(), 1.0, 1.0)
 
     assert shadows.leads[RULES * FREQUENCY + RECENCY] == 10
     assert shadows.squares[RULES * FREQUENCY + RECENCY] == 100
@@ -76,7 +97,7 @@ def test_changed_features_change_the_order():
     for item in range(3):
         shadows.enter(item, float(item), 1 << COUNT_SHIFT)
     shadows.changed(0, 9 << COUNT_SHIFT)
-    shadows.settle(2, 3.0, Law(), 1.0)
+    shadows.settle(2, 3.0, Law(), 1.0, 1.0)
 
     assert shadows.known[0].held >> FREQUENCY & 1
     assert not shadows.known[1].held >> FREQUENCY & 1
@@ -103,7 +124,7 @@ def test_many_are_evicted_a_few_at_a_time():
         shadows.enter(item, float(item), 1 << COUNT_SHIFT)
     sizes = []
     for _ in range(20):
-        shadows.settle(100, 500.0, Law(), 1.0)
+        shadows.settle(100, 500.0, Law(), 1.0, 1.0)
         sizes.append(tuple(shadows.sizes))
 
     assert all(before - after <= 32 for before, after in zip(sizes[0], sizes[1], strict=True))

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.cache.hotness.filter import HotnessFilter
-from services.scheduler.core.cache.hotness.tracking import make_room_in_filter
+from services.scheduler.core.cache.hotness.tracking import MOST_ENTRIES, base_bits_for, make_room_in_filter
 from services.scheduler.core.cache.prefix_tree import add_child, root_of
 from services.scheduler.core.state import new_state
 from shared.messages.base import pack_int32
@@ -92,3 +92,35 @@ def test_there_is_always_room_for_the_tree(small):
         assert state.hotness.occupied <= state.hotness.capacity
         assert "hotness_overflows" not in state.counters
     assert state.hotness.capacity < 4 * 400
+
+
+def test_it_remembers_what_the_pools_can_hold_and_more(make_cell):
+    """Pools of 1,048,576 tokens get an entry for every 16 of them, and forget no prefix of all those that left."""
+    cell = make_cell(page_size=16, pages=65_536)
+    for number in range(60_000):
+        touched(cell.state, number)
+
+    assert cell.state.hotness.capacity == 65_536
+    assert "hotness_forgotten" not in cell.state.counters
+    assert cell.state.hotness.doublings == 0
+
+
+def test_a_pool_that_joins_later_doubles_it_and_nothing_is_forgotten(make_cell):
+    """What was remembered before is known with its values; a pool that leaves takes no entry along."""
+    cell = make_cell(page_size=16, pages=65_536)
+    touched(cell.state, 7)
+    cell.add_worker("worker-9", pages=65_536)
+    assert cell.state.hotness.capacity == 131_072
+    assert cell.state.hotness.lookup(7) == (1, 255)
+
+    cell.lose_worker("worker-9")
+    assert cell.state.hotness.capacity == 131_072
+
+
+@pytest.mark.parametrize(
+    ("tokens", "entries"),
+    [(0, 16_384), (2**18, 16_384), (2**18 + 64, 32_768), (2**20, 65_536), (2**26, MOST_ENTRIES), (2**40, MOST_ENTRIES)],
+)
+def test_entries_follow_from_tokens(tokens, entries):
+    """One for every 16 tokens, rounded up to a power of two, within bounds."""
+    assert 4 << base_bits_for(tokens) == entries

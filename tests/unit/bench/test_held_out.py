@@ -1,0 +1,35 @@
+"""The split of workloads into those to develop with and those held out."""
+
+from fractions import Fraction
+
+import pytest
+
+from bench.held_out import HELD_OUT_FAMILIES, HeldOutError, is_held_out, requests_of
+from thermocline.simulate.workloads import WORKLOADS
+
+
+def test_a_third_is_held_out():
+    """Of all families and seeds, two families whole and every sixth seed of the others."""
+    cells = [(family, seed) for family in WORKLOADS for seed in range(60)]
+
+    assert Fraction(sum(is_held_out(*cell) for cell in cells), len(cells)) == Fraction(1, 3)
+    assert set(HELD_OUT_FAMILIES) < set(WORKLOADS)
+
+
+@pytest.mark.parametrize(("family", "seed"), [("tenants", 1), ("drift", 5), ("agents", 6), ("chat", 12)])
+def test_development_is_refused_what_is_held_out(family, seed):
+    """Only the report gets it."""
+    with pytest.raises(HeldOutError, match=family):
+        requests_of(family, seed)
+
+
+@pytest.mark.parametrize("family", sorted(set(WORKLOADS) - set(HELD_OUT_FAMILIES)))
+def test_a_workload_comes_in_order_of_time_and_repeats_itself(family):
+    """The same seed gives the same requests, some of whose blocks are asked for again."""
+    requests = requests_of(family, 1)
+    times = [request.time_ns for request in requests]
+    blocks = [block for request in requests for block in request.blocks]
+
+    assert requests == requests_of(family, 1)
+    assert times == sorted(times)
+    assert len(set(blocks)) < len(blocks)

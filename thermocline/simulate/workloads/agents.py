@@ -1,0 +1,102 @@
+"""Agents with tools: long instructions that many share, then steps within seconds, each with what a tool gave back.
+
+A step may fail: then the agent goes back to before it and tries another way, and what the first try added is of no
+more use. All averages that are left at 0 are drawn by the seed (:mod:`open_loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from thermocline.simulate.tokens import Span
+from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, Asked, name
+from thermocline.simulate.workloads.lengths import around
+from thermocline.simulate.workloads.open_loop import (
+    SPREAD,
+    Count,
+    Real,
+    Zipf,
+    between,
+    length_of,
+    whole_between,
+)
+
+_MOST_STEPS = 4096
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """0 means drawn by the seed."""
+
+    sessions: Annotated[int, Meta(ge=1)] = 200
+    arrivals_s: Real = 0.0  # Sessions a second.
+    kinds: Count = 0  # Of agents, each with instructions of its own.
+    exponent: Real = 0.0  # Of their popularity.
+    instruction_tokens: Count = 0
+    steps: Real = 0.0  # Of a session, on average; geometric.
+    result_tokens: Count = 0  # Of what a tool gives back, on average.
+    answer_tokens: Count = 0  # On average.
+    tool_s: Real = 0.0  # A tool takes, on average; exponential.
+    failing: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Share of steps after which the agent goes back by one.
+    max_tokens: Annotated[int, Meta(ge=1)] = 32_768  # A session ends before a prompt would be longer.
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    number: int
+    steps_left: int
+
+
+class AgentWorkload:
+    """Sessions that are under way live in the requests themselves, so nothing is kept here."""
+
+    def __init__(self, options: AgentOptions, seed: int) -> None:
+        rng = Random(seed)
+        self._options = options
+        self._seed = seed
+        self._arrivals_s = between(rng, options.arrivals_s, 0.05, 1)
+        self._kinds = Zipf(whole_between(rng, options.kinds, 3, 40), between(rng, options.exponent, 0.3, 1.3))
+        self._instruction_tokens = whole_between(rng, options.instruction_tokens, 1500, 8000)
+        self._steps = max(1.0, between(rng, options.steps, 4, 20))
+        self._result_tokens = whole_between(rng, options.result_tokens, 80, 1200)
+        self._answer_tokens = whole_between(rng, options.answer_tokens, 20, 200)
+        self._tool_s = between(rng, options.tool_s, 1, 40)
+        self._failing = between(rng, options.failing, 0.02, 0.3)
+
+    def requests(self) -> Iterator[Asked]:
+        """The first step of each session, at its time."""
+        rng, time_s = Random(self._seed ^ 0xA6E7), 0.0
+        for number in range(self._options.sessions):
+            time_s += rng.expovariate(self._arrivals_s)
+            steps = 1
+            while rng.random() < 1 - 1 / self._steps and steps < _MOST_STEPS:
+                steps += 1
+            kind = self._kinds.draw(rng)
+            instructions = Span(name(SHARED, kind), length_of(self._seed, kind, self._instruction_tokens))
+            yield self._step((instructions,), _Session(number, steps - 1), self._draws(number, steps), time_s)
+
+    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
+        session: _Session = asked.session
+        if session.steps_left < 1 or asked.prompt_tokens + asked.answer.tokens > self._options.max_tokens:
+            return None
+        # Draws depend on the session and the step alone, whenever the answer comes.
+        rng = self._draws(session.number, session.steps_left)
+        tool_s = rng.expovariate(1 / self._tool_s)
+        said = (*asked.spans, asked.answer)
+        if len(asked.spans) > 2 and rng.random() < self._failing:
+            said = asked.spans[:-2]  # Without the last step's result and what led to it.
+        return tool_s, self._step(said, _Session(session.number, session.steps_left - 1), rng, None)
+
+    def _step(self, said: tuple[Span, ...], session: _Session, rng: Random, time_s: float | None) -> Asked:
+        number = session.number * _MOST_STEPS + session.steps_left
+        result = Span(name(QUESTION, number), around(rng, self._result_tokens, SPREAD))
+        answer = Span(name(OUTPUT, number), around(rng, self._answer_tokens, SPREAD))
+        return Asked((*said, result), answer, time_s, session)
+
+    def _draws(self, session: int, steps_left: int) -> Random:
+        return Random((self._seed * 1_000_003 + session) * 4099 + steps_left)
