@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -108,7 +107,7 @@ class Cell:
 @asynccontextmanager
 async def running_cell(
     nats_url: str,
-    model: Path,
+    model: dict[str, Any],
     *,
     workers: int = 1,
     worker_settings: dict[str, Any] | None = None,
@@ -119,7 +118,7 @@ async def running_cell(
 ) -> AsyncIterator[Cell]:
     """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
     prefix = f"{RUN}-{secrets.token_hex(4)}"
-    port = free_port()
+    port: dict[str, Any] = free_port()
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
     # Tokens are compared, and a pool's size must not depend on what this machine has free.
     fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +132,7 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
     store = MemoryBackend(max_bytes=2**30) if seed % 2 else None
     disk = DiskBackend([str(tmp_path)])
     budget = nbytes_for(STATE, (COUNT + 1) * PAGES)
-    limits = {"disk_kv_bytes": QUOTA, "staging_bytes": 2**20, "io_threads": 3, "max_saves": 16}
+    limits: dict[str, Any] = {"disk_kv_bytes": QUOTA, "staging_bytes": 2**20, "io_threads": 3, "max_saves": 16}
     async with running_with_state(prefix, Media(disk, store), state_bytes=budget, **limits) as state:
         scenario = _Scenario(state, Random(seed))
         filler = Sequence.make(99, QUOTA // BLOB_BYTES - 16)

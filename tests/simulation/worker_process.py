@@ -219,6 +219,7 @@ class WorkerProcess(Process):
         is_eos = token == EOS and not admit.sampling.ignore_eos
         is_over = is_eos or len(sequence.output) >= admit.sampling.max_tokens
         reason = ("stop" if is_eos else "length") if is_over else None
+        assert reason is not None
         self.tell_gateway(
             sequence,
             TokenItem(

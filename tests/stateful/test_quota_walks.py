@@ -6,6 +6,7 @@ Two namespaces are of one tenant, one of another, and one of nobody. Now and the
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     return driver.cell.state.counters | watch.seen | {"quotas_changed": changed}
 
 
-def _cell(chance: random.Random) -> CellDriver:
+def _cell(chance: dict[str, Any]) -> CellDriver:
     config = CellConfig(
         max_batch_tokens=chance.choice([24, 200]),
         max_running=chance.randint(1, 4),
@@ -164,12 +165,12 @@ def _settle(driver: CellDriver, watch: QuotaWatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     return added_up(walk(seed, 60 + 90 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_keep_to_quotas_and_meet_everything(totals, name):
+def test_walks_keep_to_quotas_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every choice was checked, every walk ended with everybody within its quota, and this happened on the way."""
     assert totals.get(name, 0) > 0

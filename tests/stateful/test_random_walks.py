@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -76,7 +77,7 @@ MUST_HAPPEN = (
 
 def walk(seed: int, steps: int) -> dict[str, int]:
     """Drive one cell; returns its counters. In every third, most of what comes back is on disk only."""
-    chance = random.Random(seed)
+    chance: dict[str, Any] = random.Random(seed)
     is_deep = seed % 3 == 0
     config = CellConfig(
         max_batch_tokens=chance.choice([3, 24, 200]),
@@ -153,12 +154,12 @@ def work(driver: CellDriver, chance: random.Random, salts: tuple[str, ...]) -> N
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     return added_up(walk(seed, 60 + 90 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_end_well_and_meet_everything(totals, name):
+def test_walks_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every walk ended without a wrong read, a leak or a stuck request, and this happened on the way."""
     assert totals.get(name, 0) > 0

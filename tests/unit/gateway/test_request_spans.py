@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import structlog
 
@@ -86,13 +89,15 @@ async def test_the_span_of_a_request_ends_with_its_answer() -> None:
     """It carries the status; the application finds its traceparent in the scope, and its logs have the trace's id."""
     tracer, seen, bound = RecordedSpans(), [], []
 
-    async def app(scope, receive, send) -> None:
+    async def app(
+        scope: dict[str, str | list[Any] | dict[str, str]], receive: Any | None, send: Callable[..., None]
+    ) -> None:
         seen.append(scope["state"]["trace"])
         bound.append(structlog.contextvars.get_contextvars()["trace_id"])
         await send({"type": "http.response.start", "status": 503, "headers": []})
         scope["state"]["request_id"] = "http-1"
 
-    async def send(message) -> None:
+    async def send(message: dict[str, str | int | list[Any]]) -> None:
         assert tracer.spans[0].end_ns == 0
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -110,11 +115,11 @@ async def test_logs_carry_the_id_that_the_response_has() -> None:
     """Traced or not; and a trace's id does not stay behind for the next request of the connection."""
     bound, ids = [], []
 
-    async def app(scope, receive, send) -> None:
+    async def app(scope: dict[str, Any], receive: Any | None, send: Callable[..., None]) -> None:
         bound.append(structlog.contextvars.get_contextvars())
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def send(message) -> None:
+    async def send(message: dict[str, str | int | list[tuple[bytes, bytes]]]) -> None:
         ids.append(dict(message["headers"])[b"x-request-id"].decode())
 
     boundary = TracedApp(Boundary(app, Callers()), RecordedSpans(), 1.0)
@@ -129,7 +134,9 @@ async def test_a_client_that_goes_away_early_is_a_499() -> None:
     """The span ends all the same when the application is cut off."""
     tracer = RecordedSpans()
 
-    async def app(scope, receive, send) -> None:
+    async def app(
+        scope: dict[str, str | list[Any] | dict[str, str]], receive: Any | None, send: Callable[..., None]
+    ) -> None:
         raise ConnectionError
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}

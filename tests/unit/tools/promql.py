@@ -65,6 +65,7 @@ def series_of(exported: dict[str, MetricFacts]) -> dict[str, MetricFacts]:
 def _walk(node: Any, kept: frozenset[str]) -> Iterator[Asked]:
     match node:
         case promql_parser.VectorSelector():
+            assert node.name is not None
             yield Asked(node.name, frozenset(one.name for one in node.matchers.matchers), kept)
         case promql_parser.MatrixSelector():
             yield from _walk(node.vector_selector, kept)

@@ -75,6 +75,7 @@ def test_a_window_that_never_becomes_text_is_shown_after_all() -> None:
     stream = Vocabulary(tokenizer).stream()
     odd = tokenizer.token_to_id("\ufffd")
 
+    assert odd is not None
     shown = [stream.feed(odd) for _ in range(40)]
 
     assert any(shown)

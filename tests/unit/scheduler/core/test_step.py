@@ -9,7 +9,7 @@ from shared.messages.gateway_notices import ResumeNeeded
 WORD = ResumeNeeded(request_id="request", attempt=2)
 
 
-def test_notices_of_a_gateway_are_numbered_on():
+def test_notices_of_a_gateway_are_numbered_on() -> None:
     """Each gateway has numbers of its own, from 1."""
     turn = Step(new_state(), 1, 1)
 
@@ -19,7 +19,7 @@ def test_notices_of_a_gateway_are_numbered_on():
     assert [(notice.gateway_id, notice.number) for notice in turn.outputs] == [("a", 1), ("b", 1), ("a", 2)]
 
 
-def test_the_gateway_that_was_told_nothing_for_longest_is_forgotten_first():
+def test_the_gateway_that_was_told_nothing_for_longest_is_forgotten_first() -> None:
     """Every life of a gateway has a name of its own, so names would pile up for ever."""
     turn = Step(new_state(), 1, 1)
 

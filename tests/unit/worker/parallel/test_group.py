@@ -147,6 +147,7 @@ def test_two_ranks_answer_as_one_does_until_one_of_them_hangs(tmp_path: Path) ->
     with group_of(model, 2, timeout_ms=77_000) as group:
         check_tokens(group, model)
         check_host_prefix(group)
+        assert dist.group.WORLD is not None
         exchanges = dist.group.WORLD._get_backend(torch.device("cpu"))
         assert exchanges.options._timeout == timedelta(seconds=77)
         exchanges._set_default_timeout(timedelta(seconds=1))  # It is waited out.

@@ -1,20 +1,23 @@
 """The fold itself."""
 
 import typing
+from typing import Any
 
 import pytest
 
 from services.scheduler.core import Stamped, check_invariants, encode_state, new_state, pending_timers, step
 from services.scheduler.core.fold.machine import HANDLERS
 from shared import codec
+from shared.messages.base import Message
 from shared.messages.cell_events import SchedulerStarted, TimerFired, WorkerLost
 from shared.messages.requests import CancelRequest, ResumeRequest
 from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageLeft
 from shared.messages.worker_events import BatchDone, LeaseRequested, RequestFinished, RequestPreempted, WorkerLeft
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
-WORKER = {"worker_id": "nobody", "incarnation": "x"}
-RUN = {**WORKER, "request_id": "nothing", "attempt": 1}
-STORAGE = {"storage_id": "nobody", "incarnation": "x"}
+WORKER: dict[str, Any] = {"worker_id": "nobody", "incarnation": "x"}
+RUN: dict[str, Any] = {**WORKER, "request_id": "nothing", "attempt": 1}
+STORAGE: dict[str, Any] = {"storage_id": "nobody", "incarnation": "x"}
 
 STRANGERS = [
     CancelRequest(request_id="nothing", gateway_id="nobody"),
@@ -32,7 +35,7 @@ STRANGERS = [
 ]
 
 
-def test_every_input_has_a_handler():
+def test_every_input_has_a_handler() -> None:
     """Whatever the codec decodes, the machine takes; timers have a table of their own."""
     assert [*HANDLERS, TimerFired] == [
         *(kind for kind in typing.get_args(codec.Input) if kind is not TimerFired),
@@ -41,7 +44,7 @@ def test_every_input_has_a_handler():
 
 
 @pytest.mark.parametrize("message", STRANGERS, ids=lambda message: type(message).__name__)
-def test_messages_about_strangers_are_counted_and_ignored(message):
+def test_messages_about_strangers_are_counted_and_ignored(message: Message) -> None:
     """Stale input never raises and never speaks."""
     state = new_state()
 
@@ -50,7 +53,7 @@ def test_messages_about_strangers_are_counted_and_ignored(message):
     check_invariants(state)
 
 
-def test_an_input_is_folded_once():
+def test_an_input_is_folded_once() -> None:
     """A sequence number that was seen is ignored; gaps are fine."""
     state = new_state()
     step(state, Stamped(5, 1, SchedulerStarted(scheduler_id="a", epoch=3)))
@@ -59,7 +62,7 @@ def test_an_input_is_folded_once():
     assert (state.last_seq, state.epoch) == (5, 3)
 
 
-def test_the_epoch_never_falls():
+def test_the_epoch_never_falls() -> None:
     """An older scheduler's start does not unfence."""
     state = new_state()
     step(state, Stamped(1, 1, SchedulerStarted(scheduler_id="a", epoch=3)))
@@ -68,7 +71,7 @@ def test_the_epoch_never_falls():
     assert state.epoch == 3
 
 
-def test_outputs_carry_epoch_and_cause(make_cell):
+def test_outputs_carry_epoch_and_cause(make_cell: MakeCell) -> None:
     """Every plan names the scheduler's epoch and the input that led to it."""
     cell = make_cell()
     cell.feed(SchedulerStarted(scheduler_id="a", epoch=7))
@@ -77,7 +80,7 @@ def test_outputs_carry_epoch_and_cause(make_cell):
     assert [(output.epoch, output.cause) for output in cell.outputs[-1]] == [(7, cell.seq)] * 2
 
 
-def test_pending_timers_are_known_after_recovery(make_cell):
+def test_pending_timers_are_known_after_recovery(make_cell: MakeCell) -> None:
     """A shell that restarts can set them again."""
     cell = make_cell(workers=0)
     cell.submit([1, 2, 3], deadline_ms=10)

@@ -6,7 +6,7 @@ Each function takes a trace of items and a capacity in items, and returns for ea
 from __future__ import annotations
 
 
-def fifo(trace, capacity):
+def fifo(trace: list[int], capacity: int) -> list[bool]:
     """First in, first out."""
     queue, hits = [], []
     for item in trace:
@@ -16,7 +16,7 @@ def fifo(trace, capacity):
     return hits
 
 
-def lru(trace, capacity):
+def lru(trace: list[int], capacity: int) -> list[bool]:
     """Least recently used."""
     queue, hits = [], []
     for item in trace:
@@ -25,7 +25,7 @@ def lru(trace, capacity):
     return hits
 
 
-def lfu(trace, capacity):
+def lfu(trace: list[int], capacity: int) -> list[bool]:
     """Least frequently used while resident; of equals the least recently used."""
     uses, last, hits = {}, {}, []
     for now, item in enumerate(trace):
@@ -37,7 +37,7 @@ def lfu(trace, capacity):
     return hits
 
 
-def gdsf(trace, capacity):
+def gdsf(trace: list[int], capacity: int) -> list[bool]:
     """GreedyDual-Size-Frequency with cost 1 and size 1; of equals the least recently used."""
     uses, priority, last, hits, clock = {}, {}, {}, [], 0.0
     for now, item in enumerate(trace):
@@ -53,7 +53,7 @@ def gdsf(trace, capacity):
     return hits
 
 
-def sieve(trace, capacity):
+def sieve(trace: list[int], capacity: int) -> list[bool]:
     """SIEVE's own algorithm: a hand that moves from the oldest to the newest and goes on at the oldest."""
     queue, visited, hand, hits = [], set(), None, []
     for item in trace:
@@ -72,7 +72,7 @@ def sieve(trace, capacity):
     return hits
 
 
-def slru(trace, capacity):
+def slru(trace: list[int], capacity: int) -> list[bool]:
     """Two segments, four fifths of the capacity for the protected one."""
     probation, protected, hits = [], [], []
     for item in trace:
@@ -92,7 +92,7 @@ def slru(trace, capacity):
     return hits
 
 
-def two_q(trace, capacity):
+def two_q(trace: list[int], capacity: int) -> list[bool]:
     """2Q, full version, with Kin a quarter and Kout a half of the capacity."""
     recent, ghosts, main, hits = [], [], [], []
     for item in trace:
@@ -117,11 +117,11 @@ def two_q(trace, capacity):
     return hits
 
 
-def s3_fifo(trace, capacity):
+def s3_fifo(trace: list[int], capacity: int) -> list[bool]:
     """S3-FIFO's Algorithm 1 with a tenth of the capacity for the small queue."""
     small, main, ghosts, uses, hits = [], [], [], {}, []
 
-    def evict():
+    def evict() -> None:
         while True:
             if small and len(small) >= capacity * 0.1:
                 item = small.pop(0)
@@ -155,11 +155,11 @@ def s3_fifo(trace, capacity):
     return hits
 
 
-def arc(trace, capacity):
+def arc(trace: list[int], capacity: int) -> list[bool]:
     """ARC, cases I to IV, save that REPLACE runs before the target moves: room is made before the item is known."""
     t1, t2, b1, b2, target, hits = [], [], [], [], 0.0, []
 
-    def replace():
+    def replace() -> None:
         if t1 and (len(t1) > target or not t2):
             b1.append(t1.pop(0))
         else:

@@ -20,18 +20,18 @@ from services.scheduler.policies.thermo.rules import (
 FOUR_YEARS_S = 4 * 365 * 86400.0
 
 
-def code(uses, passed=0):
+def code(uses: int, passed: int = 0) -> int:
     """The part of a code that simple rules look at."""
     return uses << COUNT_SHIFT | passed << PASSED_SHIFT
 
 
-def first(rule, now, one, other):
+def first(rule: int, now: float, one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
     """Of two (last, code), the one that goes first."""
     return min(one, other, key=lambda prefix: score_one(rule, now, *prefix, Law()))
 
 
 @pytest.mark.parametrize("rule", range(RULES))
-def test_many_at_once_score_as_one_by_one(rule):
+def test_many_at_once_score_as_one_by_one(rule: int) -> None:
     """To the last bit, so that it does not matter which way a score was found."""
     lasts = np.array([0.0, 1.5, 1e4 + 1 / 3, FOUR_YEARS_S])
     codes = np.array([code(1), code(7, passed=2), code(MOST_USES), code(3)])
@@ -44,7 +44,7 @@ def test_many_at_once_score_as_one_by_one(rule):
     ]
 
 
-def test_order_of_each_rule():
+def test_order_of_each_rule() -> None:
     """Recency: the older; frequency: the less used, then the older; rounds: the less used, then the newer."""
     old, new, used = (10.0, code(1)), (20.0, code(1)), (5.0, code(2))
 
@@ -57,7 +57,7 @@ def test_order_of_each_rule():
 
 
 @pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
-def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule):
+def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule: int) -> None:
     """At the greatest number of uses and after years, the two parts of a score do not mix."""
     late, later = (FOUR_YEARS_S, code(MOST_USES - 1)), (FOUR_YEARS_S + 0.001, code(MOST_USES - 1))
 
@@ -66,7 +66,7 @@ def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule):
 
 
 @pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
-def test_what_was_passed_by_goes_before_what_was_not(rule):
+def test_what_was_passed_by_goes_before_what_was_not(rule: int) -> None:
     """However often it was used before."""
     passed = (20.0, code(50, passed=1))
 
@@ -74,7 +74,7 @@ def test_what_was_passed_by_goes_before_what_was_not(rule):
 
 
 @pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS])
-def test_fixed_keys_are_in_the_order_of_scores(rule):
+def test_fixed_keys_are_in_the_order_of_scores(rule: int) -> None:
     """At any time."""
     prefixes = [(float(number * 37 % 11), code(1 + number % 3)) for number in range(11)]
 

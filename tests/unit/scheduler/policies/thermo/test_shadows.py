@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,7 +13,7 @@ from services.scheduler.policies.thermo.rules import FREQUENCY, LEARNED, RECENCY
 from services.scheduler.policies.thermo.shadows import Shadows
 
 
-def accesses(count, items):
+def accesses(count: int, items: int) -> Iterator[int]:
     """A fixed sequence in which small items are asked for more often."""
     value = 7
     for _ in range(count):
@@ -18,7 +21,7 @@ def accesses(count, items):
         yield int(items * ((value >> 16) / 2**15) ** 2)
 
 
-def ask(shadows, uses, item, now, capacity, fading=1.0):
+def ask(shadows: Shadows, uses: dict[int, int], item: int, now: float, capacity: int, fading: float = 1.0) -> None:
     """One request for one item."""
     uses[item] = uses.get(item, 0) + 1
     shadows.reused(item)
@@ -26,7 +29,7 @@ def ask(shadows, uses, item, now, capacity, fading=1.0):
     shadows.settle(capacity, now, Law(), fading)
 
 
-def naive_hits(trace, capacity, key):
+def naive_hits(trace: list[int], capacity: int, key: Callable[..., Any]) -> int:
     """Hits of a cache that evicts the item with the least key of (uses ever, last use)."""
     held, uses, hits = {}, {}, []
     for now, item in enumerate(trace):
@@ -38,7 +41,7 @@ def naive_hits(trace, capacity, key):
     return sum(hits)
 
 
-def test_every_simple_rule_hits_as_a_naive_cache_does():
+def test_every_simple_rule_hits_as_a_naive_cache_does() -> None:
     """Their leads over one another are the differences of what naive caches hit, to the last."""
     trace, capacity = list(accesses(600, 60)), 12
     shadows, uses = Shadows(), {}
@@ -53,7 +56,7 @@ def test_every_simple_rule_hits_as_a_naive_cache_does():
     assert shadows.leads[RULES * RECENCY + FREQUENCY] == recency - frequency
 
 
-def test_hits_of_one_request_are_one_piece_of_evidence():
+def test_hits_of_one_request_are_one_piece_of_evidence() -> None:
     """Ten prefixes that one rule holds and that come back together count a hundred in its squares, not ten."""
     shadows, uses = Shadows(), {}
     for item in range(10):
@@ -70,7 +73,7 @@ def test_hits_of_one_request_are_one_piece_of_evidence():
     assert shadows.squares[RULES * FREQUENCY + RECENCY] == 100
 
 
-def test_changed_features_change_the_order():
+def test_changed_features_change_the_order() -> None:
     """What becomes worth more under a rule stays."""
     shadows = Shadows()
     for item in range(3):
@@ -84,7 +87,7 @@ def test_changed_features_change_the_order():
 
 
 @pytest.mark.parametrize("items", [20, 5000])
-def test_memory_is_bounded(items):
+def test_memory_is_bounded(items: int) -> None:
     """By the capacity, whether everything fits and is used again and again or nothing does."""
     shadows, uses, capacity = Shadows(), {}, 40
     for now, item in enumerate(accesses(8000, items)):
@@ -96,7 +99,7 @@ def test_memory_is_bounded(items):
     assert all(len(heap) <= 2 * (capacity + 1) + 64 for heap in shadows.heaps)
 
 
-def test_many_are_evicted_a_few_at_a_time():
+def test_many_are_evicted_a_few_at_a_time() -> None:
     """A capacity that falls is reached over several requests, so that none of them waits for it."""
     shadows = Shadows()
     for item in range(500):
@@ -110,7 +113,7 @@ def test_many_are_evicted_a_few_at_a_time():
     assert max(sizes[-1]) <= 101
 
 
-def test_goes_on_from_a_snapshot():
+def test_goes_on_from_a_snapshot() -> None:
     """Encoded and decoded midway it counts the same."""
     results = []
     for is_broken in (False, True):
@@ -124,7 +127,7 @@ def test_goes_on_from_a_snapshot():
     assert results[0] == results[1]
 
 
-def test_learned_rule_finds_the_lowest_of_many_in_several_requests():
+def test_learned_rule_finds_the_lowest_of_many_in_several_requests() -> None:
     """Before anything is learned the law is recency. What goes is the oldest of all, not of a part of them."""
     shadows, uses = Shadows(), {}
     newest_first = range(1500, 0, -1)

@@ -26,6 +26,7 @@ from services.worker.native.fused import FusedKernels
 from shared.errors import ConfigError, InvariantViolated
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.present import present
 from tests.run_name import shm_prefix
 
 LoadRunner = Callable[..., ModelRunner]
@@ -315,7 +316,7 @@ def test_weights_are_kept_once(checkpoint: Callable[[str], Path]) -> None:
     """Of the model's own linear layers and of an embedding that is tied to the head, nothing is left."""
     model = load_model(checkpoint("llama3"), load_config(checkpoint("llama3")), dtype="float32", device="cpu")
     weights = [weakref.ref(parameter) for parameter in model.parameters() if parameter.dim() == 2]
-    parameters = sum(weight().numel() for weight in weights)
+    parameters = sum(present(weight()).numel() for weight in weights)
     kernels = FusedKernels(torch.float32)
 
     fused = FusedModel(model, describe(model, [None] * 3), kernels)
