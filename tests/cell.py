@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -107,7 +108,7 @@ class Cell:
 @asynccontextmanager
 async def running_cell(
     nats_url: str,
-    model: dict[str, Any],
+    model: Path,
     *,
     workers: int = 1,
     worker_settings: dict[str, Any] | None = None,
@@ -118,12 +119,13 @@ async def running_cell(
 ) -> AsyncIterator[Cell]:
     """A cell on a NATS server of its own; ready when the block is entered, and idle and whole at its end."""
     prefix = f"{RUN}-{secrets.token_hex(4)}"
-    port: dict[str, Any] = free_port()
+    port = free_port()
     common: dict[str, Any] = {"nats": (nats_url,), "log_level": "warning"}
     # Tokens are compared, and a pool's size must not depend on what this machine has free.
     fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}
     worker_common = {"model": str(model), "shm_prefix": prefix, **fixed, **common}
-    parts = {
+    gateway_common: dict[str, Any] = {"model": str(model), "port": port, "grace_ms": 500}
+    parts: dict[str, tuple[Any, Any]] = {
         "scheduler": (
             scheduler.run,
             SchedulerConfig(
@@ -140,9 +142,7 @@ async def running_cell(
         ),
         "gateway": (
             gateway.run,
-            GatewayConfig(
-                **common, **({"model": str(model), "port": port, "grace_ms": 500} | (gateway_settings or {}))
-            ),
+            GatewayConfig(**common, **(gateway_common | (gateway_settings or {}))),
         ),
     }
     for number in range(workers):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.forward_meta import ForwardMeta
 from services.worker.engine.model_runner import ModelRunner
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -60,7 +59,7 @@ def held_steps(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hold every step of the workers back until the event is set, so that no answer ends before."""
     may_go, forward = threading.Event(), ModelRunner.forward
 
-    def held(*arguments: ModelRunner | torch.Tensor | ForwardMeta, **options: Any) -> torch.Tensor:
+    def held(*arguments: Any, **options: Any) -> torch.Tensor:
         assert may_go.wait(120)
         return forward(*arguments, **options)
 
@@ -75,7 +74,8 @@ def prompt_of(reference: Reference, length: int, max_tokens: int, seed: int) -> 
 
 
 def details(answer: dict[str, Any]) -> dict[str, int]:
-    return answer["usage"]["prompt_tokens_details"]
+    found: dict[str, int] = answer["usage"]["prompt_tokens_details"]
+    return found
 
 
 async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(

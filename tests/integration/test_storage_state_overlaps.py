@@ -147,8 +147,8 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
         keys = [entry.key for entry in disk.entries()]
         told = scenario.catalogue([*state.cell.seen, *await state.cell.rest()])
 
-    for form, geometry in (("kv", GEOMETRY), ("state", STATE)):
-        assert told[form] == {key.identity for key in keys if key.geometry == geometry_id(geometry)}
+    for kept, geometry in ((told["kv"], GEOMETRY), (told["state"], STATE)):
+        assert kept == {key.identity for key in keys if key.geometry == geometry_id(geometry)}
     assert counters["disk_chunks"] == len(keys)
     assert counters["disk_bytes"] <= QUOTA
     assert counters["chunks_evicted"] > 0

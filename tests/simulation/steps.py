@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.chunks import chunk_tokens
 from shared.messages import worker_events
@@ -31,7 +31,7 @@ class _Report:
     restored_tokens: int = 0
 
 
-def run_batch(worker: dict[str, Any], order: plans.RunBatch) -> worker_events.BatchDone:
+def run_batch(worker: WorkerProcess, order: plans.RunBatch) -> worker_events.BatchDone:
     """Loads, then restorations and chunks. Says what failed; times and the plan's number are the caller's."""
     report = _Report()
     for load in order.loads:

@@ -70,8 +70,9 @@ class _ReaderStandsStill(Cell):
 
     def publish(self, target: str, output: Published) -> None:
         super().publish(target, output)
-        is_batch = isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch)
-        if is_batch and self.reader is None and any(load.neighbour_id for load in output.order.loads):
+        if not isinstance(output, WorkerPlan) or not isinstance(output.order, RunBatch):
+            return
+        if self.reader is None and any(load.neighbour_id for load in output.order.loads):
             self.reader = self.workers[output.worker_id]
             self._freeze_once_begun(self.reader, output.number)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.codec import Input
 from shared.messages import worker_events
@@ -140,7 +140,7 @@ def _promote(worker: WorkerProcess, order: plans.PromotePages) -> None:
     worker.later(worker.chance.randint(50, 20_000), lambda: _end_promotion(worker, order, pages, pool))
 
 
-def _end_promotion(worker: dict[str, Any], order: plans.PromotePages, pages: list[int], pool: HostPool | None) -> None:
+def _end_promotion(worker: WorkerProcess, order: plans.PromotePages, pages: list[int], pool: HostPool | None) -> None:
     for page in pages:
         del worker.promoting[page]
     is_mapped = pool is not None and worker.hosts.get(order.storage_id) is pool

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, SPARSE_TROUBLES, TROUBLES, VARIANTS, CellDriver
 
+VARIED: Any = {name: st.sampled_from(values) for name, values in VARIANTS.items()}
 index = st.integers(min_value=0, max_value=1_000)
 
 
@@ -37,7 +38,7 @@ class Cell(RuleBasedStateMachine):
             reserve_fraction=st.sampled_from([0.0, 0.3]),
             min_host_load_tokens=st.sampled_from([1, 20]),
             max_attempts=st.sampled_from([2, 6]),
-            **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
+            **VARIED,
         ),
     )
     def start(self, config: CellConfig, **shape: Any) -> None:
@@ -114,7 +115,7 @@ class Cell(RuleBasedStateMachine):
     @rule(
         host_tier=st.sampled_from([True, True, False]),
         max_batch_tokens=st.sampled_from([1, 40]),
-        **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
+        **VARIED,
     )
     def configure(self, **choice: Any) -> None:
         assert self.driver is not None

@@ -6,7 +6,6 @@ Two namespaces are of one tenant, one of another, and one of nobody. Now and the
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     return driver.cell.state.counters | watch.seen | {"quotas_changed": changed}
 
 
-def _cell(chance: dict[str, Any]) -> CellDriver:
+def _cell(chance: random.Random) -> CellDriver:
     config = CellConfig(
         max_batch_tokens=chance.choice([24, 200]),
         max_running=chance.randint(1, 4),
@@ -87,7 +86,7 @@ def _cell(chance: dict[str, Any]) -> CellDriver:
 
 def _walk(driver: CellDriver, chance: random.Random, steps: int, watch: QuotaWatch) -> int:
     """Do so many things; returns how often a quota was changed."""
-    quotas = {owner: _quota(chance, driver, owner) for owner in ("tenant-a", "tenant-b")}
+    quotas: dict[str, CacheQuota | None] = {owner: _quota(chance, driver, owner) for owner in ("tenant-a", "tenant-b")}
     first_quota = chance.randrange(steps // 2) if chance.random() < 0.3 else 0
     changed = 0
     for step in range(steps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -77,7 +76,7 @@ MUST_HAPPEN = (
 
 def walk(seed: int, steps: int) -> dict[str, int]:
     """Drive one cell; returns its counters. In every third, most of what comes back is on disk only."""
-    chance: dict[str, Any] = random.Random(seed)
+    chance = random.Random(seed)
     is_deep = seed % 3 == 0
     config = CellConfig(
         max_batch_tokens=chance.choice([3, 24, 200]),

@@ -92,7 +92,7 @@ def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
     storage = driver.cell.storages.get("storage")
     if storage is None or storage.hidden_pool is None:
         return
-    said = {"storage_id": "storage", "incarnation": storage.incarnation}
+    said: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation}
     for form, disk, store in (
         ("kv", storage.disk, driver.cell.remote),
         ("state", storage.state_disk, driver.cell.state_remote),
@@ -100,8 +100,9 @@ def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
         part = chance.choice([0.0, 0.7, 1.0])
         store.chunks.update({name: pages for name, pages in disk.chunks.items() if chance.random() < part})
         names = b"".join(disk.chunks)
+        formed: dict[str, Any] = {"form": form}
         disk.chunks.clear()
-        driver.cell.feed(ChunksDropped(**said, chunks=names, form=form))
+        driver.cell.feed(ChunksDropped(**said, chunks=names, **formed))
 
 
 def walk(seed: int, steps: int) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class Hearing(LruPolicy, tag="hears of ends"):
     seen: int = 0
     heard: list[tuple[int, int, int]] = []
 
-    def visit(self, path: list[Any], prompt_tokens: int, moment: Moment) -> None:
+    def visit(self, path: Sequence[Any], prompt_tokens: int, moment: Moment) -> None:
         self.seen += 1
         assert moment.admission == self.seen
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache as memoised
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size
 more_prompts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=40)
 
 
-def requests_of(names: list[list[int]]) -> list[BlockRequest]:
+def requests_of(names: Iterable[Iterable[Any]]) -> list[BlockRequest]:
     found = BlockRequests(16)
     for prompt in names:
         found.append(prompt)

@@ -167,7 +167,7 @@ def test_the_server_accepts_what_the_chart_of_nats_makes_of_it(values: dict[str,
     names = {name for own in (defaults, values.get("nats", defaults)) for name in own["container"]["env"]}
     environment = os.environ | dict.fromkeys(names, "of-letters")
 
-    command = [find_nats_program().path, "-t", "-c", str(file)]
+    command: list[Any] = [find_nats_program().path, "-t", "-c", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ class _Store(MemoryBackend):
         self.tries = 0
         self.done = asyncio.Event()
 
-    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:  # type: ignore[no-untyped-def]
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
         self.tries += 1
         if self.tries <= self.failures:
             raise TransportError("no route")

@@ -53,7 +53,7 @@ def faults_of(query: str, exported: dict[str, MetricFacts]) -> list[str]:
 
 def series_of(exported: dict[str, MetricFacts]) -> dict[str, MetricFacts]:
     """Metrics by the names of their series."""
-    series = {}
+    series: dict[Any, Any] = {}
     for facts in exported.values():
         if facts.kind == "histogram":
             series |= {f"{facts.name}{end}": facts for end in ("_bucket", "_sum", "_count")}

@@ -1,6 +1,6 @@
 """Small restorations drawn by hypothesis, and the best plan for each found by trying every executable one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -45,7 +45,7 @@ def costs(
     )
 
 
-def held(layers: int, *forms: str, tokens: int = 10, source: str = "host") -> Span:
+def held(layers: int, *forms: Any, tokens: int = 10, source: str = "host") -> Span:
     """A span of which every layer is held in these forms."""
     return Span(tokens=tokens, copies=tuple(Copy(source, form, all_layers(layers)) for form in forms))
 
@@ -100,7 +100,7 @@ def best_by_trying(spans: list[Span], cost: LayerCosts, resource: Resources) -> 
     return best
 
 
-def rows_us(row_starts: list[int], layer: int, cost: LayerCosts, end: int) -> float:
+def rows_us(row_starts: Sequence[int], layer: int, cost: LayerCosts, end: int) -> float:
     """Computing at a layer: rows that go on to the next one in full, the others' keys and values alone."""
     going_on = row_starts[min(layer + 1, cost.layers - 1)]
     return cost.recompute_us(going_on, end) + (going_on - row_starts[layer]) * cost.hidden_us

@@ -1,6 +1,7 @@
 """Plans for whole prefixes, against every executable plan and against what must hold of any."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -81,7 +82,7 @@ def test_a_plan_is_executable_and_costs_what_it_says(case: tuple[list[Span], Lay
     spans, cost, resource = case
     plan = plan_restoration(spans, cost, resource)
     starts = [sum(span.tokens for span in spans[:index]) for index in range(len(spans) + 1)]
-    covered = {}
+    covered: dict[Any, Any] = {}
     for piece in plan.pieces:
         for index in range(piece.first_span, piece.end_span):
             layers = layer_mask(piece.first_layer, piece.end_layer)

@@ -17,7 +17,7 @@ SetHeat = Callable[[CellModel, Sequence[int], int, int], None]
 class FindOrders(Protocol):
     """Orders of one kind among outputs."""
 
-    def __call__(self, outputs: Iterable[object], kind: type[Order]) -> list[Order]: ...
+    def __call__(self, outputs: Iterable[object], kind: type[Order] | tuple[type[Order], ...]) -> list[Order]: ...
 
 
 class FindOrdersOfCell(Protocol):

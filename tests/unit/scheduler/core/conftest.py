@@ -1,15 +1,16 @@
 """Cells to test decisions on."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from services.scheduler.core.cache.prefix_tree import match_prefix
-from shared.messages.base import Message, pack_int32
+from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import RestorationCosts
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, Order, SetHeat
 from tests.unit.scheduler.core.restoring_cells import restoring_cell
 from tests.unit.scheduler.core.saving_hidden import saving_cell
 
@@ -34,9 +35,8 @@ def make_cell() -> MakeCell:
         keeps_sparse: bool = False,
         **config: Any,
     ) -> CellModel:
-        cell = CellModel(
-            CellConfig(**{"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size
-        )
+        settings: dict[str, Any] = {"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0}
+        cell = CellModel(CellConfig(**settings | config), page_size=page_size)
         cell.restoration = costs
         if host_pages:
             cell.add_storage(
@@ -71,7 +71,7 @@ def make_saving_cell(make_cell: MakeCell) -> MakeCell:
 def orders() -> FindOrders:
     """Orders of one kind among outputs."""
 
-    def find(outputs: list[Any], kind: object) -> list[Message]:
+    def find(outputs: Iterable[object], kind: type[Order] | tuple[type[Order], ...]) -> list[Order]:
         found = [getattr(output, "order", getattr(output, "word", None)) for output in outputs]
         return [order for order in found if isinstance(order, kind)]
 
@@ -82,7 +82,7 @@ def orders() -> FindOrders:
 def set_heat() -> SetHeat:
     """Say how often and how lately the prefix of these tokens was used, whatever really happened."""
 
-    def put(cell: CellModel, tokens: list[int], frequency: int, clock: int) -> None:
+    def put(cell: CellModel, tokens: Sequence[int], frequency: int, clock: int) -> None:
         path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
         assert path, "nothing is known of these tokens"
         for node, _ in path:

@@ -8,6 +8,7 @@ from services.scheduler.core.cache.page_pool import PagePool
 from shared.messages.storage_events import ChunksListed
 from shared.messages.worker_events import RestorationCosts
 from shared.messages.worker_plans import RestoreChunk, RunBatch
+from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -81,7 +82,7 @@ def worker_goes_on(cell: CellModel, name: str = "worker-0") -> None:
 
 def restores(cell: CellModel) -> list[RestoreChunk]:
     """Every RestoreChunk that was ordered, in order."""
-    found = []
+    found: list[RestoreChunk] = []
     for outputs in cell.outputs:
         for output in outputs:
             order = getattr(output, "order", None)
@@ -92,4 +93,4 @@ def restores(cell: CellModel) -> list[RestoreChunk]:
 
 def hidden_pool(cell: CellModel) -> PagePool:
     """The core's pool of state pages."""
-    return cell.state.storages["storage"].hidden_pool
+    return present(cell.state.storages["storage"].hidden_pool)

@@ -3,14 +3,14 @@
 from typing import Any
 
 from services.scheduler.core.state import Storage
-from shared.messages.base import Message, unpack_int32
+from shared.messages.base import unpack_int32
 from shared.messages.storage_plans import SaveChunks
 from shared.messages.worker_events import RestorationCosts
 from shared.messages.worker_plans import AdmitRequest, ExtendLease, StateLease
 from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, Order
 from tests.unit.scheduler.core.fetching import PAGE
 
 
@@ -56,6 +56,6 @@ def worker_runs(cell: CellModel, name: str = "worker-0") -> None:
             pass
 
 
-def _orders(cell: CellModel, kind: type[AdmitRequest] | type[ExtendLease] | type[SaveChunks]) -> list[Message]:
+def _orders(cell: CellModel, kind: type[Order]) -> list[Order]:
     found = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [order for order in found if isinstance(order, kind)]

@@ -6,6 +6,8 @@ on both are told everything and must answer alike.
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
 from services.scheduler.core.cache.eviction.policy import Policy
@@ -26,7 +28,9 @@ class Forest:
     def __init__(self, policy: Policy) -> None:
         self.policies = [policy]
         self.hotness = ExactHotness(max_age=3, aging_requests=4)
-        self.nodes, self.locks, self.running = {}, {}, []
+        self.nodes: dict[int, Node] = {}
+        self.locks: dict[int, int] = {}
+        self.running: list[Any] = []
         self.last_id = self.seq = 0
 
     @property

@@ -67,7 +67,7 @@ def make_room(forest: Forest, tokens: int) -> None:
         forest.drop(victim)
 
 
-def parts_of(value: object) -> list[Any]:
+def parts_of(value: Any) -> list[Any]:
     """A struct and all structs in its fields."""
     found = [value]
     for name in value.__struct_fields__:

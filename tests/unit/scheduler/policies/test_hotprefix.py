@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.cache.eviction import make_policy
 from services.scheduler.core.cache.heat import parse
 from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.policies.hotprefix import HotPrefixPolicy
 from shared.messages.cell_events import CellConfig
 from tests.present import present
 from tests.unit.scheduler.policies.forest import Forest, size
@@ -104,6 +105,7 @@ def test_bad_expression_is_replaced_by_the_papers() -> None:
     """A fold that is told nonsense goes on."""
     policy = make_policy("hotprefix", 100, CellConfig(eviction_expression="import os"))
 
+    assert isinstance(policy, HotPrefixPolicy)
     assert policy.expression == "frequency + clock / length"
 
 
@@ -114,6 +116,7 @@ def test_one_victim_ranks_a_part_of_very_many_leaves() -> None:
         forest.ask(None, [label])
         forest.finish(0)
     policy = forest.policy
+    assert isinstance(policy, HotPrefixPolicy)
 
     forest.drop(present(forest.victim()))
     assert 0 < len(policy.values) <= 64

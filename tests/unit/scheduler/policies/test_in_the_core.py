@@ -54,7 +54,12 @@ def test_steps_without_a_batch_let_policies_work_ahead(monkeypatch: pytest.Monke
     cell.add_worker("worker", pages=30)
     cell.drain()
     prepared = []
-    monkeypatch.setattr(ThermoclinePolicy, "prepare", lambda policy: prepared.append(policy) or True)
+
+    def prepare(policy: ThermoclinePolicy) -> bool:
+        prepared.append(policy)
+        return True
+
+    monkeypatch.setattr(ThermoclinePolicy, "prepare", prepare)
 
     cell.submit([1] * 8, max_tokens=2)
     assert not prepared

@@ -1,7 +1,7 @@
 """The indexes of selective admission and promotion."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.scheduler.core import decode_state, encode_state, new_state
 from services.scheduler.core.cache.candidates import (
@@ -16,17 +16,21 @@ from services.scheduler.core.cache.candidates import (
 )
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.state import CellState
+from tests.present import present
 from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
 
 
-def make_index(values: dict[int, int | None]) -> tuple[CellState, Candidates, Callable[..., tuple[float, int]]]:
+def make_index(
+    values: Mapping[int, int | None],
+) -> tuple[CellState, Candidates, Callable[[int], tuple[float, int] | None]]:
     """An index of nodes with these values, by id, and how they rank as the values change."""
     state = new_state()
     state.tree.nodes = {number: Node(id=number, parent=0, tokens=b"") for number in values}
     index = Candidates(noted=dict.fromkeys(values))
 
-    def rank_of(node_id: int) -> tuple[float, int]:
-        return (float(values[node_id]), 0) if values.get(node_id) is not None else None
+    def rank_of(node_id: int) -> tuple[float, int] | None:
+        value = values.get(node_id)
+        return (float(value), 0) if value is not None else None
 
     return state, index, rank_of
 
@@ -80,7 +84,7 @@ def test_put_back_undoes_a_taking() -> None:
     """The next one to ask gets the same."""
     state, index, rank_of = make_index({1: 5})
     refresh(state, index, rank_of)
-    rank, node_id = take_least(index, rank_of)
+    rank, node_id = present(take_least(index, rank_of))
     put_back(index, rank, node_id)
 
     assert take_least(index, rank_of) == ((5.0, 0), 1)

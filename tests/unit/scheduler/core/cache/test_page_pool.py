@@ -69,7 +69,7 @@ def test_a_page_outside_the_pool_is_refused(pages: list[int]) -> None:
 def test_a_pool_behaves_like_a_list_of_free_pages(actions: list[tuple[bool, int]]) -> None:
     """Whatever is taken and given back, no page is lost or given twice."""
     pool = new_pool(30)
-    held = []
+    held: list[int] = []
     for is_taking, number in actions:
         if is_taking:
             pages = pool.allocate(number)

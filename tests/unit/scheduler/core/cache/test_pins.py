@@ -1,5 +1,7 @@
 """Pins: what they keep, that they keep to their budget, and that they let go of it."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.cache.prefix_tree import match_prefix
@@ -7,6 +9,7 @@ from services.scheduler.core.fold.status import list_cache
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, StorageLost, UnpinPrefix
 from shared.messages.status import ListCache, PinStatus
+from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
@@ -23,7 +26,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     return cell
 
 
-def pin(cell: CellModel, tokens: list[int] = PROMPT, pin_id: str = "p", ttl_ms: int = 60_000) -> PinStatus:
+def pin(cell: CellModel, tokens: list[int] = PROMPT, pin_id: str = "p", ttl_ms: int = 60_000) -> PinStatus | None:
     """Pin, and return what the listing says of it."""
     cell.feed(PinPrefix(pin_id=pin_id, namespace=namespace(), tokens=pack_int32(tokens), ttl_ms=ttl_ms))
     found = [pin for pin in list_cache(cell.state, ListCache()).pins if pin.pin_id == pin_id]
@@ -45,7 +48,7 @@ def churn(cell: CellModel, count: int = 12) -> None:
 
 def test_a_pinned_prefix_survives_what_evicts_others(cell: CellModel) -> None:
     """Churn takes every other copy; the pinned one stays in host memory."""
-    assert pin(cell).held_tokens == 40
+    assert present(pin(cell)).held_tokens == 40
 
     churn(cell)
 
@@ -91,7 +94,7 @@ def test_what_is_on_the_device_only_is_held_once_it_has_a_copy(make_cell: MakeCe
     cell = make_cell(pages=24, host_pages=80, policy="lru", admission="selective")
     cell.submit(PROMPT, max_tokens=1)
     cell.drain()
-    assert pin(cell).held_tokens == 0
+    assert present(pin(cell)).held_tokens == 0
 
     churn(cell)
 
@@ -105,7 +108,7 @@ def test_a_flush_of_the_device_spares_what_a_pin_has_no_copy_of_yet(make_cell: M
     cell.submit(PROMPT, max_tokens=1)
     cell.submit([1] * 40, max_tokens=1)
     cell.drain()
-    assert pin(cell).held_tokens == 0
+    assert present(pin(cell)).held_tokens == 0
 
     cell.feed(FlushCache(call_id="1", tiers=("device",)))
     kept = {node.tokens for node in cell.state.tree.nodes.values() if node.device}
@@ -136,7 +139,7 @@ def test_pins_keep_to_their_budget(make_cell: MakeCell) -> None:
 
     first, second = pin(cell, pin_id="a"), pin(cell, [1] * 40, pin_id="b")
 
-    assert (first.pages, second.pages) == (10, 0)
+    assert (present(first).pages, present(second).pages) == (10, 0)
     assert cell.state.counters["pins_over_budget"] > 0
 
 
@@ -171,6 +174,7 @@ def test_a_pin_that_cannot_be_is_refused_with_a_reason(cell: CellModel, tokens: 
     """Shorter than a page, or no time: it holds nothing and says why, for a while."""
     refused = pin(cell, tokens, ttl_ms=ttl_ms)
 
+    assert refused is not None
     assert refused.refusal
     assert refused.pages == 0
     assert cell.state.counters["pins_refused"] == 1
@@ -180,7 +184,8 @@ def test_the_listing_says_what_is_where(cell: CellModel) -> None:
     """Every node once, page by page of the listing, with its tiers, its first tokens and its pins."""
     pin(cell)
 
-    listed, after = [], 0
+    listed: list[Any] = []
+    after = 0
     while True:
         part = list_cache(cell.state, ListCache(max_nodes=1, after=after))
         listed += part.nodes

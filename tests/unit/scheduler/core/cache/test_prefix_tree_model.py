@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ class Model:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.tree = PrefixTree(page_size=page_size)
-        self.known = {}  # Every cached prefix of whole pages, and the node that it ends in.
+        self.known: dict[Any, Any] = {}
 
     def insert(self, tokens: list[int]) -> None:
         """Put a sequence into both, and cut nodes where it leaves them."""
@@ -97,7 +98,7 @@ def a_history(page_size: int, seed: int) -> Model:
     """Insert, remove and ask at random, and compare after every action."""
     chance = random.Random(seed)
     model = Model(page_size)
-    asked = {}
+    asked: dict[Any, Any] = {}
     for _ in range(120):
         tokens = sequence(chance, page_size)
         kind = chance.random()

@@ -135,7 +135,7 @@ def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel, o
 
 
 @pytest.mark.parametrize("setting", ["selective", "on_evict", "off"])
-def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, orders: FindOrders, setting: str) -> None:
+def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, orders: FindOrders, setting: Any) -> None:
     """Such as reuse, or leaving host memory."""
     cell.state.config = type(cell.state.config)(disk_writes=setting)
     cell.lose_storage("storage")

@@ -215,7 +215,7 @@ def test_spans_cover_the_prompt_and_agree_with_usage(make_cell: MakeCell, seed: 
             if admission.attempt != order.attempt:
                 continue
             end = 0
-            found = {}
+            found: dict[Any, Any] = {}
             for span in admission.prompt:
                 assert span.start == end < span.end
                 assert (span.source == "computed") == bool(span.reason)

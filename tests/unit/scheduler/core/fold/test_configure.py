@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.scheduler.core.queue.schedules import SCHEDULES
+from services.scheduler.policies.hotprefix import HotPrefixPolicy
 from shared.messages.cell_events import CellConfig, CellConfigured
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
@@ -45,10 +47,10 @@ def test_zeros_cannot_stall_the_cell(make_cell: MakeCell) -> None:
 
 
 @pytest.mark.parametrize("name", ["eviction_expression", "hotness_expression"])
-def test_a_bad_expression_leaves_the_old_one_in_force(make_cell: MakeCell, name: dict[str, Any]) -> None:
+def test_a_bad_expression_leaves_the_old_one_in_force(make_cell: MakeCell, name: str) -> None:
     """It is counted, and the other settings apply."""
     cell = make_cell(**{name: "frequency"})
-    cell.feed(CellConfigured(config=CellConfig(**{name: "frequency ** 2"}, max_running=3)))
+    cell.feed(CellConfigured(config=structs.replace(CellConfig(max_running=3), **{name: "frequency ** 2"})))
 
     assert getattr(cell.state.config, name) == "frequency"
     assert cell.state.counters["bad_expressions"] == 1
@@ -74,6 +76,7 @@ def test_a_new_eviction_expression_takes_effect_at_once(make_cell: MakeCell) -> 
 
     cell.feed(CellConfigured(config=CellConfig(policy="hotprefix", eviction_expression="clock")))
     (after,) = cell.state.orders.values()
+    assert isinstance(after, HotPrefixPolicy)
     assert after.expression == "clock"
 
 

@@ -51,7 +51,7 @@ def busy_log() -> list[Stamped]:
 def fold(state: CellState, log: list[Stamped]) -> list[bytes | str]:
     """Outputs as bytes."""
     outputs = [output for stamped in log for output in step(state, stamped)]
-    return [codec.encode(output) if hasattr(output, "__struct_fields__") else repr(output) for output in outputs]
+    return [codec.encode(output) if isinstance(output, msgspec.Struct) else repr(output) for output in outputs]
 
 
 def test_a_fold_that_goes_on_from_a_snapshot_says_the_same(busy_log: list[Stamped]) -> None:
@@ -102,7 +102,7 @@ class NewestPolicy(Policy):
     def split(self, upper: Any, lower: Any) -> None:
         self.stack.insert(self.stack.index(lower.id), upper.id)
 
-    def victim(self, evictable: Callable[..., Any], moment: Moment) -> Node:
+    def victim(self, evictable: Callable[..., Any], moment: Moment) -> Node | None:
         return next(filter(None, map(evictable, reversed(self.stack))), None)
 
     def encode(self) -> bytes:
@@ -131,6 +131,7 @@ def test_a_policy_writes_its_own_state(newest: CellState) -> None:
     data = encode_state(newest)
 
     order = newest.orders["device/worker-0"]
+    assert isinstance(order, NewestPolicy)
     assert order.stack
     assert msgspec.msgpack.decode(data)["orders"]["device/worker-0"] == ["newest", 3, order.encode()]
     assert decode_state(data).orders == newest.orders

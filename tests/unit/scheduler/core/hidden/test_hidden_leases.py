@@ -84,7 +84,7 @@ def test_a_lease_goes_on_from_something_known(make_saving_cell: MakeCell) -> Non
 
 
 @pytest.mark.parametrize("form", ["state", "kv"])
-def test_what_is_known_below_is_skipped(make_saving_cell: MakeCell, form: str) -> None:
+def test_what_is_known_below_is_skipped(make_saving_cell: MakeCell, form: Any) -> None:
     """In either form; the lease begins behind it, though the request computes it again."""
     cell = make_saving_cell(restoring="recompute")
     chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))[:2]), form)
@@ -143,7 +143,8 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
 def test_settings_end_leasing(make_saving_cell: MakeCell, settings: dict[str, Any]) -> None:
     """What was a cell that keeps state keeps no more of it; its pool stays."""
     cell = make_saving_cell()
-    config = CellConfig(**{"state_form": "0/1/0", "lease_tokens": 64} | settings)
+    fields: dict[str, Any] = {"state_form": "0/1/0", "lease_tokens": 64} | settings
+    config = CellConfig(**fields)
     cell.feed(CellConfigured(config=config))
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
@@ -415,7 +416,7 @@ def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell: MakeC
 def test_profiles_may_differ_in_width(make_saving_cell: MakeCell) -> None:
     """A worker of other hidden states than the pool's leases none of it."""
     cell = make_saving_cell()
-    cell.restoration = structs.replace(cell.restoration, hidden=2)
+    cell.restoration = structs.replace(present(cell.restoration), hidden=2)
     cell.lose_worker("worker-0")
     cell.add_worker("worker-1", pages=64)
     cell.submit(prompt(3), max_tokens=1)

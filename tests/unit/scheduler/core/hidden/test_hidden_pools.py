@@ -232,7 +232,12 @@ def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
 def test_senseless_profiles_and_limits_count_for_nothing(make_cell: MakeCell) -> None:
     """A worker without a profile serves as any other; a limit below nothing is none."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="0/1/0", workers=0)
-    for number, faults in enumerate(({"token_us": float("nan")}, {"hidden": -1}, {"link_bytes_per_us": float("inf")})):
+    senseless: tuple[dict[str, Any], ...] = (
+        {"token_us": float("nan")},
+        {"hidden": -1},
+        {"link_bytes_per_us": float("inf")},
+    )
+    for number, faults in enumerate(senseless):
         cell.restoration = structs.replace(COSTS, **faults)
         cell.add_worker(f"worker-{number}")
         assert cell.state.workers[f"worker-{number}"].restoration is None

@@ -14,6 +14,7 @@ from services.scheduler.core.state import CellState, Worker
 from services.scheduler.core.step import Step
 from shared.chunks import chunk_pages
 from shared.errors import InvariantViolated
+from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt
@@ -37,7 +38,7 @@ def cell(make_cell: MakeCell) -> CellModel:
 
 
 def run_of(state: CellState, name: str = "waiting") -> HiddenRun:
-    return state.requests[name].hidden.run
+    return present(state.requests[name].hidden.run)
 
 
 def fetch_of(state: CellState, name: str = "waiting") -> HiddenFetch:

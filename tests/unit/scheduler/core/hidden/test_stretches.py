@@ -29,7 +29,7 @@ from shared.ids import chain_root
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import FetchChunks
-from shared.messages.worker_plans import AdmitRequest, RestoreChunk, RunBatch
+from shared.messages.worker_plans import AdmitRequest, PrefillChunk, RestoreChunk, RunBatch
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
@@ -64,10 +64,11 @@ def put_state_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -
 
 def planned(cell: CellModel, orders: FindOrders) -> list[tuple[bool, int, int]]:
     """What is ordered of a request, in turn, what follows itself put together: (restored or not, first token, end)."""
-    found = []
+    found: list[Any] = []
     for outputs in cell.outputs:
         for batch in orders(outputs, RunBatch):
-            for chunk in (*batch.restores, *batch.chunks):
+            chunks: tuple[RestoreChunk | PrefillChunk, ...] = (*batch.restores, *batch.chunks)
+            for chunk in chunks:
                 is_restored, start = isinstance(chunk, RestoreChunk), chunk.start
                 if is_restored and found and found[-1][::2] == (True, start):
                     start = found.pop()[1]

@@ -9,7 +9,7 @@ from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.pools import PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
-from shared.messages.worker_plans import AttachHostPool, Dismiss
+from shared.messages.worker_plans import AttachHostPool, Dismiss, WorkerPlan
 from tests.stateful.cell_model import MODEL, CellModel, geometry
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
@@ -38,6 +38,7 @@ def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell: MakeCell, diffe
 
     (output,) = cell.feed(join(cell, **difference))
 
+    assert isinstance(output, WorkerPlan)
     assert isinstance(output.order, Dismiss)
     assert (output.worker_id, output.incarnation, output.number) == ("stranger", "x", 1)
     assert list(cell.state.workers) == ["worker-0"]

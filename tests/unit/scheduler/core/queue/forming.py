@@ -1,5 +1,7 @@
 """Candidates of whom only names and counts matter, and the order in which a schedule takes them."""
 
+from typing import Any
+
 from services.scheduler.core.cache.prefix_match import PrefixMatch
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
 from services.scheduler.core.queue.schedules import Schedule
@@ -27,7 +29,8 @@ def form(
 ) -> list[str]:
     """Names in the order in which a batch takes them, nothing of it in the tree."""
     builder = BatchBuilder(budget, places)
-    worker = Worker("w", "1", "n", None, 1, None)
+    nothing: Any = None  # No decision here looks into a pool.
+    worker = Worker("w", "1", "n", nothing, 1, nothing)
     taken, put_aside = [], []
 
     def take(item: Candidate) -> None:

@@ -1,14 +1,14 @@
 """Batches."""
 
-from shared.messages.worker_plans import RunBatch
+from shared.messages.worker_plans import RunBatch, WorkerPlan
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 def batches(cell: CellModel) -> list[RunBatch]:
     """Every batch sent so far."""
-    plans = [output for outputs in cell.outputs for output in outputs]
-    return [plan.order for plan in plans if isinstance(getattr(plan, "order", None), RunBatch)]
+    plans = [output for outputs in cell.outputs for output in outputs if isinstance(output, WorkerPlan)]
+    return [plan.order for plan in plans if isinstance(plan.order, RunBatch)]
 
 
 def spans(cell: CellModel) -> list[list[tuple[str, int, int]]]:

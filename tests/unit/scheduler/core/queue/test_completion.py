@@ -1,7 +1,10 @@
 """What workers report."""
 
+from typing import Any
+
 import pytest
 
+from services.scheduler.policies.thermocline import ThermoclinePolicy
 from shared.messages.base import pack_int32
 from shared.messages.worker_events import BatchDone, RequestFinished
 from shared.messages.worker_plans import PreemptRequest
@@ -9,7 +12,7 @@ from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def finish(cell: CellModel, name: str, output: list[int], reason: str = "stop") -> RequestFinished:
+def finish(cell: CellModel, name: str, output: list[int], reason: Any = "stop") -> RequestFinished:
     """A worker's RequestFinished."""
     return RequestFinished(
         worker_id="worker-0",
@@ -48,7 +51,7 @@ def test_a_next_turn_finds_the_last_answer(make_cell: MakeCell) -> None:
     ("reason", "output", "cached"), [("cancelled", [], 0), ("error", [5, 6, 7], 0), ("stop", [5, 6, 7], 8)]
 )
 def test_only_what_was_certainly_computed_is_cached(
-    make_cell: MakeCell, reason: str, output: list[int], cached: int
+    make_cell: MakeCell, reason: Any, output: list[int], cached: int
 ) -> None:
     """An end before the first chunk was reported, or after an error, leaves nothing behind."""
     cell = make_cell()
@@ -110,6 +113,7 @@ def test_eviction_policies_hear_how_long_each_answer_is(make_cell: MakeCell) -> 
 
     assert len(cell.state.orders) == 2
     for order in cell.state.orders.values():
+        assert isinstance(order, ThermoclinePolicy)
         used_by = [order.records.contexts[record.context] for record in order.records.by_digest.values()]
         assert {(context.prompt, context.answer) for context in used_by} == {(3, 4), (4, 30)}
         assert not order.running

@@ -1,12 +1,13 @@
 """Decode leases and preemption."""
 
+from services.scheduler.core.step import Output
 from shared.messages.worker_events import LeaseRequested
-from shared.messages.worker_plans import ExtendLease, PreemptRequest, WorkerPlan
+from shared.messages.worker_plans import ExtendLease, PreemptRequest
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def ask(cell: CellModel, name: str, generated: int, attempt: int = 1) -> list[WorkerPlan]:
+def ask(cell: CellModel, name: str, generated: int, attempt: int = 1) -> list[Output]:
     """A lease request as a worker sends it."""
     worker = cell.workers["worker-0"]
     return cell.feed(

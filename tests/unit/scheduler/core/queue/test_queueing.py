@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages.gateway_notices import RequestFailed
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.stateful.cell_model import namespace
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
@@ -53,6 +53,7 @@ def test_a_repeated_request_does_not_end_the_original(make_cell: MakeCell, order
 
     assert same == []
     (refusal,) = orders(other, RequestFailed)
+    assert isinstance(other[0], GatewayNotice)
     assert (refusal.code, other[0].gateway_id) == ("duplicate_request", "two")
     cell.drain()
     assert cell.gateways["one"].ended == {"a": "finished"}

@@ -1,6 +1,7 @@
 """Which candidates a batch takes, and in which order."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state:
 
 def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state: CellState) -> None:
     """Loads above ten tokens per computed token are waited for."""
-    worker = Worker("w", "1", "n", None, 1, None)
+    nothing: Any = None  # No decision here looks into a pool.
+    worker = Worker("w", "1", "n", nothing, 1, nothing)
     draft = BatchBuilder(100, 100, loaded=100, computed=10)
 
     assert not is_loading_bound(state, worker, draft)
@@ -83,7 +85,8 @@ def test_nobody_starves_under_balanced(state: CellState) -> None:
 
 
 def _nobody_starves(state: CellState, chance: random.Random) -> None:
-    queue, due = [], {}
+    queue: list[Any] = []
+    due: dict[Any, Any] = {}
     for number in range(300):
         for _ in range(chance.randrange(3)):
             name = f"r{number}-{len(due)}"

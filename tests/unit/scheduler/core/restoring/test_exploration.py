@@ -142,7 +142,7 @@ def test_a_deadline_bounds_a_trial() -> None:
     held, way = prices(disk=1.0), ways(kv=10)
 
     assert trial_of(held, way, left_us=1.0) is None
-    assert present(trial_of(held, way, left_us=choose(held, way).total_us * 1.5)).end < trial_of(held, way).end
+    assert present(trial_of(held, way, left_us=choose(held, way).total_us * 1.5)).end < present(trial_of(held, way)).end
 
 
 def test_every_thirty_second_decision_is_a_trial(cell_that: MakeCell, fetched: Fetched) -> None:

@@ -1,5 +1,7 @@
 """What reading in part is expected to cost, and what is learned of it."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -18,7 +20,7 @@ from tests.present import present
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring.test_restoration_choice import prices, replace, ways
+from tests.unit.scheduler.core.restoring.test_restoration_choice import prices, ways
 
 KV = KvGeometry(layers=8, kv_heads=12, head_dim=16, page_size=16, dtype="float16")
 

@@ -11,6 +11,7 @@ from services.scheduler.core.sparse.sparse_invariants import check_sparse
 from services.scheduler.core.sparse.sparse_records import SparseChoice
 from shared.errors import InvariantViolated
 from shared.messages.requests import CacheHints, SubmitRequest
+from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
@@ -33,11 +34,11 @@ def exact(submit: SubmitRequest) -> SubmitRequest:
 
 
 def void_choice(request: Request, **changes: Any) -> None:
-    request.sparse.choice = structs.replace(request.sparse.choice, **changes)
+    request.sparse.choice = structs.replace(present(request.sparse.choice), **changes)
 
 
 def set_span(request: Request, **changes: Any) -> None:
-    request.sparse.span = structs.replace(request.sparse.span, **changes)
+    request.sparse.span = structs.replace(present(request.sparse.span), **changes)
 
 
 FAULTS = {

@@ -6,7 +6,7 @@ from services.scheduler.core.cache.prefix_match import nearest_holder
 from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
-from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad, RunBatch
+from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad, RunBatch, WorkerPlan
 from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
@@ -164,7 +164,11 @@ def test_workers_of_a_node_are_told_of_one_another(make_cell: MakeCell, orders: 
     cell.add_worker("far", node="far")
     cell.add_worker("two")
 
-    joined = [(output.worker_id, output.order.worker_id) for output in cell.outputs[-1] if hasattr(output, "order")]
+    joined = [
+        (output.worker_id, output.order.worker_id)
+        for output in cell.outputs[-1]
+        if isinstance(output, WorkerPlan) and isinstance(output.order, AttachNeighbour)
+    ]
     cell.drain()
     assert sorted(joined) == [("one", "two"), ("two", "one")]
     cell.lose_worker("two")

@@ -1,6 +1,7 @@
 """Runs of chunks that are still to be saved."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     return cell
 
 
-def path_of(cell: CellModel, *, nodes: bool = False) -> list[Node | tuple[Node, int]]:
+def path_of(cell: CellModel, *, nodes: bool = False) -> Any:
     """The path of the sequence."""
     path = match_prefix(cell.state.tree, namespace(), pack_int32(TOKENS), 100)
     return [node for node, _ in path] if nodes else path

@@ -31,9 +31,7 @@ def make_tiers(make_cell: MakeCell) -> MakeCell:
     return make
 
 
-def ordered(
-    cell: CellModel, orders: FindOrders, kind: type[SaveChunks] | type[BackupPages] = SaveChunks
-) -> list[SaveChunks | BackupPages]:
+def ordered(cell: CellModel, orders: FindOrders, kind: type[Any] = SaveChunks) -> list[Any]:
     """Every order of this kind so far."""
     return [order for outputs in cell.outputs for order in orders(outputs, kind)]
 
@@ -147,6 +145,7 @@ def test_on_evict_saves_what_leaves_host_memory(make_tiers: MakeCell, orders: Fi
     plans = [order for order in orders(cell.outputs[-1], object) if isinstance(order, SaveChunks | BackupPages)]
     assert [type(plan) for plan in plans] == [SaveChunks, BackupPages]
     save, backup = plans
+    assert isinstance(save, SaveChunks)
     assert unpack_int32(save.tokens) == DOCUMENT[:192]
     assert set(unpack_int32(save.host_pages)) & set(unpack_int32(backup.host_pages))
     assert save.worker_id == ""

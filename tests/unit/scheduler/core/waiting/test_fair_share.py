@@ -10,18 +10,18 @@ from services.scheduler.core.waiting.fair_share import Queue
 from shared.errors import InvariantViolated
 
 
-def fill(queue: Queue[Any], *requests: tuple[int, str, int]) -> None:
+def fill(queue: Queue, *requests: tuple[int, str, int]) -> None:
     """Let requests wait, given as (priority, tenant, place in arrival order)."""
     for priority, tenant, arrival in requests:
         queue.add(priority, tenant, (1, arrival, f"{tenant}{arrival}"))
 
 
-def order(queue: Queue[Any], limit: int = 100, cost: int = 10) -> list[str]:
+def order(queue: Queue, limit: int = 100, cost: int = 10) -> list[str]:
     """The ids in the order in which they would be served."""
     return queue.window(limit, lambda name: cost)
 
 
-def serve_next(queue: Queue[Any], tokens: Callable[..., Any], cost: int = 10) -> str:
+def serve_next(queue: Queue, tokens: Callable[..., Any], cost: int = 10) -> str:
     """Serve the first request; returns its id."""
     (name,) = order(queue, 1, cost)
     for priority, level in queue.levels.items():
@@ -134,7 +134,8 @@ def test_removing_what_does_not_wait_is_a_fault() -> None:
 def test_any_mixture_keeps_the_books(seed: int) -> None:
     """Against a plain list: nothing is lost, doubled or out of order within a tenant."""
     chance = random.Random(seed)
-    queue, model = Queue(), {}
+    queue = Queue()
+    model: dict[Any, Any] = {}
     for number in range(300):
         if model and chance.random() < 0.4:
             entry = chance.choice(sorted(model))
@@ -144,8 +145,8 @@ def test_any_mixture_keeps_the_books(seed: int) -> None:
             queue.remove(priority, tenant, entry)
         else:
             entry = (chance.randrange(2), number, f"r{number}")
-            model[entry] = (chance.randrange(3), chance.choice("abcd"))
-            queue.add(*model[entry], entry)
+            priority, tenant = model[entry] = (chance.randrange(3), chance.choice("abcd"))
+            queue.add(priority, tenant, entry)
         names = order(queue, 1000)
         assert sorted(names) == sorted(entry[2] for entry in model)
         assert queue.size == len(model)

@@ -58,7 +58,8 @@ def test_marks_are_kept_by_worker() -> None:
 def test_whoever_leaves_takes_his_marks_and_no_others(seed: int) -> None:
     """Against a dictionary of producers; an empty tree is as good as new."""
     chance = random.Random(seed)
-    tree, model = TransientTree(), {}
+    tree = TransientTree()
+    model: dict[str, tuple[str, list[int], int]] = {}
     for number in range(60):
         if model and chance.random() < 0.45:
             name = chance.choice(sorted(model))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 def fifo(trace: list[int], capacity: int) -> list[bool]:
     """First in, first out."""
-    queue, hits = [], []
+    queue: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in queue)
         if item not in queue:
@@ -18,7 +19,8 @@ def fifo(trace: list[int], capacity: int) -> list[bool]:
 
 def lru(trace: list[int], capacity: int) -> list[bool]:
     """Least recently used."""
-    queue, hits = [], []
+    queue: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in queue)
         queue = [*(other for other in queue if other != item), item][-capacity:]
@@ -27,7 +29,9 @@ def lru(trace: list[int], capacity: int) -> list[bool]:
 
 def lfu(trace: list[int], capacity: int) -> list[bool]:
     """Least frequently used while resident; of equals the least recently used."""
-    uses, last, hits = {}, {}, []
+    uses: dict[int, int] = {}
+    last: dict[int, int] = {}
+    hits = []
     for now, item in enumerate(trace):
         hits.append(item in uses)
         if item not in uses and len(uses) == capacity:
@@ -39,7 +43,11 @@ def lfu(trace: list[int], capacity: int) -> list[bool]:
 
 def gdsf(trace: list[int], capacity: int) -> list[bool]:
     """GreedyDual-Size-Frequency with cost 1 and size 1; of equals the least recently used."""
-    uses, priority, last, hits, clock = {}, {}, {}, [], 0.0
+    uses: dict[int, int] = {}
+    priority: dict[int, float] = {}
+    last: dict[int, int] = {}
+    hits = []
+    clock = 0.0
     for now, item in enumerate(trace):
         hits.append(item in uses)
         if item not in uses and len(uses) == capacity:
@@ -55,7 +63,10 @@ def gdsf(trace: list[int], capacity: int) -> list[bool]:
 
 def sieve(trace: list[int], capacity: int) -> list[bool]:
     """SIEVE's own algorithm: a hand that moves from the oldest to the newest and goes on at the oldest."""
-    queue, visited, hand, hits = [], set(), None, []
+    queue: list[int] = []
+    visited = set()
+    hand = None
+    hits = []
     for item in trace:
         hits.append(item in queue)
         if item in queue:
@@ -74,7 +85,9 @@ def sieve(trace: list[int], capacity: int) -> list[bool]:
 
 def slru(trace: list[int], capacity: int) -> list[bool]:
     """Two segments, four fifths of the capacity for the protected one."""
-    probation, protected, hits = [], [], []
+    probation: list[int] = []
+    protected: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in probation or item in protected)
         if item in protected:
@@ -94,7 +107,10 @@ def slru(trace: list[int], capacity: int) -> list[bool]:
 
 def two_q(trace: list[int], capacity: int) -> list[bool]:
     """2Q, full version, with Kin a quarter and Kout a half of the capacity."""
-    recent, ghosts, main, hits = [], [], [], []
+    recent: list[int] = []
+    ghosts = []
+    main: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in recent or item in main)
         if item in main:
@@ -119,7 +135,11 @@ def two_q(trace: list[int], capacity: int) -> list[bool]:
 
 def s3_fifo(trace: list[int], capacity: int) -> list[bool]:
     """S3-FIFO's Algorithm 1 with a tenth of the capacity for the small queue."""
-    small, main, ghosts, uses, hits = [], [], [], {}, []
+    small: list[int] = []
+    main = []
+    ghosts = []
+    uses: dict[int, int] = {}
+    hits = []
 
     def evict() -> None:
         while True:
@@ -157,7 +177,12 @@ def s3_fifo(trace: list[int], capacity: int) -> list[bool]:
 
 def arc(trace: list[int], capacity: int) -> list[bool]:
     """ARC, cases I to IV, save that REPLACE runs before the target moves: room is made before the item is known."""
-    t1, t2, b1, b2, target, hits = [], [], [], [], 0.0, []
+    t1: list[int] = []
+    t2: list[int] = []
+    b1 = []
+    b2 = []
+    target = 0.0
+    hits = []
 
     def replace() -> None:
         if t1 and (len(t1) > target or not t2):

@@ -90,7 +90,8 @@ def test_moved_member_stays_on_offer() -> None:
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 4))), most=st.integers(0, 12))
 def test_ghosts_are_the_newest_that_fit(steps: list[tuple[bool, int, int]], most: int) -> None:
     """Against a list: one more is the newest, the oldest are forgotten beyond the bound."""
-    ghosts, model = GhostList(), {}
+    ghosts = GhostList()
+    model: dict[int, int] = {}
     for is_put, digest, size in steps:
         if is_put:
             ghosts.put(digest, size, most)

@@ -19,7 +19,7 @@ def forest_of(name: str, capacity: int) -> Forest:
 def serve(forest: Forest, deepest: Node | None, labels: list[int]) -> Node | None:
     """A request that is over at once; returns the deepest node of its path."""
     forest.ask(deepest, labels)
-    last = forest.running[-1]
+    last: Node | None = forest.running[-1]
     forest.finish(len(forest.running) - 1)
     return last
 
@@ -49,7 +49,8 @@ def test_2q_moves_what_is_used_after_its_time_to_the_main_queue() -> None:
     assert lowest is not None
     top = forest.path(lowest)[0]
     evict(forest)
-    policy: TwoQueuePolicy = forest.policy
+    policy = forest.policy
+    assert isinstance(policy, TwoQueuePolicy)
     was_passed = top.id in policy.passed.places
 
     serve(forest, top, [])
@@ -67,7 +68,9 @@ def test_2q_brings_a_ghost_back_to_the_main_queue() -> None:
     serve(forest, forest.nodes[evicted.parent], [0])
 
     returned = next(node for node in forest.nodes.values() if node.digest == evicted.digest)
-    assert returned.id in forest.policy.main.places
+    policy = forest.policy
+    assert isinstance(policy, TwoQueuePolicy)
+    assert returned.id in policy.main.places
 
 
 def test_s3_fifo_moves_used_inner_nodes_on_with_the_rest() -> None:
@@ -82,7 +85,8 @@ def test_s3_fifo_moves_used_inner_nodes_on_with_the_rest() -> None:
 
     victim = evict(forest)
 
-    policy: S3FifoPolicy = forest.policy
+    policy = forest.policy
+    assert isinstance(policy, S3FifoPolicy)
     assert victim not in chain
     assert all(node.id in policy.main.places for node in chain)
 
@@ -90,7 +94,8 @@ def test_s3_fifo_moves_used_inner_nodes_on_with_the_rest() -> None:
 def test_arc_moves_its_target_towards_the_ghosts_that_return() -> None:
     """A newcomer that was evicted as used once asks for more recency, one that was used again for less."""
     forest = forest_of("arc", 6)
-    policy: ArcPolicy = forest.policy
+    policy = forest.policy
+    assert isinstance(policy, ArcPolicy)
     serve(forest, None, [0])
     evict(forest)
     serve(forest, None, [0])

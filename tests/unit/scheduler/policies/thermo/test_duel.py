@@ -16,7 +16,9 @@ class Player:
 
     def __init__(self, capacity: int) -> None:
         self.duel, self.capacity = Duel(), capacity
-        self.uses, self.now, self.rules = {}, 0.0, []
+        self.uses: dict[int, int] = {}
+        self.now = 0.0
+        self.rules: list[int] = []
 
     def ask(self, item: int) -> None:
         self.now += 1.0

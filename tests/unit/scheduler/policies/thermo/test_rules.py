@@ -27,7 +27,7 @@ def code(uses: int, passed: int = 0) -> int:
 
 def first(rule: int, now: float, one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
     """Of two (last, code), the one that goes first."""
-    return min(one, other, key=lambda prefix: score_one(rule, now, *prefix, Law()))
+    return min(one, other, key=lambda prefix: score_one(rule, now, prefix[0], prefix[1], Law()))
 
 
 @pytest.mark.parametrize("rule", range(RULES))
@@ -80,4 +80,4 @@ def test_fixed_keys_are_in_the_order_of_scores(rule: int) -> None:
 
     by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, *prefix))
 
-    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 1e6, *prefix, Law()))
+    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 1e6, prefix[0], prefix[1], Law()))

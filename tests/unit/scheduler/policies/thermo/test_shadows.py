@@ -31,7 +31,9 @@ def ask(shadows: Shadows, uses: dict[int, int], item: int, now: float, capacity:
 
 def naive_hits(trace: list[int], capacity: int, key: Callable[..., Any]) -> int:
     """Hits of a cache that evicts the item with the least key of (uses ever, last use)."""
-    held, uses, hits = {}, {}, []
+    held = {}
+    uses: dict[int, int] = {}
+    hits = []
     for now, item in enumerate(trace):
         hits.append(item in held)
         uses[item] = uses.get(item, 0) + 1
@@ -44,7 +46,8 @@ def naive_hits(trace: list[int], capacity: int, key: Callable[..., Any]) -> int:
 def test_every_simple_rule_hits_as_a_naive_cache_does() -> None:
     """Their leads over one another are the differences of what naive caches hit, to the last."""
     trace, capacity = list(accesses(600, 60)), 12
-    shadows, uses = Shadows(), {}
+    shadows = Shadows()
+    uses: dict[int, int] = {}
     for now, item in enumerate(trace):
         ask(shadows, uses, item, float(now), capacity)
 
@@ -89,7 +92,9 @@ def test_changed_features_change_the_order() -> None:
 @pytest.mark.parametrize("items", [20, 5000])
 def test_memory_is_bounded(items: int) -> None:
     """By the capacity, whether everything fits and is used again and again or nothing does."""
-    shadows, uses, capacity = Shadows(), {}, 40
+    shadows = Shadows()
+    uses: dict[int, int] = {}
+    capacity = 40
     for now, item in enumerate(accesses(8000, items)):
         ask(shadows, uses, item, float(now), capacity)
 
@@ -117,7 +122,8 @@ def test_goes_on_from_a_snapshot() -> None:
     """Encoded and decoded midway it counts the same."""
     results = []
     for is_broken in (False, True):
-        shadows, uses = Shadows(), {}
+        shadows = Shadows()
+        uses: dict[int, int] = {}
         for now, item in enumerate(accesses(900, 90)):
             if is_broken and now % 100 == 50:
                 shadows = msgspec.msgpack.decode(msgspec.msgpack.encode(shadows), type=Shadows)
@@ -129,7 +135,8 @@ def test_goes_on_from_a_snapshot() -> None:
 
 def test_learned_rule_finds_the_lowest_of_many_in_several_requests() -> None:
     """Before anything is learned the law is recency. What goes is the oldest of all, not of a part of them."""
-    shadows, uses = Shadows(), {}
+    shadows = Shadows()
+    uses: dict[int, int] = {}
     newest_first = range(1500, 0, -1)
     for last in newest_first:
         shadows.enter(last, float(last), 1 << COUNT_SHIFT)

@@ -122,7 +122,7 @@ def _both(directory: Path, dtype: str) -> Iterator[ModelRunner]:
     for forward in ("fused", "portable"):
         runner = ModelRunner.load(
             directory, dtype=dtype, device="cpu", page_size=16, device_kv_bytes=None, pages=16, threads=0,
-            shm_prefix=shm_prefix("engine"), forward=forward,  # type: ignore[arg-type]
+            shm_prefix=shm_prefix("engine"), forward=forward,
         )  # fmt: skip
         try:
             yield runner
@@ -295,7 +295,7 @@ def test_what_does_not_exist_is_not_read_or_written(change: dict[str, Any], what
     """Kernels go where they are told to, so they are told nothing wrong."""
     runner = load_runner("llama3", forward="fused")
     step = {"ids": torch.tensor([7, 8]), "positions": torch.arange(2), "last_rows": torch.tensor([1])}
-    step |= {"table": np.array([0], dtype=np.int32)} | change  # type: ignore[dict-item]
+    step |= {"table": np.array([0], dtype=np.int32)} | change
     meta = ForwardMeta.build([Segment(2, 0, step["table"])], 16, "cpu")  # type: ignore[arg-type]
 
     with pytest.raises(InvariantViolated, match=what):

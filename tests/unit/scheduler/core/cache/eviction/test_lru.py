@@ -22,7 +22,8 @@ def hits(capacity_prompts: int) -> tuple[list[int], dict[str, int]]:
 
 def reference(capacity_prompts: int) -> list[int]:
     """The same by a list in order of use."""
-    order, found = [], []
+    order: list[int] = []
+    found = []
     for prompt in TRACE:
         found.append(8 if prompt in order else 0)
         order = [other for other in order if other != prompt] + [prompt]

@@ -30,7 +30,7 @@ def slots(hotness: HotnessFilter) -> list[tuple[int, int, int, int]]:
 def filled(seed: int = 1, **fields: Any) -> tuple[HotnessFilter, dict[int, tuple[int, int, int]], int]:
     """A filter filled to its first failure, what was put into it, and the digest that found no room."""
     hotness = HotnessFilter(**{"base_bits": 4, "fingerprint_bits": 24} | fields)
-    known = {}
+    known: dict[int, tuple[int, int, int]] = {}
     while True:
         digest = mix(seed * 1_000_003 + len(known))
         values = (len(known) % 251 + 1, len(known) % 17, len(known) % 13)
@@ -214,7 +214,7 @@ class FilterMachine(RuleBasedStateMachine):
         self.hotness = HotnessFilter(
             fingerprint_bits=32, clock_bits=clock_bits, frequency_bits=3, growth_bits=2, base_bits=base_bits
         )
-        self.known = {}
+        self.known: dict[int, tuple[int, int, int]] = {}
 
     @rule(number=st.integers(0, 120), depth=st.integers(0, 9))
     def touch(self, number: int, depth: int) -> None:
@@ -274,7 +274,7 @@ TestFilterMachine = FilterMachine.TestCase
 def test_a_shared_entry_overstates_and_never_understates(touches: list[int], fingerprint_bits: int) -> None:
     """With narrow tags prefixes share entries; each still has at least its own count, up to saturation."""
     hotness = HotnessFilter(fingerprint_bits=fingerprint_bits, frequency_bits=4, growth_bits=0, base_bits=7)
-    counted = {}
+    counted: dict[int, int] = {}
     for number in touches:
         assert hotness.touch(mix(number), 1)
         counted[number] = counted.get(number, 0) + 1
