@@ -124,7 +124,8 @@ async def running_cell(
     # Tokens are compared, and a pool's size must not depend on what this machine has free.
     fixed = {"device": "cpu", "dtype": "float32", "threads": 1, "device_kv_bytes": 64 * 2**20}
     worker_common = {"model": str(model), "shm_prefix": prefix, **fixed, **common}
-    parts = {
+    gateway_common: dict[str, Any] = {"model": str(model), "port": port, "grace_ms": 500}
+    parts: dict[str, tuple[Any, Any]] = {
         "scheduler": (
             scheduler.run,
             SchedulerConfig(
@@ -141,9 +142,7 @@ async def running_cell(
         ),
         "gateway": (
             gateway.run,
-            GatewayConfig(
-                **common, **({"model": str(model), "port": port, "grace_ms": 500} | (gateway_settings or {}))
-            ),
+            GatewayConfig(**common, **(gateway_common | (gateway_settings or {}))),
         ),
     }
     for number in range(workers):

@@ -111,7 +111,7 @@ def save_checkpoint(config: Any, path: Path, *, seed: int = 0, dtype: str = "flo
 def save_tokenizer(path: Path) -> None:
     """Write a byte-level BPE tokenizer of exactly ``VOCAB_SIZE`` tokens, with a chat template, into ``path``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [tuple(merge.split()) for merge in _MERGES.split(",")]
+    merges = [(left, right) for left, right in (merge.split() for merge in _MERGES.split(","))]
     tokens = [*SPECIAL_TOKENS, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     assert len(vocabulary) == len(tokens) == VOCAB_SIZE

@@ -9,6 +9,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.parallel.group_runner import GroupRunner
 
 
 @dataclass
@@ -28,7 +29,9 @@ class Request:
         return self.tokens[self.prompt_length :]
 
 
-def run_step(runner: ModelRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None) -> torch.Tensor:
+def run_step(
+    runner: ModelRunner | GroupRunner, work: list[tuple[Request, int]], *, gate: LayerGate | None = None
+) -> torch.Tensor:
     """Compute the next ``rows`` tokens of each request; the logits of each one's last row, [len(work), vocab]."""
     segments = [Segment(rows, request.computed, request.pages) for request, rows in work]
     meta = ForwardMeta.build(segments, runner.geometry.page_size, runner.pool.device, gate)
@@ -41,7 +44,9 @@ def run_step(runner: ModelRunner, work: list[tuple[Request, int]], *, gate: Laye
     return logits
 
 
-def decode_greedily(runner: ModelRunner, requests: list[Request], chunks: list[int], new_tokens: int) -> None:
+def decode_greedily(
+    runner: ModelRunner | GroupRunner, requests: list[Request], chunks: list[int], new_tokens: int
+) -> None:
     """Prefill request r in chunks of ``chunks[r]`` rows and append ``new_tokens`` greedy tokens to each.
 
     Request r starts at step r, so steps mix chunks of some with decode tokens of others.
@@ -61,7 +66,7 @@ def decode_greedily(runner: ModelRunner, requests: list[Request], chunks: list[i
         step += 1
 
 
-def page_tables(runner: ModelRunner, lengths: list[int], *, seed: int | None) -> list[np.ndarray]:
+def page_tables(runner: ModelRunner | GroupRunner, lengths: list[int], *, seed: int | None) -> list[np.ndarray]:
     """Disjoint page tables for requests of these many tokens; shuffled by ``seed``, or consecutive if None."""
     page_size = runner.geometry.page_size
     counts = [-(-length // page_size) for length in lengths]
@@ -74,4 +79,5 @@ def page_tables(runner: ModelRunner, lengths: list[int], *, seed: int | None) ->
 
 def random_prompt(length: int, seed: int) -> list[int]:
     """Ordinary tokens of :mod:`tests.checkpoints`."""
-    return np.random.default_rng(seed).integers(6, 300, length).tolist()
+    tokens: list[int] = np.random.default_rng(seed).integers(6, 300, length).tolist()
+    return tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -88,7 +89,7 @@ class ScriptedCell:
 
     def _answers(self, plan: WorkerPlan) -> list[Input]:
         order = plan.order
-        place = {"worker_id": plan.worker_id, "incarnation": plan.incarnation}
+        place: dict[str, Any] = {"worker_id": plan.worker_id, "incarnation": plan.incarnation}
         if isinstance(order, AdmitRequest):
             self._admitted[order.request_id] = order
         elif isinstance(order, AbortRequest):

@@ -20,8 +20,9 @@ from services.scheduler.snapshots import encode_snapshot, take_snapshot
 from shared.bus.protocol import StreamMessage
 from shared.codec import Input, Published, encode
 from shared.versions import FORMATS
-from tests.compatibility import golden, made_chunks
-from tests.compatibility.golden import Facts, GoldenSet
+from tests.compatibility import golden_sets as golden
+from tests.compatibility import made_chunks
+from tests.compatibility.golden_sets import Facts, GoldenSet
 from tests.compatibility.instances import instance
 from tests.compatibility.schema import breaks, message_types, schema_of
 

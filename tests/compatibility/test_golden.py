@@ -19,8 +19,9 @@ from services.scheduler.snapshots import decode_snapshot
 from shared.codec import Input, Published, decode, decode_input, decode_published, encode
 from shared.errors import CodecError, RecordingError
 from shared.versions import CHUNK, RECORDING, SNAPSHOT, SPARSE, STATE, WIRE, Format
-from tests.compatibility import golden, made_chunks, record
-from tests.compatibility.golden import GoldenSet
+from tests.compatibility import golden_sets as golden
+from tests.compatibility import made_chunks, record
+from tests.compatibility.golden_sets import GoldenSet
 from tests.compatibility.record import FIRST_SEQ, TIME_NS, has_unannounced_additions, main, make, names_of
 from tests.compatibility.schema import breaks, message_types, schema_of
 

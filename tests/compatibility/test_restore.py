@@ -17,7 +17,7 @@ from services.scheduler.snapshots import SnapshotStore, decode_snapshot, encode_
 from shared import subjects
 from shared.bus.protocol import StreamLimits
 from shared.errors import CodecError
-from tests.compatibility import golden
+from tests.compatibility import golden_sets as golden
 from tests.memory_bus import MemoryBroker, MemoryBus
 
 STORED = Path(__file__).parents[1] / "replay" / "recordings" / "disk.tcrec"

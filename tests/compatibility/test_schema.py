@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from tests.compatibility.schema import Schema, breaks, message_types, schema_of
 def schema(name: str = "Moved", tag: str | None = None, **fields: object) -> Schema:
     """Of one message with these fields: a type, or a type and a default."""
     parts = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
-    made = msgspec.defstruct(name, parts, bases=(Message,), tag=tag, frozen=True, kw_only=True)  # type: ignore[arg-type]
+    made: Any = msgspec.defstruct(name, parts, bases=(Message,), tag=tag, frozen=True, kw_only=True)
     return schema_of([made])
 
 

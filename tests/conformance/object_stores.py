@@ -105,7 +105,7 @@ class S3Tier:
 
     is_durable = True
 
-    def __init__(self, **environ: str) -> None:
+    def __init__(self, **environ: Any) -> None:
         self._environ = environ
         self._place = S3Place()
         self.backend = self._place.open(**environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -74,13 +75,13 @@ async def test_follow_resumes_by_sequence_without_gap_or_repeat(world: World, bu
         for _ in range(30):
             total += 1
             number = str(total)
-            await retried(lambda number=number: bus.append("tc.in.cell", number.encode(), message_id=number))
+            await retried(partial(bus.append, "tc.in.cell", number.encode(), message_id=number))
         await world.break_connections()
         await world.restore_connections()
     for _ in range(30):
         total += 1
         number = str(total)
-        await retried(lambda number=number: bus.append("tc.in.cell", number.encode(), message_id=number))
+        await retried(partial(bus.append, "tc.in.cell", number.encode(), message_id=number))
     await until(lambda: len(seen) >= total, timeout_s=60.0)
     following.cancel()
 

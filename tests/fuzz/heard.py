@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ class Heard:
 
     errors: list[str] = field(default_factory=list)
 
-    def processor(self, logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    def processor(self, logger: object, method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
         """Take an event of structlog, and print nothing."""
         if method in ("error", "exception", "critical"):
             self.errors.append(f"logs {event.get('event')}: {event.get('reason') or event.get('exception', '')}")

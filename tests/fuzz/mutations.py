@@ -43,7 +43,7 @@ def _change(data: bytearray, samples: Sequence[bytes], chance: random.Random) ->
         width = chance.choice((1, 2, 4, 8))
         order = chance.choice(("little", "big"))
         number = (chance.choice(_NUMBERS) + chance.choice((-1, 0, 0, 1))) % 2 ** (8 * width)
-        data[at : at + width] = number.to_bytes(width, order)  # type: ignore[arg-type]
+        data[at : at + width] = number.to_bytes(width, order)
     elif kind == 4:
         del data[at:end]
     elif kind == 5:

@@ -93,7 +93,12 @@ def operator_targets() -> list[Target]:
             ("storage", b'host_kv_bytes = "1.5GiB"\ndisk_kv_bytes = "2MiB"\n'),
         )
     )
-    kinds = {"up": SupervisorConfig, "gateway": GatewayConfig, "scheduler": SchedulerConfig, "worker": WorkerConfig}
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "up": SupervisorConfig,
+        "gateway": GatewayConfig,
+        "scheduler": SchedulerConfig,
+        "worker": WorkerConfig,
+    }
     services: dict[str, type[msgspec.Struct]] = {**kinds, "storage": StorageConfig}
     simulated = {
         name: tuple(path.read_bytes() for path in sorted((_PROFILES / name).glob("*.toml")))

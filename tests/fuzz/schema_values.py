@@ -15,7 +15,7 @@ _TEXTS = (
     "null", "<|im_start|>", "{{ messages }}", "../../etc/passwd", "a\r\nb: c", "\ud7ff\ue000", "é" * 40,
 )  # fmt: skip
 
-_WRONG = (
+_WRONG: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**40, 0.5, -0.0, 1e308, "", "1",
     "true", [], {}, [[]], [None], {"": None}, "x" * 5000, [0] * 2000, {"a": {"b": [1, {"c": None}]}},
 )  # fmt: skip

@@ -52,9 +52,9 @@ def test_rows_reach_their_slots(dtype: torch.dtype) -> None:
     pools = [torch.randn(9, 16, 4, 80, device="cuda").to(dtype) for _ in range(2)]
     expected = [pool.clone() for pool in pools]
     slots = torch.randperm(9 * 16, device="cuda")[:50]
-    oracles.kv_write(k, v, *expected, slots)
+    oracles.kv_write(k, v, expected[0], expected[1], slots)
 
-    kv_write(k, v, *pools, slots)
+    kv_write(k, v, pools[0], pools[1], slots)
 
     assert torch.equal(pools[0], expected[0])
     assert torch.equal(pools[1], expected[1])

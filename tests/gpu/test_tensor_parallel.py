@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,10 @@ def test_a_group_on_gpus_answers_and_moves_pages_as_one_rank_does(tmp_path: Path
     group = load_group(start, device_kv_bytes=0, pages=32)
     try:
         reference, seeds = Reference(model), itertools.count()
-        prompts = [reference.decided(lambda n=length: random_prompt(n, next(seeds)), 12) for length in (37, 5, 70)]
+        prompts = [
+            reference.decided(partial(next, (random_prompt(length, seed) for seed in seeds)), 12)
+            for length in (37, 5, 70)
+        ]
         tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
         requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
         decode_greedily(group, requests, [16, 5, 33], 12)

@@ -35,7 +35,8 @@ def unpack(folder: Path) -> Path:
         raise NoHistory(f"commit {COMMIT} has another tree than release 0.1.0")
     with tarfile.open(fileobj=io.BytesIO(_git("archive", COMMIT, *_PARTS))) as archive:
         # Python before 3.11.4 has no filters; the archive is our own.
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **options)
     return folder
 
 

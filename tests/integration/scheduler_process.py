@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ class SchedulerProcess:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send a signal and wait for nothing."""
         assert self._process is not None
         self._process.send_signal(number)
@@ -65,7 +64,7 @@ class SchedulerProcess:
         assert self._process is not None
         return self._process.wait(timeout=60)
 
-    def end(self, number: signal.Signals) -> int:
+    def end(self, number: int) -> int:
         """Send a signal and return the exit code."""
         assert self._process is not None
         self._process.send_signal(number)

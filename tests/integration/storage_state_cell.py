@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -65,10 +66,10 @@ async def make_state_pool(cell: StorageCell, geometry: KvGeometry = STATE) -> St
 
 @asynccontextmanager
 async def running_with_state(
-    prefix: str, media: Media, *, geometry: KvGeometry = STATE, **settings: object
+    prefix: str, media: Media, *, geometry: KvGeometry = STATE, **settings: Any
 ) -> AsyncIterator[StateCell]:
     """A storage with host pool, a worker's pool and a state pool."""
-    budget = {"state_bytes": nbytes_for(geometry, STATE_PAGES)}
+    budget: dict[str, Any] = {"state_bytes": nbytes_for(geometry, STATE_PAGES)}
     async with running_storage(prefix, media, geometry=geometry.as_kv, **(budget | settings)) as cell:
         yield await make_state_pool(cell, geometry)
 

@@ -10,7 +10,9 @@ import functools
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import pytest
@@ -76,7 +78,7 @@ def server_of(cluster: NatsCluster, bus: Bus) -> NatsServer:
 async def append_numbers(bus: Bus, first: int, last: int) -> None:
     for number in range(first, last + 1):
         text = str(number)
-        await retried(lambda text=text: bus.append("tc.in.cell", text.encode(), message_id=text, timeout_s=2.0))
+        await retried(partial(bus.append, "tc.in.cell", text.encode(), message_id=text, timeout_s=2.0))
 
 
 async def whatever_is_lost(victim: str, cluster: NatsCluster, bus: Bus) -> None:
@@ -93,7 +95,7 @@ async def whatever_is_lost(victim: str, cluster: NatsCluster, bus: Bus) -> None:
     await until(lambda: len(seen) == 50)
     appending = asyncio.create_task(append_numbers(bus, 51, 200))
     await until(lambda: len(seen) > 60)
-    servers = {
+    servers: dict[str, Callable[[], Any]] = {
         "leader": lambda: cluster.leader_of(subjects.INPUTS_STREAM),
         "metadata's leader": cluster.metadata_leader,
         "ours": lambda: server_of(cluster, bus),

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -79,7 +80,7 @@ class Stalled:
         if self.stall.is_set():
             self.release.wait(60)  # On purpose it blocks the whole loop, as a long computation would.
 
-    async def _follow(self, bus) -> None:  # type: ignore[no-untyped-def]
+    async def _follow(self, bus: Any) -> None:
         async for message in bus.follow(subjects.INPUTS_STREAM):
             self.seen.append(message.seq)
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from services.worker.engine.model_runner import ModelRunner
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.nats_server import NatsServer
 from tests.reference import Reference
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -20,7 +25,7 @@ SETTINGS = {"page_size": PAGE, "device_kv_bytes": 4 * 2**20, "drain_timeout_ms":
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
@@ -43,18 +48,18 @@ async def ended(cell: Cell, name: str) -> None:
         await cell.tasks[name]
 
 
-async def cell_is(cell, claim):
+async def cell_is(cell: Cell, claim: Callable[..., bool]) -> None:
     """Wait until the scheduler's status is so."""
     async with asyncio.timeout(60):
         while not claim(await cell.status()):
             await asyncio.sleep(0.01)
 
 
-def held_steps(monkeypatch):
+def held_steps(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hold every step of the workers back until the event is set, so that no answer ends before."""
     may_go, forward = threading.Event(), ModelRunner.forward
 
-    def held(*arguments, **options):
+    def held(*arguments: Any, **options: Any) -> torch.Tensor:
         assert may_go.wait(120)
         return forward(*arguments, **options)
 
@@ -62,17 +67,20 @@ def held_steps(monkeypatch):
     return may_go
 
 
-def prompt_of(reference, length, max_tokens, seed):
+def prompt_of(reference: Reference, length: int, max_tokens: int, seed: int) -> list[int]:
     """A prompt to which rounding decides no token of the answer, in whatever batch it is computed."""
     rng = random.Random(seed)
     return reference.decided(lambda: [rng.randrange(8, VOCAB_SIZE) for _ in range(length)], max_tokens)
 
 
-def details(answer):
-    return answer["usage"]["prompt_tokens_details"]
+def details(answer: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = answer["usage"]["prompt_tokens_details"]
+    return found
 
 
-async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(nats_server, checkpoint):
+async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(
+    nats_server: NatsServer, checkpoint: Path
+) -> None:
     """Nothing evicted it, so without the hand-over it would be nowhere; and the answer is the same."""
     prompt = prompt_of(Reference(checkpoint), 8 * PAGE + 3, 4, seed=1)
     async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
@@ -92,7 +100,9 @@ async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(nats_serv
     assert counters["hit_tokens_host"] - before.get("hit_tokens_host", 0) == 8 * PAGE
 
 
-async def test_answers_of_a_worker_that_drains_end_where_they_began(nats_server, checkpoint, monkeypatch):
+async def test_answers_of_a_worker_that_drains_end_where_they_began(
+    nats_server: NatsServer, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They have the time for it, so nobody is asked to go on elsewhere, and no token is another."""
     reference = Reference(checkpoint)
     prompts = [prompt_of(reference, 20, 60, seed=number) for number in range(4)]

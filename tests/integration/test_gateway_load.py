@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -157,7 +158,7 @@ async def test_a_reader_that_takes_nothing_is_let_go() -> None:
         ({"request_timeout_ms": 100}, 1, "request_timeout"),
     ],
 )
-async def test_every_wait_ends_with_504_and_a_cancellation(settings: dict[str, int], tokens: int, code: str) -> None:
+async def test_every_wait_ends_with_504_and_a_cancellation(settings: dict[str, Any], tokens: int, code: str) -> None:
     """A cell that says nothing more does not hold a client for ever."""
     async with running_gateway(over_http=True, **settings) as harness:
         call = asyncio.create_task(harness.client.post("/v1/completions", json={"prompt": "hi"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import openai
 import pytest
@@ -82,11 +83,12 @@ async def test_continuous_usage_is_in_every_chunk() -> None:
     """Growing, as the extension of vLLM has it."""
     async with running_gateway(says(TEXT), over_http=True) as harness, client_of(harness) as client:
         harness.cell.pace_s = 0.002
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}  # An extension of vLLM.
         stream = await client.completions.create(
             model="test-model",
             prompt="hi",
             stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+            stream_options=options,
         )
         counts = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage is not None]
 
@@ -238,7 +240,7 @@ async def test_importance_is_asked_for_and_reported_through_the_client() -> None
 async def test_refusals_of_the_scheduler_are_typed(code: str, kind: type[openai.APIStatusError], stream: bool) -> None:
     """With the status of their own, streaming or not, since no token was sent yet; and nothing is cancelled."""
     async with running_gateway(over_http=True) as harness, client_of(harness) as client:
-        call = client.completions.create(model="test-model", prompt="hi", stream=stream)  # type: ignore[call-overload]
+        call = client.completions.create(model="test-model", prompt="hi", stream=stream)
         with pytest.raises(kind) as refusal:
             await _while(call, harness, code)
         assert harness.cell.cancelled == []

@@ -123,7 +123,8 @@ async def test_notices_that_were_lost_are_read_from_the_stream() -> None:
         call, request = await begin(harness)
         other, second = await begin(harness)
         handlers = [inbox for subject, inbox in harness.bus._inboxes if subject.startswith("tc.out.gateway")]
-        put, handlers[0].put = handlers[0].put, lambda delivery: None  # type: ignore[method-assign]
+        put = handlers[0].put
+        handlers[0].put = lambda *delivery: None  # type: ignore[method-assign]
         await harness.cell.lose_worker(request, attempt=2)
         handlers[0].put = put  # type: ignore[method-assign]
         await harness.cell.refuse(second, "queue_full")

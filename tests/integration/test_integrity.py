@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ async def test_damaged_host_memory_is_recomputed_not_served(
     document = reference.decided(lambda: [rng.randrange(8, VOCAB_SIZE) for _ in range(100)], 12)
     worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_TOKENS // PAGE_SIZE}
     # Least recently used, so that the document is what leaves the device.
-    settings = {"worker_settings": worker, "scheduler_settings": {"policy": "lru"}}
+    settings: dict[str, Any] = {"worker_settings": worker, "scheduler_settings": {"policy": "lru"}}
     async with running_cell(nats_server.url, model, **settings) as cell:
         await cell.complete(document, 4)
         for _ in range(6):

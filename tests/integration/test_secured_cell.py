@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -63,13 +64,14 @@ def ask(cell: RunningCell) -> list[str]:
             ("/v1/completions", {"prompt": [text, text], "n": 2}),
         ):
             answers.append(client.post(path, json=common | body).raise_for_status().text)
-        for path, body in (
+        refused: tuple[tuple[str, dict[str, Any]], ...] = (
             ("/v1/completions", {"prompt": text * 2000}),
             ("/v1/completions", {"prompt": text, "temperature": text}),
             ("/v1/chat/completions", {"messages": [{"role": text, "content": text}]}),
             (f"/v1/{MARK}", {}),
-        ):
-            assert client.post(path, json=common | body).is_client_error
+        )
+        for path, faulty in refused:
+            assert client.post(path, json=common | faulty).is_client_error
         broken = client.post("/v1/completions", content=f'{{"prompt": "{MARK}', headers={"content-type": "text/json"})
         assert broken.is_client_error
     return answers

@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -36,7 +36,7 @@ PREFIX = f"{RUN}-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(autouse=True)
-def _no_leftovers() -> AsyncIterator[None]:
+def _no_leftovers() -> Iterator[None]:
     yield
     unlink_all(PREFIX)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -122,6 +123,7 @@ async def test_state_pages_are_read_before_a_later_order_writes_them(
     prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fetch to pages that a save has still to read waits for it, and one to host pages of those numbers does not."""
+    assert PageGate.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(PageGate.__init__.__kwdefaults__, "wait_s", 2 * TIMEOUT_S)
     first, second = Sequence.make(1, 4), Sequence.make(2, 1)
     pages = list(range(16))
@@ -160,7 +162,7 @@ async def test_state_pages_are_read_before_a_later_order_writes_them(
         ({"form": "kv"}, "were replaced"),
     ],
 )
-async def test_a_bad_save_of_state_is_answered(prefix: str, change: dict[str, object], reason: str) -> None:
+async def test_a_bad_save_of_state_is_answered(prefix: str, change: dict[str, Any], reason: str) -> None:
     """A device page, a page that there is not, or one of the other pool: the answer says what is wrong."""
     sequence = Sequence.make(1, 1)
     disk = gated_memory()

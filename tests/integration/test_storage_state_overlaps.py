@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +132,7 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
     store = MemoryBackend(max_bytes=2**30) if seed % 2 else None
     disk = DiskBackend([str(tmp_path)])
     budget = nbytes_for(STATE, (COUNT + 1) * PAGES)
-    limits = {"disk_kv_bytes": QUOTA, "staging_bytes": 2**20, "io_threads": 3, "max_saves": 16}
+    limits: dict[str, Any] = {"disk_kv_bytes": QUOTA, "staging_bytes": 2**20, "io_threads": 3, "max_saves": 16}
     async with running_with_state(prefix, Media(disk, store), state_bytes=budget, **limits) as state:
         scenario = _Scenario(state, Random(seed))
         filler = Sequence.make(99, QUOTA // BLOB_BYTES - 16)
@@ -146,8 +147,8 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
         keys = [entry.key for entry in disk.entries()]
         told = scenario.catalogue([*state.cell.seen, *await state.cell.rest()])
 
-    for form, geometry in (("kv", GEOMETRY), ("state", STATE)):
-        assert told[form] == {key.identity for key in keys if key.geometry == geometry_id(geometry)}
+    for kept, geometry in ((told["kv"], GEOMETRY), (told["state"], STATE)):
+        assert kept == {key.identity for key in keys if key.geometry == geometry_id(geometry)}
     assert counters["disk_chunks"] == len(keys)
     assert counters["disk_bytes"] <= QUOTA
     assert counters["chunks_evicted"] > 0

@@ -94,14 +94,14 @@ async def test_a_cancelled_fetch_writes_nothing_more(prefix: str) -> None:
     async with running_storage(prefix, Media(disk)) as cell:
         await cell.save(sequence, device=list(range(12)))
         disk.get_gate.clear()
-        order = cell.fetch_order(sequence, list(range(12)))
-        await cell.order(order)
+        fetch = cell.fetch_order(sequence, list(range(12)))
+        await cell.order(fetch)
         await asyncio.to_thread(disk.get_entered.wait, 20.0)
-        await cell.order(CancelFetch(fetch_id=order.fetch_id))
+        await cell.order(CancelFetch(fetch_id=fetch.fetch_id))
         while (await cell.inventory()).last_plan < 5:
             await asyncio.sleep(0)
         disk.get_gate.set()
-        fetched = await cell.fetched(order.fetch_id)
+        fetched = await cell.fetched(fetch.fetch_id)
 
         assert (fetched.chunks, fetched.error) == (0, "cancelled")
         assert cell.host is not None
@@ -262,10 +262,10 @@ async def test_whatever_overlaps_what_is_served_is_right(prefix: str, tmp_path: 
                     count = fetched.chunks * 4
                     assert cell.holds(sequence, list(range(count)), list(range(count)), pages[:count])
                 case 5:
-                    order = cell.fetch_order(sequence, list(range(20, 36)))
-                    await cell.order(order)
-                    await cell.order(CancelFetch(fetch_id=order.fetch_id))
-                    fetched = await cell.fetched(order.fetch_id)
+                    fetch = cell.fetch_order(sequence, list(range(20, 36)))
+                    await cell.order(fetch)
+                    await cell.order(CancelFetch(fetch_id=fetch.fetch_id))
+                    fetched = await cell.fetched(fetch.fetch_id)
                     count = fetched.chunks * 4
                     assert cell.holds(sequence, list(range(count)), list(range(20, 20 + count)), pages[:count])
                 case 6:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def _prompt(documents: list[list[int]], rng: random.Random, number: int) -> list[int]:
+    """One of the documents and a tail of its own, drawn anew by each call."""
+    return documents[number % 4] + draw(rng, number + 1)
+
+
 def bodies(model: Path) -> list[dict[str, Any]]:
     """Requests over four shared documents, each with a tail of its own; every other one is sampled with a seed."""
     reference, rng = Reference(model), random.Random(5)
     documents = [draw(rng, 96) for _ in range(4)]
     return [
-        decided_body(
-            reference, model.name, lambda n=n: documents[n % 4] + draw(rng, n + 1), ANSWER_TOKENS, is_sampled=n % 2 == 1
-        )
+        decided_body(reference, model.name, partial(_prompt, documents, rng, n), ANSWER_TOKENS, is_sampled=n % 2 == 1)
         for n in range(REQUESTS)
     ]
 

@@ -103,10 +103,10 @@ class Cell:
         begun_ns = self.clock.now_ns
         last_us = 0
         for arrival in self.scenario.arrivals:
-            self.clock.at(begun_ns + arrival.at_us * 1_000, lambda arrival=arrival: self.arrive(arrival))
+            self.clock.at(begun_ns + arrival.at_us * 1_000, partial(self.arrive, arrival))
             last_us = max(last_us, arrival.at_us)
         for fault in self.scenario.faults:
-            self.clock.at(begun_ns + fault.at_us * 1_000, lambda fault=fault: happen(self, fault))
+            self.clock.at(begun_ns + fault.at_us * 1_000, partial(happen, self, fault))
             last_us = max(last_us, fault.at_us + fault.lasts_us)
         self.last_fault_ns = begun_ns + last_us * 1_000
         self._tick(0)

@@ -11,7 +11,9 @@ from msgspec import structs
 from services.scheduler.core.cache import insertion
 from services.scheduler.core.cache import victims as trimming
 from services.scheduler.core.cache.page_pool import PagePool
+from services.scheduler.core.cache.residency import split_node, unlock_path
 from services.scheduler.core.fold import machine, timers
+from services.scheduler.core.fold.snapshot import decode_state
 from services.scheduler.core.lifecycle import ADMITTED
 from services.scheduler.core.members import membership
 from services.scheduler.core.queue import completion
@@ -19,7 +21,9 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.state import Worker
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers import saves
+from services.scheduler.core.tiers.loads import settle_loads
 from services.scheduler.core.tiers.under_way import Save
+from services.scheduler.core.tiers.writes import sequence_computed
 from shared.membership import Listing
 from shared.messages import worker_events
 from shared.messages.requests import SubmitRequest
@@ -40,7 +44,7 @@ def lock_ends_with_the_deadline(patch: Patch) -> None:
         saves.expire_save(step, save)
         worker = step.state.workers.get(save.worker_id)
         if worker is not None and save.node:
-            saves.unlock_path(step.state, step.state.tree.nodes[save.node], worker)
+            unlock_path(step.state, step.state.tree.nodes[save.node], worker)
         save.worker_id, save.node = "", 0
 
     patch.setattr(timers, "expire_save", expire)
@@ -89,7 +93,7 @@ def repeated_request_is_accepted(patch: Patch) -> None:
 
 def failed_loads_are_believed(patch: Patch) -> None:
     """A batch is taken to have loaded everything."""
-    settle = completion.settle_loads
+    settle = settle_loads
 
     def believe(step: Step, worker: Worker, batch: Any, message: worker_events.BatchDone) -> None:
         settle(step, worker, batch, structs.replace(message, failed=(), load_failures=()))
@@ -99,7 +103,7 @@ def failed_loads_are_believed(patch: Patch) -> None:
 
 def lossy_pages_are_shared(patch: Patch) -> None:
     """What stands on a sparse prefix is saved for others."""
-    wanted = completion.sequence_computed
+    wanted = sequence_computed
 
     def forget(step: Step, worker: Worker, request: Request, tokens: bytes, known: int) -> None:
         sparse, request.sparse.span = request.sparse.span, None
@@ -112,7 +116,7 @@ def lossy_pages_are_shared(patch: Patch) -> None:
 
 def snapshot_forgets_timers(patch: Patch) -> None:
     """A scheduler that was restored from a snapshot waits for nothing."""
-    decode = scheduler_process.decode_state
+    decode = decode_state
 
     def forget(data: bytes) -> Any:
         state = decode(data)
@@ -127,7 +131,7 @@ def chance_decides(patch: Patch) -> None:
     """A deadline depends on something that is no input."""
     set_timer, calls = Step.set_timer, [0]
 
-    def jitter(step: Step, timer_id: str, kind: str, subject: str, delay_ms: int) -> str:
+    def jitter(step: Step, timer_id: str, kind: Any, subject: str, delay_ms: int) -> str:
         calls[0] += 1
         return set_timer(step, timer_id, kind, subject, delay_ms + calls[0] % 3)
 
@@ -147,7 +151,7 @@ def ends_are_forgotten(patch: Patch) -> None:
 
 def cut_nodes_vanish_whole(patch: Patch) -> None:
     """Of a node that is cut for an eviction, the part that stays is forgotten with the part that goes."""
-    cut = trimming.split_node
+    cut = split_node
 
     def forget(state: Any, node: Any, pages: int) -> Any:
         upper = cut(state, node, pages)

@@ -116,7 +116,7 @@ def _config(chance: random.Random, style: str) -> CellConfig:
         varied |= {"min_prefetch_tokens": 1, "prefetch_fraction": chance.choice([0.5, 1.0])}
     budgets = {"shallow": [3, 24, 200], "long": [300, 2_000]}
     forms = ["0/1/0"] if style == "state" else ["off", "auto", "0/1/0", "0/1/0"]
-    ways = {"state": ["planned", "state"], "sparse": ["planned"]}.get(
+    ways: Any = {"state": ["planned", "state"], "sparse": ["planned"]}.get(
         style, ["planned", "planned", "planned", "state", "kv", "recompute"]
     )
     return CellConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -191,7 +192,7 @@ def _disk_is_scrubbed(cell: Cell, fault: Fault) -> None:
 def _disk_fails(cell: Cell, fault: Fault) -> None:
     for disk in cell.disks.values():
         disk.is_failing = True
-        cell.clock.after(fault.lasts_us, lambda disk=disk: setattr(disk, "is_failing", False))
+        cell.clock.after(fault.lasts_us, partial(setattr, disk, "is_failing", False))
 
 
 def _storage_stalls(cell: Cell, fault: Fault) -> None:
@@ -269,7 +270,7 @@ def _configured(cell: Cell, fault: Fault) -> None:
         {"fair_share": not config.fair_share},
         {"promotion": "recency"},
     )
-    changed = structs.replace(config, **changes[fault.target % len(changes)])  # type: ignore[arg-type]
+    changed = structs.replace(config, **changes[fault.target % len(changes)])
     cell.ask(cell_events.CellConfigured(config=changed))
     cell.clock.after(fault.lasts_us, lambda: cell.ask(cell_events.CellConfigured(config=config)))
 

@@ -24,13 +24,13 @@ def deciding(release: str) -> Iterator[None]:
         PagePool.allocate = before  # type: ignore[method-assign]
 
 
-def _take_highest(pool: PagePool, count: int) -> bytes | None:
-    if count > pool.free:
+def _take_highest(self: PagePool, count: int) -> bytes | None:
+    if count > self.free:
         return None
     if count == 0:
         return b""
-    view = np.frombuffer(pool.free_map, dtype=np.bool_)
+    view = np.frombuffer(self.free_map, dtype=np.bool_)
     found = view.nonzero()[0][-count:]
     view[found] = False
-    pool.free -= count
+    self.free -= count
     return found.astype("<i4").tobytes()

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 
 from services.scheduler.core import check_invariants, decode_state, encode_state, new_state, pending_timers
@@ -42,7 +43,7 @@ SNAPSHOTS_KEPT = 3
 
 def as_bytes(output: object) -> bytes:
     """An output in a form that compares by the byte."""
-    return encode(output) if hasattr(output, "__struct_fields__") else repr(output).encode()
+    return encode(output) if isinstance(output, msgspec.Struct) else repr(output).encode()
 
 
 def target_of(output: Published) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.simulation.running import Outcome, run
 from tests.simulation.scenario import Rates, Scenario
@@ -35,7 +35,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios with less in them, those that leave out most first."""
     for rate in fields(Rates):
         if getattr(scenario.rates, rate.name) and rate.name != "most_delay_us":
-            yield replace(scenario, rates=replace(scenario.rates, **{rate.name: 0.0}))
+            none: dict[str, Any] = {rate.name: 0.0}
+            yield replace(scenario, rates=replace(scenario.rates, **none))
     for faults in _with_less(scenario.faults):
         yield replace(scenario, faults=faults)
     for arrivals in _with_less(scenario.arrivals):

@@ -9,12 +9,12 @@ from tests.simulation.at_rest import BOUNDED, EMPTY, MORE, check_sizes, collecti
 from tests.simulation.contents import Broken
 
 
-def test_a_new_state_remembers_nothing():
+def test_a_new_state_remembers_nothing() -> None:
     """Before the first input every collection is as small as it must be at rest."""
     check_sizes(new_state())
 
 
-def test_what_is_under_way_may_not_be_left():
+def test_what_is_under_way_may_not_be_left() -> None:
     """One entry of such a collection is too many."""
     state = new_state()
     state.waiters["request"] = {}
@@ -23,7 +23,7 @@ def test_what_is_under_way_may_not_be_left():
         check_sizes(state)
 
 
-def test_what_has_no_bound_of_its_own_is_bounded_by_what_there_is():
+def test_what_has_no_bound_of_its_own_is_bounded_by_what_there_is() -> None:
     """A collection that nobody thought of may not grow with history."""
     state = new_state()
     state.key_ids = {f"namespace-{number}": "key" for number in range(MORE + 1)}
@@ -32,7 +32,7 @@ def test_what_has_no_bound_of_its_own_is_bounded_by_what_there_is():
         check_sizes(state)
 
 
-def test_every_collection_of_the_state_is_looked_at():
+def test_every_collection_of_the_state_is_looked_at() -> None:
     """Those within a dictionary as well, under a path that names no key."""
     state = new_state()
     state.waiters["producer"] = {"request": 64}
@@ -40,7 +40,7 @@ def test_every_collection_of_the_state_is_looked_at():
     assert dict(collections(state))["waiters.*"] == 1
 
 
-def test_the_names_of_collections_are_those_of_the_state():
+def test_the_names_of_collections_are_those_of_the_state() -> None:
     """A field that was renamed would not be checked any more."""
     known = set(CellState.__struct_fields__)
 

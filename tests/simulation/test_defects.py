@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.simulation.defects import DEFECTS
@@ -12,7 +14,7 @@ MOST_SEEDS = 60
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
-def test_a_defect_of_the_core_is_found(monkeypatch, defect):
+def test_a_defect_of_the_core_is_found(monkeypatch: pytest.MonkeyPatch, defect: Callable[..., None]) -> None:
     """Some seed breaks a property once the core breaks this rule."""
     first = DEFECTS[defect]
     defect(monkeypatch)

@@ -70,8 +70,9 @@ class _ReaderStandsStill(Cell):
 
     def publish(self, target: str, output: Published) -> None:
         super().publish(target, output)
-        is_batch = isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch)
-        if is_batch and self.reader is None and any(load.neighbour_id for load in output.order.loads):
+        if not isinstance(output, WorkerPlan) or not isinstance(output.order, RunBatch):
+            return
+        if self.reader is None and any(load.neighbour_id for load in output.order.loads):
             self.reader = self.workers[output.worker_id]
             self._freeze_once_begun(self.reader, output.number)
 
@@ -83,7 +84,7 @@ class _ReaderStandsStill(Cell):
             self.clock.after(FREEZE_US, reader.thaw)
 
 
-def test_what_a_worker_reads_after_it_was_given_up_is_what_it_was_to_read():
+def test_what_a_worker_reads_after_it_was_given_up_is_what_it_was_to_read() -> None:
     """Its tokens reach a gateway that has not heard of the next attempt yet, so they have to be right."""
     cell = _ReaderStandsStill()
 
@@ -95,7 +96,7 @@ def test_what_a_worker_reads_after_it_was_given_up_is_what_it_was_to_read():
     assert cell.state.counters["requests_resumed"] > 0
 
 
-def test_without_late_locks_a_client_gets_a_wrong_token(monkeypatch):
+def test_without_late_locks_a_client_gets_a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case above is one that tells."""
     monkeypatch.setattr(neighbours, "LATE_READS_MS", 1)
     cell = _ReaderStandsStill()
@@ -107,7 +108,7 @@ def test_without_late_locks_a_client_gets_a_wrong_token(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["worker_is_cut_off", "storage_is_cut_off"])
-def test_who_is_cut_off_before_the_first_status_is_a_member_again_in_the_end(kind):
+def test_who_is_cut_off_before_the_first_status_is_a_member_again_in_the_end(kind: str) -> None:
     """Nobody lives on unlisted: it learns that it was given up, and a successor joins."""
     faults = (Fault(3_000, kind, lasts_us=9_000_000),)
     shape = Shape(page_size=16, workers=1, device_pages=40, host_pages=20)

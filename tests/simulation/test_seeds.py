@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.__main__ import main
 from tests.simulation.drawing import draw
 from tests.simulation.faults import KINDS
-from tests.simulation.running import run_seed
+from tests.simulation.running import Outcome, run_seed
 
 SEEDS = (*range(60), 5112, 6744, 8608)
 """Beyond the first: a promotion fails, and only what it was to hang below keeps a request waiting (5112); a worker ends
@@ -50,37 +50,37 @@ MUST_HAPPEN = (
 
 
 @pytest.fixture(scope="module")
-def outcomes():
+def outcomes() -> list[Outcome]:
     """How every seed ended."""
     return [run_seed(seed) for seed in SEEDS]
 
 
-def test_no_seed_breaks_a_property(outcomes):
+def test_no_seed_breaks_a_property(outcomes: list[Outcome]) -> None:
     """Whatever goes wrong, answers are right, everything ends, nothing leaks, and a replay says the same bytes."""
     assert [(outcome.scenario.seed, outcome.broken) for outcome in outcomes if outcome.broken] == []
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_the_seeds_meet_what_they_are_for(outcomes, name):
+def test_the_seeds_meet_what_they_are_for(outcomes: list[Outcome], name: str) -> None:
     """Among the counters of all seeds is what has to happen for the properties to mean anything."""
     assert sum((outcome.counters | outcome.seen).get(name, 0) for outcome in outcomes) > 0
 
 
-def test_a_seed_is_always_the_same_run(outcomes):
+def test_a_seed_is_always_the_same_run(outcomes: list[Outcome]) -> None:
     """Nothing but the seed decides what happens."""
     again = run_seed(7)
 
     assert again == outcomes[7]
 
 
-def test_every_kind_of_fault_is_drawn():
+def test_every_kind_of_fault_is_drawn() -> None:
     """No kind of fault is left out by accident."""
     drawn = {fault.kind for seed in range(300) for fault in draw(seed).faults}
 
     assert drawn == set(KINDS)
 
 
-def test_the_command_says_how_requests_ended_and_how_fast_it_was(capsys):
+def test_the_command_says_how_requests_ended_and_how_fast_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     """A run without a failure exits with 0 and a summary."""
     status = main(["--seeds", "0-2"])
 

@@ -6,18 +6,18 @@ import pytest
 
 from tests.simulation.__main__ import tell
 from tests.simulation.defects import unlocking_is_skipped
-from tests.simulation.running import run_seed
+from tests.simulation.running import Outcome, run_seed
 from tests.simulation.shrinking import shrink
 
 
 @pytest.fixture
-def failed(monkeypatch):
+def failed(monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """A run that breaks a property, because the core has a defect."""
     unlocking_is_skipped(monkeypatch)
     return next(outcome for outcome in map(run_seed, range(40)) if outcome.broken)
 
 
-def test_what_a_failure_does_not_need_is_left_out(failed):
+def test_what_a_failure_does_not_need_is_left_out(failed: Outcome) -> None:
     """The smaller scenario has fewer requests or faults, and breaks at the same place."""
     smaller = shrink(failed, most_runs=40)
 
@@ -26,12 +26,12 @@ def test_what_a_failure_does_not_need_is_left_out(failed):
     assert len(after.arrivals) + len(after.faults) < len(before.arrivals) + len(before.faults)
 
 
-def test_no_more_runs_are_made_than_allowed(failed):
+def test_no_more_runs_are_made_than_allowed(failed: Outcome) -> None:
     """Without a run left, the scenario stays as it is."""
     assert shrink(failed, most_runs=0) is failed
 
 
-def test_a_failure_is_told_with_all_that_reproduces_it(failed, capsys):
+def test_a_failure_is_told_with_all_that_reproduces_it(failed: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
     """Seed, property, settings, faults, the last inputs and the command are printed."""
     tell(failed)
 

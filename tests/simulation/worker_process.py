@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from services.worker.retained import RetainedOutputs
 from shared.codec import Input, Published
@@ -11,6 +11,7 @@ from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.pools import PoolHandle
 from shared.messages.tokens import TokenBatch, TokenItem
+from shared.messages.worker_events import FinishReason
 from tests.simulation.contents import HostPool, Page, WrongContent, require, sampled
 from tests.simulation.process import Process, Receiver
 from tests.simulation.sequence import Sequence
@@ -80,7 +81,7 @@ class WorkerProcess(Process):
             )
         )
 
-    def who(self) -> dict[str, str]:
+    def who(self) -> dict[str, Any]:
         """The fields that every event has."""
         return {"worker_id": self.name, "incarnation": self.incarnation}
 
@@ -218,7 +219,7 @@ class WorkerProcess(Process):
         sequence.sampled += 1
         is_eos = token == EOS and not admit.sampling.ignore_eos
         is_over = is_eos or len(sequence.output) >= admit.sampling.max_tokens
-        reason = ("stop" if is_eos else "length") if is_over else None
+        reason: FinishReason | None = ("stop" if is_eos else "length") if is_over else None
         self.tell_gateway(
             sequence,
             TokenItem(

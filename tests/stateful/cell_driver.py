@@ -5,6 +5,10 @@ A hypothesis machine and seeded random walks share it. An ``index`` picks one of
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from services.scheduler.core import Stamped, decode_state, encode_state, new_state, status, step
 from services.scheduler.core.cache.eviction import POLICIES
 from shared import codec
@@ -51,7 +55,7 @@ NOISES = (
 )
 GATEWAYS = ("gateway-a", "gateway-b")
 
-VARIANTS: dict[str, tuple[object, ...]] = {
+VARIANTS: dict[str, Any] = {
     "policy": tuple(POLICIES),
     "admission": ("all", "all", "all", "selective", "selective", "none"),
     "admission_frequency": (1, 2),
@@ -85,7 +89,7 @@ _NEVER_REPEATED = (worker_events.WorkerJoined, storage_events.StorageJoined)
 
 def as_bytes(output: object) -> bytes:
     """An output in a form that compares by the byte."""
-    return codec.encode(output) if hasattr(output, "__struct_fields__") else repr(output).encode()
+    return codec.encode(output) if isinstance(output, msgspec.Struct) else repr(output).encode()
 
 
 def replay(log: list[Stamped], cut: int) -> tuple[list[list[bytes]], bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import services.scheduler.policies  # noqa: F401  Model cells can be told to use its policies and schedules.
 from services.scheduler.core import (
     CancelTimer,
+    Output,
     SetTimer,
     Stamped,
     check_invariants,
@@ -51,7 +52,7 @@ class CellModel:
         self.seq = 0
         self.time_ns = 1_000_000_000
         self.log: list[Stamped] = []
-        self.outputs: list[list[object]] = []
+        self.outputs: list[list[Output]] = []
         self.workers: dict[str, ModelWorker] = {}
         self.known_workers: dict[tuple[str, str], ModelWorker] = {}
         self.storages: dict[str, ModelStorage] = {}
@@ -74,13 +75,13 @@ class CellModel:
 
     # The fold.
 
-    def feed(self, message: codec.Input) -> list[object]:
+    def feed(self, message: codec.Input) -> list[Output]:
         """Append an input, step, check every invariant if it is time to, and hand the outputs on."""
         self.seq += 1
         self.time_ns += 1_000_000
         stamped = Stamped(self.seq, self.time_ns, codec.decode_input(codec.encode(message)))
         self.log.append(stamped)
-        outputs: list[object] = list(step(self.state, stamped))
+        outputs = step(self.state, stamped)
         if self.seq % self.steps_a_check == 0:
             check_invariants(self.state)
         self.outputs.append(outputs)

@@ -6,7 +6,7 @@ name in the place of the prefix. So whoever else reads it, matches it, copies it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.chunks import chunk_bytes, chunk_names, chunk_pages
 from shared.ids import chain_pages, chain_root
@@ -31,7 +31,7 @@ def copy_in_parts(storage: ModelStorage) -> bool:
     kept.update(dict.fromkeys(added))
     for name in gone:
         del kept[name]
-    said = {"storage_id": storage.storage_id, "incarnation": storage.incarnation, "form": "sparse"}
+    said: dict[str, Any] = {"storage_id": storage.storage_id, "incarnation": storage.incarnation, "form": "sparse"}
     if added:
         storage.outbox.append(storage_events.ChunksListed(**said, chunks=b"".join(added)))
     if gone:

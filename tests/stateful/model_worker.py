@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared import codec
 from shared.ids import chain_page, chain_root
@@ -240,7 +240,8 @@ class ModelWorker:
             if failure is not None:
                 failures.append(failure)
         failed, refused, restored = [], [], 0
-        read, unread = [], []
+        read: list[Any] = []
+        unread = []
         for restore in batch.restores:
             assert restore.request_id not in [chunk.request_id for chunk in batch.chunks]
             request = self._known(restore.request_id, restore.attempt)
@@ -349,10 +350,10 @@ class ModelWorker:
                 storage_id="", host_pages=load.host_pages, reason="not mapped", neighbour_id=load.neighbour_id
             )
         for index, (theirs, mine) in enumerate(zip(unpack_int32(load.host_pages), device_pages, strict=True)):
-            page = neighbour.memory.get(theirs)
-            if page is None or page.identity() != load.identities[index * 16 : (index + 1) * 16]:
-                raise WrongKv(f"{load.neighbour_id} page {theirs} holds {page}, which is not what was to be copied")
-            self.memory[mine] = Page(page.before, list(page.tokens))
+            found = neighbour.memory.get(theirs)
+            if found is None or found.identity() != load.identities[index * 16 : (index + 1) * 16]:
+                raise WrongKv(f"{load.neighbour_id} page {theirs} holds {found}, which is not what was to be copied")
+            self.memory[mine] = Page(found.before, list(found.tokens))
         return None
 
     def _copy_up(self, pool: HostPool | None, order: plans.PageLoad | plans.PromotePages) -> list[int]:

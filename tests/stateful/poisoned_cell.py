@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,8 @@ class PoisonedCell:
         return number > last
 
     def _answers(self, plan: WorkerPlan) -> list[Input]:
-        order, place = plan.order, {"worker_id": plan.worker_id, "incarnation": plan.incarnation}
+        order = plan.order
+        place: dict[str, Any] = {"worker_id": plan.worker_id, "incarnation": plan.incarnation}
         if isinstance(order, AdmitRequest):
             self._admitted[order.request_id] = order
         elif isinstance(order, AbortRequest) and self._admitted.pop(order.request_id, None) is not None:
@@ -213,7 +215,7 @@ class PoisonedCell:
             ]
         return []
 
-    def _finish(self, place: dict[str, str], request_id: str, attempt: int) -> RequestFinished:
+    def _finish(self, place: dict[str, Any], request_id: str, attempt: int) -> RequestFinished:
         admitted = self._admitted.pop(request_id)
         self.outcomes.setdefault(request_id, "finished")
         output = pack_int32(range(admitted.sampling.max_tokens))
@@ -232,7 +234,7 @@ class PoisonedCell:
             if isinstance(word, RequestFailed):
                 self.outcomes.setdefault(word.request_id, word.code)
             elif isinstance(word, ResumeNeeded):
-                names = {"request_id": word.request_id, "gateway_id": GATEWAY}
+                names: dict[str, Any] = {"request_id": word.request_id, "gateway_id": GATEWAY}
                 answer: Input = (
                     CancelRequest(**names)
                     if word.request_id in self.outcomes

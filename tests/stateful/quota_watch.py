@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core.cache import heat
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, namespace_of
 from services.scheduler.core.cache.residency import (
@@ -15,7 +16,9 @@ from services.scheduler.core.cache.residency import (
     is_left_bare,
     leaves_with_backup,
 )
+from services.scheduler.core.cache.victims import take_device_excess, take_device_victim, take_host_victim
 from services.scheduler.core.queue import queueing
+from services.scheduler.core.quotas import quota_owners
 from services.scheduler.core.state import CellState, Worker
 from services.scheduler.core.tiers import host_admission, promotion
 from services.scheduler.core.tiers import making_room as tiers
@@ -98,9 +101,9 @@ class QuotaWatch:
 
     def _wrap(self, patch: pytest.MonkeyPatch) -> None:
         take_excess, take_device, take_host = (
-            tiers.take_device_excess,
-            tiers.take_device_victim,
-            host_admission.take_host_victim,
+            take_device_excess,
+            take_device_victim,
+            take_host_victim,
         )
 
         def device_excess(state: CellState, worker_id: str, leaving: Mapping[int, int], **asks: int) -> object:
@@ -115,7 +118,7 @@ class QuotaWatch:
             self._check_host(state, storage_id)
             return take_host(state, storage_id)
 
-        remember = queueing.remember_quota
+        remember = quota_owners.remember_quota
 
         def remember_quota(state: CellState, message: SubmitRequest) -> None:
             self._says(message.namespace, message.quota)
@@ -125,7 +128,7 @@ class QuotaWatch:
         patch.setattr(tiers, "take_device_excess", device_excess)
         patch.setattr(tiers, "take_device_victim", device_victim)
         patch.setattr(host_admission, "take_host_victim", host_victim)
-        displace, coldest = promotion._drop_colder, host_admission.coldest_together
+        displace, coldest = promotion._drop_colder, heat.coldest_together
 
         def drop_colder(state: CellState, worker: Worker, leaves: Candidates, root: Node, pages: int) -> int | None:
             if pages > 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -9,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import DRAINS, GATEWAYS, NOISES, SPARSE_TROUBLES, TROUBLES, VARIANTS, CellDriver
 
+VARIED: Any = {name: st.sampled_from(values) for name, values in VARIANTS.items()}
 index = st.integers(min_value=0, max_value=1_000)
 
 
@@ -35,10 +38,10 @@ class Cell(RuleBasedStateMachine):
             reserve_fraction=st.sampled_from([0.0, 0.3]),
             min_host_load_tokens=st.sampled_from([1, 20]),
             max_attempts=st.sampled_from([2, 6]),
-            **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
+            **VARIED,
         ),
     )
-    def start(self, config, **shape):
+    def start(self, config: CellConfig, **shape: Any) -> None:
         self.driver = CellDriver(config, **shape)
 
     @rule(
@@ -55,59 +58,70 @@ class Cell(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         ratio=st.sampled_from([None, None, None, 0.1, 0.5]),
     )
-    def submit(self, **request):
+    def submit(self, **request: Any) -> None:
+        assert self.driver is not None
         self.driver.submit(**request)
 
     @rule(rounds=st.integers(1, 4))
-    def everything_moves(self, rounds):
+    def everything_moves(self, rounds: int) -> None:
+        assert self.driver is not None
         self.driver.everything_moves(rounds)
 
     @rule(index=index, steps=st.integers(1, 3), finishes_before_batch_done=st.booleans())
-    def worker_steps(self, **choice):
+    def worker_steps(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.worker_steps(**choice)
 
     @rule(index=index, is_ok=st.sampled_from([True, True, False]))
-    def worker_promotes(self, **choice):
+    def worker_promotes(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.worker_promotes(**choice)
 
     @rule(index=index, events=st.integers(1, 6))
-    def worker_is_heard(self, **choice):
+    def worker_is_heard(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.worker_is_heard(**choice)
 
     @rule(is_heard=st.booleans(), backups_succeed=st.sampled_from([True, True, False]))
-    def storage_steps(self, **choice):
+    def storage_steps(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.storage_steps(**choice)
 
     @rule(
         index=index, chunks=st.integers(1, 3), is_heard=st.booleans(), is_ok=st.sampled_from([True, True, True, False])
     )
-    def storage_fetches(self, **choice):
+    def storage_fetches(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.storage_fetches(**choice)
 
     @rule(kind=st.sampled_from(TROUBLES + SPARSE_TROUBLES + DRAINS), index=index)
-    def trouble(self, **choice):
+    def trouble(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.trouble(**choice)
 
     @rule(kind=st.sampled_from(NOISES), index=index)
-    def noise(self, **choice):
+    def noise(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.noise(**choice)
 
     @rule(
         tiers=st.sampled_from([("device",), ("host",), ("device", "host"), ("disk",), ("remote", "host")]),
         salt=st.sampled_from([None, "", "other"]),
     )
-    def flush(self, **choice):
+    def flush(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.flush(**choice)
 
     @rule(
         host_tier=st.sampled_from([True, True, False]),
         max_batch_tokens=st.sampled_from([1, 40]),
-        **{name: st.sampled_from(values) for name, values in VARIANTS.items()},
+        **VARIED,
     )
-    def configure(self, **choice):
+    def configure(self, **choice: Any) -> None:
+        assert self.driver is not None
         self.driver.configure(**choice)
 
-    def teardown(self):
+    def teardown(self) -> None:
         if self.driver is not None:
             self.driver.finish()
 

@@ -129,12 +129,12 @@ def work(driver: CellDriver, chance: random.Random, talks: list[Talk]) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     return added_up(walk(seed, 150) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_with_conversations_end_well_and_meet_everything(totals, name):
+def test_walks_with_conversations_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every walk ended without a wrong read, a leak or a stuck request, and this happened on the way."""
     assert totals.get(name, 0) > 0

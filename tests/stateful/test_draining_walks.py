@@ -77,12 +77,12 @@ def walk(seed: int) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     return added_up(walk(seed) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_end_well_and_meet_everything(totals, name):
+def test_walks_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """No token changed or got lost, nothing leaked, every worker that was to leave left, and this happened too."""
     assert totals.get(name, 0) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -60,7 +61,7 @@ def put_on_disk(driver: CellDriver) -> None:
                 driver.cell.ever_computed.add(before)
             storage.disk.put(before, pages)
             pages = []
-    said = {"storage_id": "storage", "incarnation": storage.incarnation}
+    said: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation}
     driver.cell.feed(ChunksListed(**said, chunks=b"".join(storage.disk.chunks)))
     copy_in_parts(storage)
 
@@ -137,7 +138,7 @@ def work(driver: CellDriver, chance: random.Random, scale: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exploration, "TRIED_EVERY", 3)  # Walks are too short for what happens as rarely as that.
@@ -145,6 +146,6 @@ def totals():
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_with_lossy_requests_end_well_and_meet_everything(totals, name):
+def test_walks_with_lossy_requests_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """No exact request read or found what is lossy, nothing leaked, every replay was equal, and this happened."""
     assert totals.get(name, 0) > 0

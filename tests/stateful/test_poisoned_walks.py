@@ -11,6 +11,7 @@ from services.scheduler.cell_metrics import DIVERGED
 from services.scheduler.quarantine import FAILURES
 from services.scheduler.record import record
 from services.scheduler.replay import replay
+from shared.codec import Input
 from shared.messages.requests import SubmitRequest
 from shared.messages.worker_events import BatchDone, RequestFinished
 from tests.stateful.poisoned_cell import Poison, PoisonedCell
@@ -23,7 +24,12 @@ REQUESTS = 40
 def test_active_and_standby_go_on_behind_poison(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each poison costs two deaths, its request an error, its worker a new life; the fold is one, and it replays."""
     near = seed % 9
-    wanted = [(SubmitRequest, 12 + near), (SubmitRequest, 13 + 2 * near), (BatchDone, 30 + near), (RequestFinished, 60)]
+    wanted: list[tuple[type[Input], int]] = [
+        (SubmitRequest, 12 + near),
+        (SubmitRequest, 13 + 2 * near),
+        (BatchDone, 30 + near),
+        (RequestFinished, 60),
+    ]
     poison = Poison(wanted, monkeypatch)
     differences = DIVERGED._value.get()
 

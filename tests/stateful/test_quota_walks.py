@@ -86,7 +86,7 @@ def _cell(chance: random.Random) -> CellDriver:
 
 def _walk(driver: CellDriver, chance: random.Random, steps: int, watch: QuotaWatch) -> int:
     """Do so many things; returns how often a quota was changed."""
-    quotas = {owner: _quota(chance, driver, owner) for owner in ("tenant-a", "tenant-b")}
+    quotas: dict[str, CacheQuota | None] = {owner: _quota(chance, driver, owner) for owner in ("tenant-a", "tenant-b")}
     first_quota = chance.randrange(steps // 2) if chance.random() < 0.3 else 0
     changed = 0
     for step in range(steps):
@@ -164,12 +164,12 @@ def _settle(driver: CellDriver, watch: QuotaWatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     return added_up(walk(seed, 60 + 90 * (seed % 2)) for seed in range(WALKS))
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_keep_to_quotas_and_meet_everything(totals, name):
+def test_walks_keep_to_quotas_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every choice was checked, every walk ended with everybody within its quota, and this happened on the way."""
     assert totals.get(name, 0) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -75,7 +76,11 @@ def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) 
                 if place // each not in holes:
                     storage.state_disk.chunks[before] = pages
                 pages = []
-    said = {"storage_id": "storage", "incarnation": storage.incarnation, "chunks": b"".join(storage.state_disk.chunks)}
+    said: dict[str, Any] = {
+        "storage_id": "storage",
+        "incarnation": storage.incarnation,
+        "chunks": b"".join(storage.state_disk.chunks),
+    }
     driver.cell.feed(ChunksListed(**said, form="state"))
     if has_kv:
         storage.disk.chunks.update(chunks)
@@ -87,7 +92,7 @@ def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
     storage = driver.cell.storages.get("storage")
     if storage is None or storage.hidden_pool is None:
         return
-    said = {"storage_id": "storage", "incarnation": storage.incarnation}
+    said: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation}
     for form, disk, store in (
         ("kv", storage.disk, driver.cell.remote),
         ("state", storage.state_disk, driver.cell.state_remote),
@@ -95,8 +100,9 @@ def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
         part = chance.choice([0.0, 0.7, 1.0])
         store.chunks.update({name: pages for name, pages in disk.chunks.items() if chance.random() < part})
         names = b"".join(disk.chunks)
+        formed: dict[str, Any] = {"form": form}
         disk.chunks.clear()
-        driver.cell.feed(ChunksDropped(**said, chunks=names, form=form))
+        driver.cell.feed(ChunksDropped(**said, chunks=names, **formed))
 
 
 def walk(seed: int, steps: int) -> dict[str, int]:
@@ -169,7 +175,7 @@ def work(driver: CellDriver, chance: random.Random, scale: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals():
+def totals() -> dict[str, int]:
     """The counters of all walks, added up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exploration, "TRIED_EVERY", 3)  # Walks are too short for trials that are as rare as they are.
@@ -178,6 +184,6 @@ def totals():
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_with_restorations_end_well_and_meet_everything(totals, name):
+def test_walks_with_restorations_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every walk ended without a wrong read, a leak or a stuck request, and this happened on the way."""
     assert totals.get(name, 0) > 0

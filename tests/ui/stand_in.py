@@ -47,7 +47,9 @@ def a_tree(nodes: int, seed: int = 3) -> list[dict[str, Any]]:
         held = chance.choice([("device",), ("device", "host"), ("host", "disk"), ("disk",)])
         places = {tier: {"worker-0" if tier == "device" else "storage": tokens // 16} for tier in held}
         hits = int(chance.paretovariate(0.8)) if chance.random() < 0.6 else 0
-        made.append(node(number, parent and parent["id"], depth, tokens, namespace=namespace, hits=hits, **places))
+        made.append(
+            node(number, parent["id"] if parent else None, depth, tokens, namespace=namespace, hits=hits, **places)
+        )
     return made
 
 

@@ -129,7 +129,13 @@ async def test_a_conversation_deeper_than_the_stack_is_drawn(page: Page, gateway
 
 async def test_a_request_is_explained(page: Page, gateway: StandIn) -> None:
     """A click on a waterfall shows the parts of its prompt with reasons, and the parts of its time."""
-    failed = {"state": "failed", "error_code": "deadline_exceeded", "ttft_ms": None, "prompt": [], "parts": []}
+    failed: dict[str, Any] = {
+        "state": "failed",
+        "error_code": "deadline_exceeded",
+        "ttft_ms": None,
+        "prompt": [],
+        "parts": [],
+    }
     gateway.requests.append({**explanation(77), **failed})
     await page.click("#tab-requests")
     await expect(page.locator("#view-requests tbody tr.pick")).to_have_count(41)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.worker.engine.sampler import SampleRow, sample
+from services.worker.engine.uniform import uniform
 from shared.messages.requests import SamplingParams
 from tests import reference
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -77,7 +78,7 @@ def test_draws_choose_as_the_sampler_does_and_tell_their_margin() -> None:
     logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(5))
     params = [SamplingParams(max_tokens=1, temperature=TEMPERATURE, seed=seed) for seed in range(64)]
     rows = [SampleRow(each, output_position=3) for each in params]
-    draws = torch.tensor([[reference.uniform(n, 3)] for n in range(64)], dtype=torch.float64)
+    draws = torch.tensor([[uniform(n, 3)] for n in range(64)], dtype=torch.float64)
 
     tokens, _ = _drawn(logits, TEMPERATURE, draws)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
-from bench.blocks import BlockCache, BlockHits, BlockRequests, read_blocks, run_blocks
+from bench.blocks import BlockCache, BlockHits, BlockRequest, BlockRequests, read_blocks, run_blocks
 from bench.blocks_hotness import ExactHotness, FilterHotness
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.eviction.ranked import LruPolicy
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.errors import InvalidRequest, InvariantViolated
 from shared.messages.cell_events import CellConfig
 
 
-def requests_of(*prompts):
+def requests_of(*prompts: str | list[int]) -> list[BlockRequest]:
     """Requests whose blocks are named by letters."""
     found = BlockRequests(16)
     for prompt in prompts:
@@ -23,12 +27,12 @@ def requests_of(*prompts):
     return found.requests
 
 
-def lru_cache(capacity):
+def lru_cache(capacity: int) -> BlockCache:
     """A cache of so many blocks under LRU."""
     return BlockCache(make_policy("lru", capacity * 16, CellConfig()), capacity, ExactHotness(), block_tokens=16)
 
 
-def pseudo_random(count, many):
+def pseudo_random(count: int, many: int) -> list[BlockRequest]:
     """Prompts of one to five blocks over a small alphabet, the same every time."""
     value, prompts = 99, []
     for _ in range(count):
@@ -38,21 +42,21 @@ def pseudo_random(count, many):
     return requests_of(*prompts)
 
 
-def test_request_hits_its_longest_resident_prefix():
+def test_request_hits_its_longest_resident_prefix() -> None:
     """Blocks count as hits from the start on, as far as they are resident."""
     cache = lru_cache(10)
 
     assert [cache.ask(request) for request in requests_of("abc", "abd", "abc", "xbc")] == [0, 2, 3, 0]
 
 
-def test_same_name_below_another_block_is_another_block():
+def test_same_name_below_another_block_is_another_block() -> None:
     """A block is what it is by all that comes before it."""
     first, second = requests_of("ab", "cb")
 
     assert first.blocks[1] != second.blocks[1]
 
 
-def test_room_is_made_from_leaves_of_other_paths():
+def test_room_is_made_from_leaves_of_other_paths() -> None:
     """The request's own path stays, though its lower blocks were used longest ago."""
     cache = lru_cache(4)
     for request in requests_of("ab", "xy"):
@@ -64,7 +68,7 @@ def test_room_is_made_from_leaves_of_other_paths():
     assert hits == [2, 2, 2, 1, 2]
 
 
-def test_request_longer_than_the_pool_keeps_its_first_blocks():
+def test_request_longer_than_the_pool_keeps_its_first_blocks() -> None:
     """What fits is kept from the front."""
     cache = lru_cache(3)
     hits = [cache.ask(request) for request in requests_of("abcde", "abcde", "x", "abc")]
@@ -72,7 +76,7 @@ def test_request_longer_than_the_pool_keeps_its_first_blocks():
     assert hits == [0, 3, 0, 2]
 
 
-def test_pool_never_holds_more_than_its_capacity():
+def test_pool_never_holds_more_than_its_capacity() -> None:
     """After every request of a longer run, under every policy."""
     for name in POLICIES:
         cache = BlockCache(make_policy(name, 12 * 16, CellConfig()), 12, ExactHotness(), block_tokens=16)
@@ -82,13 +86,13 @@ def test_pool_never_holds_more_than_its_capacity():
             assert len(cache) <= 12
 
 
-def test_policy_that_names_what_may_not_go_is_found_out():
+def test_policy_that_names_what_may_not_go_is_found_out() -> None:
     """The cache trusts no policy."""
 
     class Wrong(LruPolicy):
         """Names an inner node."""
 
-        def victim(self, evictable, moment):
+        def victim(self, evictable: Callable[..., Any], moment: Moment) -> Node:
             return inner
 
     cache = BlockCache(Wrong(capacity=32), 2, ExactHotness(), block_tokens=16)
@@ -100,7 +104,7 @@ def test_policy_that_names_what_may_not_go_is_found_out():
         cache.ask(x)
 
 
-def test_last_part_is_counted_apart():
+def test_last_part_is_counted_apart() -> None:
     """The last fifth of the requests, beside all of them."""
     figures = run_blocks(lru_cache(10), requests_of("a", "a", "a", "b", "ac"))
 
@@ -108,7 +112,7 @@ def test_last_part_is_counted_apart():
     assert (figures.ratio, figures.late_ratio) == (0.5, 0.5)
 
 
-def test_trace_is_read_with_times_and_lengths(tmp_path: Path):
+def test_trace_is_read_with_times_and_lengths(tmp_path: Path) -> None:
     """Milliseconds become nanoseconds, and the prompt's length is the recorded one."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 3, "input_length": 700, "output_length": 1, "hash_ids": [5, 6]}\n')
@@ -118,7 +122,7 @@ def test_trace_is_read_with_times_and_lengths(tmp_path: Path):
     assert request == ([0, 1], 3_000_000, 700, 1)
 
 
-def test_malformed_line_is_named(tmp_path: Path):
+def test_malformed_line_is_named(tmp_path: Path) -> None:
     """The number of the line is in the error."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 3, "input_length": 700, "output_length": 1, "hash_ids": [5, 6]}\nnonsense\n')
@@ -127,7 +131,7 @@ def test_malformed_line_is_named(tmp_path: Path):
         read_blocks(path)
 
 
-def test_filter_and_exact_counts_agree_on_a_small_run():
+def test_filter_and_exact_counts_agree_on_a_small_run() -> None:
     """With few prefixes the cuckoo filter mistakes none, so the policy that asks it evicts the same."""
     figures = []
     for hotness in (ExactHotness(aging_requests=8), FilterHotness(0, CellConfig(aging_requests=8))):
@@ -140,7 +144,7 @@ def test_filter_and_exact_counts_agree_on_a_small_run():
     assert figures[0] == figures[1]
 
 
-def test_full_filter_keeps_what_is_resident():
+def test_full_filter_keeps_what_is_resident() -> None:
     """When it must forget, it forgets what was evicted."""
     hotness = FilterHotness(0)
     cache = BlockCache(make_policy("lru", 100 * 16, CellConfig()), 100, hotness, block_tokens=16)
@@ -158,15 +162,15 @@ class Hearing(LruPolicy, tag="hears of ends"):
     seen: int = 0
     heard: list[tuple[int, int, int]] = []
 
-    def visit(self, path, prompt_tokens, moment):
+    def visit(self, path: Sequence[Any], prompt_tokens: int, moment: Moment) -> None:
         self.seen += 1
         assert moment.admission == self.seen
 
-    def ended(self, admission, answer_tokens):
+    def ended(self, admission: int, answer_tokens: int) -> None:
         self.heard.append((self.seen, admission, answer_tokens))
 
 
-def test_length_of_an_answer_is_told_when_it_has_been_sampled():
+def test_length_of_an_answer_is_told_when_it_has_been_sampled() -> None:
     """Not with the request, and in the order of ends; a request without a time has ended when the next one comes."""
     found = BlockRequests(16)
     second = 1_000_000_000

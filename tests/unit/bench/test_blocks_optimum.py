@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache as memoised
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import services.scheduler.policies  # noqa: F401  They are simulated, too.
-from bench.blocks import BlockCache, BlockRequests
+from bench.blocks import BlockCache, BlockRequest, BlockRequests
 from bench.blocks_hotness import ExactHotness
 from bench.blocks_optimum import furthest_use
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction.policy import Policy
 from shared.messages.cell_events import CellConfig
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=9)
 more_prompts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=40)
 
 
-def requests_of(names):
+def requests_of(names: Iterable[Iterable[Any]]) -> list[BlockRequest]:
     found = BlockRequests(16)
     for prompt in names:
         found.append(prompt)
     return found.requests
 
 
-def hits(policy, requests, capacity):
+def hits(policy: Policy, requests: list[BlockRequest], capacity: int) -> int:
     """Hit blocks under a policy."""
     cache = BlockCache(policy, capacity, ExactHotness(), block_tokens=16)
     return sum(cache.ask(request) for request in requests)
 
 
-def best_of_all(requests, capacity):
+def best_of_all(requests: list[BlockRequest], capacity: int) -> int:
     """The most hits that any choice of leaves gives, by trying every one."""
     paths = [tuple(request.blocks) for request in requests]
     parents = {block: above for path in paths for above, block in zip((None, *path), path, strict=False)}
 
     @memoised
-    def best(number, resident):
+    def best(number: int, resident: frozenset[int]) -> int:
         if number == len(paths):
             return 0
         path = paths[number]
@@ -49,7 +52,9 @@ def best_of_all(requests, capacity):
         return found + most_after(number, resident, frozenset(path[:found]), frozenset(wanted), len(wanted) - found)
 
     @memoised
-    def most_after(number, resident, own, wanted, missing):
+    def most_after(
+        number: int, resident: frozenset[int], own: frozenset[int], wanted: frozenset[int], missing: int
+    ) -> int:
         if len(resident) + missing <= capacity:
             return best(number + 1, resident | wanted)
         inner = {parents[block] for block in resident}
@@ -64,7 +69,7 @@ def best_of_all(requests, capacity):
 
 @settings(max_examples=150)
 @given(names=prompts, capacity=st.integers(1, 6))
-def test_it_equals_an_exhaustive_search(names, capacity):
+def test_it_equals_an_exhaustive_search(names: list[list[int]], capacity: int) -> None:
     """On tiny workloads nothing that evicts leaves to make room finds more hits."""
     requests = requests_of(names)
 
@@ -74,7 +79,7 @@ def test_it_equals_an_exhaustive_search(names, capacity):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(max_examples=30)
 @given(names=more_prompts, capacity=st.integers(1, 12))
-def test_no_policy_finds_more_hits(name, names, capacity):
+def test_no_policy_finds_more_hits(name: str, names: list[list[int]], capacity: int) -> None:
     """Every online policy stays at or below it."""
     requests = requests_of(names)
 
@@ -83,7 +88,7 @@ def test_no_policy_finds_more_hits(name, names, capacity):
     assert online <= hits(furthest_use(requests), requests, capacity)
 
 
-def test_what_is_never_used_again_goes_first():
+def test_what_is_never_used_again_goes_first() -> None:
     """Of three leaves the one without a future makes room, though it was used last."""
     requests = requests_of(["a", "b", "c", "d", "a", "b"])
 

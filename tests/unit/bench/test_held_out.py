@@ -8,7 +8,7 @@ from bench.held_out import HELD_OUT_FAMILIES, HeldOutError, is_held_out, request
 from thermocline.simulate.workloads import WORKLOADS
 
 
-def test_a_third_is_held_out():
+def test_a_third_is_held_out() -> None:
     """Of all families and seeds, two families whole and every sixth seed of the others."""
     cells = [(family, seed) for family in WORKLOADS for seed in range(60)]
 
@@ -17,14 +17,14 @@ def test_a_third_is_held_out():
 
 
 @pytest.mark.parametrize(("family", "seed"), [("tenants", 1), ("drift", 5), ("agents", 6), ("chat", 12)])
-def test_development_is_refused_what_is_held_out(family, seed):
+def test_development_is_refused_what_is_held_out(family: str, seed: int) -> None:
     """Only the report gets it."""
     with pytest.raises(HeldOutError, match=family):
         requests_of(family, seed)
 
 
 @pytest.mark.parametrize("family", sorted(set(WORKLOADS) - set(HELD_OUT_FAMILIES)))
-def test_a_workload_comes_in_order_of_time_and_repeats_itself(family):
+def test_a_workload_comes_in_order_of_time_and_repeats_itself(family: str) -> None:
     """The same seed gives the same requests, some of whose blocks are asked for again."""
     requests = requests_of(family, 1)
     times = [request.time_ns for request in requests]

@@ -31,7 +31,7 @@ chmod +x .venv/bin/python
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a stand-in for ``./task``, for a caller whose own environment configures nothing."""
-    for name in newcomer.configured(newcomer.os.environ):
+    for name in newcomer.configured(os.environ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(newcomer, "UV_SYSTEM_FILES", ())
     folder = tmp_path / "repository"
@@ -100,7 +100,7 @@ def test_a_configured_environment_is_refused(repository: Path, monkeypatch: pyte
         newcomer.main([f"--repository={repository}"])
 
     monkeypatch.setenv(name, "/dev/null")
-    assert newcomer.configured(newcomer.os.environ) == []
+    assert newcomer.configured(os.environ) == []
 
 
 def test_a_pip_that_is_configured_all_the_same_is_not_reported(

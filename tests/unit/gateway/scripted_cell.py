@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
@@ -187,8 +188,8 @@ class ScriptedCell:
         request_id = decode(data, GetRequestStanding).request_id
         return encode(RequestStanding(is_known=request_id not in self.forgotten))
 
-    def _answer(self, work: object) -> None:
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _answer(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 

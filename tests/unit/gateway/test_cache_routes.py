@@ -189,6 +189,7 @@ async def test_a_verification_goes_through_all_disks() -> None:
         harness,
         cache,
     ):
+        cursor: str | None
         cursor, reports = "", []
         while cursor is not None:
             body = {"cursor": cursor, "max_chunks": 2}

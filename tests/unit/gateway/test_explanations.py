@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -228,7 +229,7 @@ def test_requests_are_forgotten_by_number_and_by_age() -> None:
 
 
 @contextlib.asynccontextmanager
-async def explained(**settings: object) -> AsyncIterator[Harness]:
+async def explained(**settings: Any) -> AsyncIterator[Harness]:
     """A gateway whose scheduler knows every request."""
     async with running_gateway(says("hello you"), admin_key=KEY, **settings) as harness:
 

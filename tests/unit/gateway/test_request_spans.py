@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import structlog
 
@@ -14,6 +16,9 @@ from shared.messages.tokens import Timing, TokenItem
 from tests.recorded_spans import TRACE, RecordedSpans
 
 CALLER = f"00-{5:032x}-{6:016x}"
+
+NOBODY: Any = None
+"""No application here receives; nor does it send once it was cut off."""
 
 
 def choice(trace: str) -> Choice:
@@ -86,17 +91,17 @@ async def test_the_span_of_a_request_ends_with_its_answer() -> None:
     """It carries the status; the application finds its traceparent in the scope, and its logs have the trace's id."""
     tracer, seen, bound = RecordedSpans(), [], []
 
-    async def app(scope, receive, send) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["state"]["trace"])
         bound.append(structlog.contextvars.get_contextvars()["trace_id"])
         await send({"type": "http.response.start", "status": 503, "headers": []})
         scope["state"]["request_id"] = "http-1"
 
-    async def send(message) -> None:
+    async def send(message: Any) -> None:
         assert tracer.spans[0].end_ns == 0
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    await TracedApp(app, tracer, 1.0)(scope, None, send)
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await TracedApp(app, tracer, 1.0)(scope, NOBODY, send)
 
     (span,) = tracer.spans
     assert seen == [span.traceparent]
@@ -110,16 +115,16 @@ async def test_logs_carry_the_id_that_the_response_has() -> None:
     """Traced or not; and a trace's id does not stay behind for the next request of the connection."""
     bound, ids = [], []
 
-    async def app(scope, receive, send) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         bound.append(structlog.contextvars.get_contextvars())
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def send(message) -> None:
+    async def send(message: Any) -> None:
         ids.append(dict(message["headers"])[b"x-request-id"].decode())
 
     boundary = TracedApp(Boundary(app, Callers()), RecordedSpans(), 1.0)
     for method, path in (("POST", "/v1/completions"), ("GET", "/health/live")):
-        await boundary({"type": "http", "method": method, "path": path, "headers": []}, None, send)
+        await boundary({"type": "http", "method": method, "path": path, "headers": []}, NOBODY, send)
 
     assert [values["request_id"] for values in bound] == ids
     assert [values.get("trace_id") for values in bound] == [TRACE, None]
@@ -129,11 +134,11 @@ async def test_a_client_that_goes_away_early_is_a_499() -> None:
     """The span ends all the same when the application is cut off."""
     tracer = RecordedSpans()
 
-    async def app(scope, receive, send) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ConnectionError
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     with pytest.raises(ConnectionError):
-        await TracedApp(app, tracer, 1.0)(scope, None, None)
+        await TracedApp(app, tracer, 1.0)(scope, NOBODY, NOBODY)
 
     assert tracer.spans[0].attributes["http.response.status_code"] == 499

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.present import present
+
 pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
 
 from services.gateway.config import GatewayConfig
@@ -145,7 +147,7 @@ def test_processes_show_users_that_the_broker_knows(values: dict[str, Any]) -> N
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
     own = values.get("nats", defaults)
     users = own["config"]["merge"]["authorization"]["users"]
-    variables = {user["user"]: re.fullmatch(r"<< \$(\w+) >>", user["password"])[1] for user in users}
+    variables = {user["user"]: present(re.fullmatch(r"<< \$(\w+) >>", user["password"]))[1] for user in users}
     given = {name: each["valueFrom"]["secretKeyRef"] for name, each in own["container"]["env"].items()}
 
     for process, container in processes(render(values)):
@@ -165,7 +167,7 @@ def test_the_server_accepts_what_the_chart_of_nats_makes_of_it(values: dict[str,
     names = {name for own in (defaults, values.get("nats", defaults)) for name in own["container"]["env"]}
     environment = os.environ | dict.fromkeys(names, "of-letters")
 
-    command = [find_nats_program().path, "-t", "-c", str(file)]
+    command: list[Any] = [find_nats_program().path, "-t", "-c", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,7 +16,7 @@ DOCKERFILE = FOLDER.parent / "containers" / "Dockerfile"
 PROMETHEUS = FOLDER.parent / "observability" / "prometheus" / "prometheus.yaml"
 
 
-def observed() -> dict[str, dict]:
+def observed() -> dict[str, dict[str, Any]]:
     """Its services."""
     return services(OBSERVE, GRAFANA_PASSWORD="secret")
 
@@ -29,7 +30,7 @@ def test_every_process_is_scraped_where_it_listens() -> None:
     assert set(jobs) == set(SETTINGS)
     for process, job in jobs.items():
         given = services()[process]["environment"] | observed()[process]["environment"]
-        settings = settings_from(process, [], given)
+        settings: Any = settings_from(process, [], given)
         assert job["names"] == [process]
         assert job["port"] == settings.metrics_port
         assert settings.metrics_host == "0.0.0.0"

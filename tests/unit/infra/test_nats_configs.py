@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_the_server_accepts_it(config: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("nats")
     files = {"TC_NATS_CERT": str(certificate), "TC_NATS_KEY": str(key), "TC_NATS_CA": str(authority.ca)}
-    command = [find_nats_program().path, "-t", "-c", config]
+    command: list[Any] = [find_nats_program().path, "-t", "-c", config]
 
     done = subprocess.run(command, env=os.environ | ENVIRONMENT | files, capture_output=True, text=True, timeout=30)
 

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -286,7 +287,8 @@ def test_a_sign_that_cannot_be_shown_is_the_operators_fault(shm_prefix: str, mon
 
 def test_a_draft_that_is_reaped_in_the_making_is_made_again(shm_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reaper in another PID namespace may come between the making and the lock."""
-    lock, reaped = fcntl.flock, []
+    lock = fcntl.flock
+    reaped: list[Any] = []
 
     def reap_first(fd: int, operation: int) -> None:
         if not reaped:

@@ -42,7 +42,7 @@ def claim(said: Mark) -> Claim:
 
 
 def differences() -> float:
-    return cell_metrics.DIVERGED._value.get()
+    return float(cell_metrics.DIVERGED._value.get())
 
 
 def fold_of(process: Process) -> core.CellState:

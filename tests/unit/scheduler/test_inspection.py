@@ -36,6 +36,7 @@ class Folding:
         admission = Admission(
             request_id="r", attempt=1, worker_id="w", accepted_ns=0, admitted_ns=1, prompt=(span,)
         )  # fmt: skip
+        assert self.state.recollection is not None
         self.state.recollection.admissions["r"] = [admission]
 
     def move(self) -> None:

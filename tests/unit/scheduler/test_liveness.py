@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler import core
 from services.scheduler.core import Stamped
 from services.scheduler.liveness import Liveness
+from shared.codec import Input
 from shared.messages.cell_events import GatewayLost, StorageLost, WorkerLost
 from shared.messages.status import Heartbeat
 from shared.messages.storage_events import StorageJoined
@@ -186,7 +187,8 @@ def test_who_has_left_cannot_be_gone() -> None:
 def test_restored_state_is_watched() -> None:
     """After a restart the members come from the state, and who stays silent is lost."""
     state = core.new_state()
-    for seq, message in enumerate([worker_joined("w9", "nine"), submit("r", [1, 2, 3])], start=1):
+    inputs: tuple[Input, ...] = (worker_joined("w9", "nine"), submit("r", [1, 2, 3]))
+    for seq, message in enumerate(inputs, start=1):
         core.step(state, Stamped(seq, seq, message))
     liveness = Liveness(SILENCE)
 

@@ -183,7 +183,12 @@ async def test_full_silent_outbox_stops_the_fold_until_more_is_published(monkeyp
     monkeypatch.setattr("services.scheduler.outbox.RETRY_S", 0.001)
     standby = Standby()
     looks: list[bool] = []
-    monkeypatch.setattr(standby.outbox, "_may_speak", lambda: looks.append(False) or False)
+
+    def look() -> bool:
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(standby.outbox, "_may_speak", look)
     folding = asyncio.create_task(standby.fold(1, 2, 3, 4))
     await until(lambda: len(looks) >= 10)  # It looks once for each of the first three, and then again and again.
     kept, waits = standby.outbox.unconfirmed, not folding.done()

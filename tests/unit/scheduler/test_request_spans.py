@@ -47,6 +47,7 @@ def admission(attempt: int = 1, admitted_ns: int = 900) -> Admission:
 def test_waits_lie_within_the_queue() -> None:
     """From acceptance to admission, and below that what the request stood aside for."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
+    assert state.recollection is not None
     state.recollection.note_admitted(admission())
 
     record_admissions(tracer, state, [plan()])
@@ -60,6 +61,7 @@ def test_waits_lie_within_the_queue() -> None:
 def test_a_later_attempt_was_accepted_only_once() -> None:
     """How long it waited after its failure is not known, and nothing is told twice."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
+    assert state.recollection is not None
     state.recollection.note_admitted(admission())
     state.recollection.note_admitted(admission(attempt=2, admitted_ns=2000))
 
@@ -72,6 +74,7 @@ def test_who_is_not_traced_leaves_nothing() -> None:
     """Nor does one of whom nothing is remembered, or another order."""
     state, tracer = scripted_cell(1).fold.state, RecordedSpans()
     record_admissions(tracer, state, [plan()])
+    assert state.recollection is not None
     state.recollection.note_admitted(admission())
 
     record_admissions(tracer, state, [plan(trace=""), plan(attempt=7)])

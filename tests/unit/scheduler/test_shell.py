@@ -146,7 +146,7 @@ async def test_first_start_announces_itself_and_its_configuration(cell: Cell) ->
 
 async def test_members_that_were_there_before_any_scheduler_are_given_pools_by_its_settings(cell: Cell) -> None:
     """A stream may begin with them; by the defaults they would be given state pools of another form."""
-    room = {"host_bytes": 2**20, "disk_bytes": 2**20, "state_bytes": 2**20}
+    room: dict[str, Any] = {"host_bytes": 2**20, "disk_bytes": 2**20, "state_bytes": 2**20}
     await cell.put(StorageJoined(storage_id="s1", incarnation="one", node="node", **room))
     await cell.put(structs.replace(worker_joined(), restoration=COSTS))
 

@@ -39,7 +39,7 @@ class Process:
         self.bus = cell.broker.connect(name)
         self.life = Lifecycle()
         release = settings.pop("release", "this one")
-        chosen = {"id": name, "check_invariants_every": 1, "lease_ms": LEASE_MS} | settings
+        chosen: dict[str, Any] = {"id": name, "check_invariants_every": 1, "lease_ms": LEASE_MS} | settings
         self.shell = Shell(
             self.bus,
             SchedulerConfig(**chosen),

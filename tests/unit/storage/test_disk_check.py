@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkey
     def refuse(**where: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(disk_check.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
 
     assert faults(tmp_path) == [f"--disk-dir {tmp_path} cannot be written to: Permission denied"]
 
@@ -55,7 +56,7 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.
     """By the flag of its mount."""
     sound = os.statvfs(tmp_path)
     read_only = os.statvfs_result((*sound[:8], sound.f_flag | os.ST_RDONLY, sound.f_namemax))
-    monkeypatch.setattr(disk_check.os, "statvfs", lambda path: read_only)
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
 
     assert faults(tmp_path) == [f"--disk-dir {tmp_path} is on a file system that is mounted read-only"]
 
@@ -66,7 +67,7 @@ def test_a_full_disk_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(**where: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk_check.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
 
     assert faults(tmp_path) == []
 

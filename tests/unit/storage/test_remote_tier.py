@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.storage.backends import ChunkBackend
+from services.storage.backends import ChunkBackend, ChunkKey
 from services.storage.buffers import Buffers
 from services.storage.chunk_writing import blob_digest
 from services.storage.io_threads import IoThreads
@@ -31,7 +31,7 @@ class _Store(MemoryBackend):
         self.tries = 0
         self.done = asyncio.Event()
 
-    def put(self, key, blob, *, stripe, timeout_s):  # type: ignore[no-untyped-def]
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
         self.tries += 1
         if self.tries <= self.failures:
             raise TransportError("no route")

@@ -53,7 +53,7 @@ def faults_of(query: str, exported: dict[str, MetricFacts]) -> list[str]:
 
 def series_of(exported: dict[str, MetricFacts]) -> dict[str, MetricFacts]:
     """Metrics by the names of their series."""
-    series = {}
+    series: dict[Any, Any] = {}
     for facts in exported.values():
         if facts.kind == "histogram":
             series |= {f"{facts.name}{end}": facts for end in ("_bucket", "_sum", "_count")}
@@ -65,6 +65,7 @@ def series_of(exported: dict[str, MetricFacts]) -> dict[str, MetricFacts]:
 def _walk(node: Any, kept: frozenset[str]) -> Iterator[Asked]:
     match node:
         case promql_parser.VectorSelector():
+            assert node.name is not None
             yield Asked(node.name, frozenset(one.name for one in node.matchers.matchers), kept)
         case promql_parser.MatrixSelector():
             yield from _walk(node.vector_selector, kept)

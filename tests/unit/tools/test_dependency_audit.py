@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_what_an_extra_needs_belongs_to_the_package(monkeypatch: pytest.MonkeyPa
         "nvidia-nvrtc": [],
         "sympy": [],
     }
-    monkeypatch.setattr(dependency_audit.metadata, "requires", needs.__getitem__)
+    monkeypatch.setattr(metadata, "requires", needs.__getitem__)
 
     assert dependency_audit.closure([Requirement("torch")]) == {
         "torch": {"cuda-toolkit", "sympy"},

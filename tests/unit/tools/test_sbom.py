@@ -12,7 +12,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import sbom
+from tools import dependency_audit, sbom
 from tools.dependency_audit import KNOWN_BAD, unlicensed
 
 TIME_S = 1_700_000_000
@@ -42,7 +42,7 @@ def test_it_is_the_same_twice(text: str) -> None:
 
 def test_it_holds_what_is_needed_as_installed(bill: dict[str, Any]) -> None:
     """Every dependency that this platform needs, in the version that is installed, and no tool of development."""
-    project = tomllib.loads((sbom.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((dependency_audit.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [Requirement(each) for each in project["dependencies"]]
     wanted = {canonicalize_name(each.name) for each in requirements if each.marker is None or each.marker.evaluate()}
 

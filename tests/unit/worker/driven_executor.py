@@ -82,7 +82,8 @@ class Driven:
         for the saving of state. With ``projection`` hidden states can be saved and restored, with ``open_source``
         sparse prefixes can be read.
         """
-        self.runner = runner or FakeRunner()
+        made: Any = FakeRunner()
+        self.runner: Any = runner or made
         geometry = self.runner.geometry
         self.reports: list[Report] = []
         self.loads = Loads(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.worker.answers import Answer
 from services.worker.detokenizer import Vocabulary
 from shared.messages.requests import SamplingParams
+from tests.present import present
 from tests.unit.worker.vocabularies import build
 
 KINDS = ("byte_level", "llama_sentencepiece", "gemma_sentencepiece", "metaspace")
@@ -22,7 +23,7 @@ def vocabulary_of(kind: str) -> Vocabulary:
 
 @cache
 def number_of(piece: str) -> int:
-    return build("byte_level").token_to_id(piece)
+    return present(build("byte_level").token_to_id(piece))
 
 
 def make_answer(params: SamplingParams, kind: str = "byte_level", *, max_context: int = 1000) -> Answer:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from services.worker.detokenizer import REPLACEMENT, Vocabulary
 from shared.errors import UnsupportedModel
 from tests.checkpoints import save_tokenizer
+from tests.present import present
 from tests.unit.worker.vocabularies import KINDS, build
 
 
@@ -49,7 +50,7 @@ def test_a_character_of_several_tokens_comes_in_one_piece(kind: str) -> None:
     """No piece before the last byte shows a replacement character."""
     pieces = ["ä", "½", "ł"] if kind == "byte_level" else ["<0xE4>", "<0xBD>", "<0xA0>"]
     end = "b"
-    tokens = [tokenizer_of(kind).token_to_id(piece) for piece in [*pieces, end]]
+    tokens = [present(tokenizer_of(kind).token_to_id(piece)) for piece in [*pieces, end]]
 
     out = pieces_of(kind, tokens)
 
@@ -60,7 +61,7 @@ def test_a_character_of_several_tokens_comes_in_one_piece(kind: str) -> None:
 
 def test_half_a_character_is_replaced_only_at_the_end() -> None:
     """A character that never becomes whole is withheld until the answer is over."""
-    tokens = [tokenizer_of("byte_level").token_to_id(piece) for piece in ["b", "ä", "½"]]
+    tokens = [present(tokenizer_of("byte_level").token_to_id(piece)) for piece in ["b", "ä", "½"]]
 
     out = pieces_of("byte_level", tokens)
 
@@ -75,6 +76,7 @@ def test_a_window_that_never_becomes_text_is_shown_after_all() -> None:
     stream = Vocabulary(tokenizer).stream()
     odd = tokenizer.token_to_id("\ufffd")
 
+    assert odd is not None
     shown = [stream.feed(odd) for _ in range(40)]
 
     assert any(shown)

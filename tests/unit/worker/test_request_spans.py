@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.worker import request_spans
 from services.worker.reports import Report
 from services.worker.request_spans import RequestSpans
@@ -118,7 +120,7 @@ def test_items_of_an_older_attempt_end_nothing() -> None:
     assert tracer.spans == []
 
 
-def test_requests_whose_end_is_never_told_are_let_go(monkeypatch) -> None:
+def test_requests_whose_end_is_never_told_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are remembered and no more, the newest of them."""
     monkeypatch.setattr(request_spans, "MOST_TRACED", 2)
     tracer, spans = traced()

@@ -21,7 +21,7 @@ def test_a_request_ends_once(end: str) -> None:
 
     for change in ("compute", "sample", "finish", "preempt", "replace"):
         with pytest.raises(IllegalTransition):
-            request.change(change)  # type: ignore[arg-type]
+            request.change(change)
 
 
 def test_every_live_state_can_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ class Cell:
         self.broker = MemoryBroker()
         self.worker = self.broker.connect("worker")
         self.other = self.broker.connect("scheduler and gateway")
-        self.runner = FakeRunner()
+        self.runner: Any = FakeRunner()
         self.disk_reads: DiskReads | None = None
         self.life = Lifecycle()
         self.drain_timeout_ms = 0  # Nobody here would let it go.

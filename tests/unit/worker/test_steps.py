@@ -99,7 +99,7 @@ def test_chunks_on_lost_pages_are_split_off() -> None:
     good, bad = prefill("a", 4, 8, (5, 6, 7)), prefill("b", 8, 10, (5, 6, 7))
     decode = Work(decoding(), 9, 10, samples=True, is_chunk=False)
 
-    assert split_lost([good, bad, decode], [], [], {6}) == ([good, decode], [bad], {6, 7})
+    assert split_lost([good, bad, decode], [], [], {6}) == ([good, decode], [bad], frozenset({6, 7}))
 
 
 def test_a_loss_spreads_to_all_that_stand_on_it() -> None:

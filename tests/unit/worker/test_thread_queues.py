@@ -99,7 +99,12 @@ async def test_reports_are_handled_on_the_loop_in_order() -> None:
             enough.set()
 
     channel = ReportChannel(asyncio.get_running_loop(), handle)
-    poster = threading.Thread(target=lambda: [channel.post(Report(step=step)) for step in range(500)])
+
+    def post() -> None:
+        for step in range(500):
+            channel.post(Report(step=step))
+
+    poster = threading.Thread(target=post)
     poster.start()
     async with asyncio.timeout(10):
         await enough.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    made: torch.nn.Module = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    return made
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def made(checkpoint: Path) -> Iterator[Driven]:
     driven.close()
 
 
-def greedy(reference: torch.nn.Module, prompt: list[int], count: int = ANSWER) -> list[int]:
+def greedy(reference: Any, prompt: list[int], count: int = ANSWER) -> list[int]:
     with torch.inference_mode():
         out = reference.generate(
             torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1

@@ -157,7 +157,7 @@ def test_a_part_that_hangs_is_killed_and_leaves_what_it_had_found(
     """It is told to end first; this one does not listen."""
     monkeypatch.setattr(part_process, "STOP_S", 0.1)
     log = tmp_path / "part_hangs.log"
-    waited = part_process.subprocess.Popen.wait
+    waited = subprocess.Popen.wait
 
     def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         """Until it hangs, in the place of the share."""
@@ -168,7 +168,7 @@ def test_a_part_that_hangs_is_killed_and_leaves_what_it_had_found(
             raise subprocess.TimeoutExpired("part", timeout)
         return waited(process, timeout)
 
-    monkeypatch.setattr(part_process.subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
 
     outcome = run_played("part_hangs", tmp_path, limit_s=7.0)
 

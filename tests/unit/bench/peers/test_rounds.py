@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def contest(monkeypatch: pytest.MonkeyPatch) -> Contest:
     return Contest(BOUNDS, seed=1, share=0.25, say=lambda line: None)
 
 
-def starts(peers: dict[str, NullPeer]) -> rounds.Starts:
+def starts(peers: dict[str, NullPeer]) -> Any:
     @contextmanager
     def start(name: str, bounds: Bounds, folder: Path) -> Iterator[NullPeer]:
         with null_server(0.0) as base_url:

@@ -1,6 +1,8 @@
 """Small restorations drawn by hypothesis, and the best plan for each found by trying every executable one."""
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -11,7 +13,9 @@ from services.scheduler.core.hidden.partition import LayerCosts
 ROUTES = {"host": ("host link",), "disk": ("disk", "host link"), "neighbour": ("wire",)}
 
 
-def resources(host=2.0, disk=1.0, wire=4.0, *, queued_us=0.0, queued_bytes=0.0):
+def resources(
+    host: float = 2.0, disk: float = 1.0, wire: float = 4.0, *, queued_us: float = 0.0, queued_bytes: float = 0.0
+) -> Resources:
     """A host link, a disk behind it and a wire to a neighbour, in bytes a microsecond."""
     links = (
         Link(name="host link", bytes_per_us=host, queued_bytes=queued_bytes),
@@ -21,7 +25,15 @@ def resources(host=2.0, disk=1.0, wire=4.0, *, queued_us=0.0, queued_bytes=0.0):
     return Resources(links=links, routes=ROUTES, queued_us=queued_us)
 
 
-def costs(layers, *, kv_bytes=2.0, hidden_bytes=1.0, hidden_us=0.5, token_us=3.0, pair_us=0.0):
+def costs(
+    layers: int,
+    *,
+    kv_bytes: float = 2.0,
+    hidden_bytes: float = 1.0,
+    hidden_us: float = 0.5,
+    token_us: float = 3.0,
+    pair_us: float = 0.0,
+) -> LayerCosts:
     """Costs of a layer, as in multi-head attention unless said otherwise."""
     return LayerCosts(
         layers=layers,
@@ -33,13 +45,13 @@ def costs(layers, *, kv_bytes=2.0, hidden_bytes=1.0, hidden_us=0.5, token_us=3.0
     )
 
 
-def held(layers, *forms, tokens=10, source="host"):
+def held(layers: int, *forms: Any, tokens: int = 10, source: str = "host") -> Span:
     """A span of which every layer is held in these forms."""
     return Span(tokens=tokens, copies=tuple(Copy(source, form, all_layers(layers)) for form in forms))
 
 
 @st.composite
-def any_costs(draw, layers):
+def any_costs(draw: Callable[..., Any], layers: int) -> LayerCosts:
     speed = st.floats(0.05, 4.0)
     return costs(
         layers,
@@ -51,14 +63,14 @@ def any_costs(draw, layers):
 
 
 @st.composite
-def any_resources(draw):
+def any_resources(draw: Callable[..., Any]) -> Resources:
     speed = st.floats(0.2, 8.0)
     queue = st.sampled_from([0.0, 0.0, 20.0])
     return resources(draw(speed), draw(speed), draw(speed), queued_us=draw(queue), queued_bytes=draw(queue))
 
 
 @st.composite
-def any_span(draw, layers, *, device_too=True):
+def any_span(draw: Callable[..., Any], layers: int, *, device_too: bool = True) -> Span:
     """A span with up to two copies, each of all layers or of those from one on."""
     tokens = draw(st.integers(1, 40))
     if device_too and draw(st.integers(0, 5)) == 0:
@@ -68,7 +80,7 @@ def any_span(draw, layers, *, device_too=True):
     return Span(tokens=tokens, copies=tuple(Copy(a, form, layer_mask(start, layers)) for a, form, start in copies))
 
 
-def best_by_trying(spans, cost, resource):
+def best_by_trying(spans: list[Span], cost: LayerCosts, resource: Resources) -> float:
     """The least time of the busiest resource over every staircase and every form and source of each span and layer."""
     count, end = len(spans), sum(span.tokens for span in spans)
     starts = [sum(span.tokens for span in spans[:index]) for index in range(count + 1)]
@@ -88,13 +100,13 @@ def best_by_trying(spans, cost, resource):
     return best
 
 
-def rows_us(row_starts, layer, cost, end):
+def rows_us(row_starts: Sequence[int], layer: int, cost: LayerCosts, end: int) -> float:
     """Computing at a layer: rows that go on to the next one in full, the others' keys and values alone."""
     going_on = row_starts[min(layer + 1, cost.layers - 1)]
     return cost.recompute_us(going_on, end) + (going_on - row_starts[layer]) * cost.hidden_us
 
 
-def options_of(span, layer, cost, resource):
+def options_of(span: Span, layer: int, cost: LayerCosts, resource: Resources) -> list[list[tuple[int, float]]]:
     """(Resource, microseconds) pairs of each way to restore a layer of a span from a copy."""
     found = []
     for copy in span.copies:
@@ -105,7 +117,7 @@ def options_of(span, layer, cost, resource):
     return found
 
 
-def time_of(base, chosen):
+def time_of(base: list[float], chosen: tuple[list[tuple[int, float]], ...]) -> float:
     loads = list(base)
     for one in chosen:
         for place, us in one:
@@ -113,7 +125,7 @@ def time_of(base, chosen):
     return max(loads)
 
 
-def one_layer_us(spans, cost, resource):
+def one_layer_us(spans: list[Span], cost: LayerCosts, resource: Resources) -> float:
     """The most that one layer of the whole prefix takes of any resource, whatever way it is restored."""
     tokens = sum(span.tokens for span in spans)
     slowest = min(link.bytes_per_us for link in resource.links)

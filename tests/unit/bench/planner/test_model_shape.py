@@ -13,7 +13,7 @@ GROUPED = ModelShape(
 )
 
 
-def test_the_papers_formulas_are_the_special_case():
+def test_the_papers_formulas_are_the_special_case() -> None:
     """4 N D² from hidden states, 24 N D² and 2 N² D from tokens, half the bytes (HCache 3.2)."""
     costs = costs_of_shape(PAPER, product_flops=1e6, attention_flops=1e6)
     tokens = 1000
@@ -23,7 +23,7 @@ def test_the_papers_formulas_are_the_special_case():
     assert costs.hidden_bytes * 2 == costs.kv_bytes
 
 
-def test_restoring_from_hidden_states_is_at_least_six_times_as_fast():
+def test_restoring_from_hidden_states_is_at_least_six_times_as_fast() -> None:
     """And the more so the longer the sequence, since attention is left out (HCache 3.2)."""
     costs = costs_of_shape(PAPER, product_flops=1e12, attention_flops=1e12)
     speedups = [costs.recompute_us(0, tokens) / (tokens * costs.hidden_us) for tokens in (1, 1000, 16_000)]
@@ -32,7 +32,7 @@ def test_restoring_from_hidden_states_is_at_least_six_times_as_fast():
     assert speedups == sorted(speedups)
 
 
-def test_grouped_queries_make_hidden_states_larger_than_kv():
+def test_grouped_queries_make_hidden_states_larger_than_kv() -> None:
     """Llama-3.1-8B keeps a quarter of the heads' KV: twice as many bytes in hidden states."""
     costs = costs_of_shape(GROUPED, product_flops=1e12, attention_flops=1e12)
 
@@ -40,7 +40,7 @@ def test_grouped_queries_make_hidden_states_larger_than_kv():
     assert not costs.hidden_is_smaller
 
 
-def test_recomputing_adds_up():
+def test_recomputing_adds_up() -> None:
     """Two stretches cost what the whole does."""
     costs = costs_of_shape(PAPER, product_flops=1e12, attention_flops=1e11)
 

@@ -1,17 +1,19 @@
 """Plans for whole prefixes, against every executable plan and against what must hold of any."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.planner.groups import MOST_GROUPS
+from bench.planner.plan import Plan
 from bench.planner.planning import plan_restoration
 from bench.planner.resources import Link, Resources
 from bench.planner.spans import Copy, Span, all_layers, layer_mask
 from bench.planner.timeline import timeline_us
-from services.scheduler.core.hidden.partition import LayerTimes, best_partition, layer_times
+from services.scheduler.core.hidden.partition import LayerCosts, LayerTimes, best_partition, layer_times
 from shared.errors import InvariantViolated
 from tests.unit.bench.planner.cases import (
     any_costs,
@@ -32,7 +34,7 @@ restorations = st.tuples(st.lists(any_span(LAYERS), min_size=1, max_size=3), any
 larger = st.tuples(st.lists(any_span(12), min_size=1, max_size=12), any_costs(12), any_resources())
 
 
-def loads_of(plan, spans, cost, resource):
+def loads_of(plan: Plan, spans: list[Span], cost: LayerCosts, resource: Resources) -> list[float]:
     """Microseconds of each resource, added up from a plan's pieces alone."""
     loads = [resource.queued_us + resource.beside_us, *(link.queued_us for link in resource.links)]
     end = sum(span.tokens for span in spans)
@@ -48,7 +50,7 @@ def loads_of(plan, spans, cost, resource):
 
 @settings(max_examples=150)
 @given(restorations)
-def test_no_executable_plan_is_faster_by_a_layer(case):
+def test_no_executable_plan_is_faster_by_a_layer(case: tuple[list[Span], LayerCosts, Resources]) -> None:
     """The prediction is a time that some executable plan has, and at most a layer's worth above the least of all."""
     spans, cost, resource = case
     plan = plan_restoration(spans, cost, resource)
@@ -60,7 +62,9 @@ def test_no_executable_plan_is_faster_by_a_layer(case):
 
 @settings(max_examples=150)
 @given(st.integers(1, 48), st.integers(1, 500), any_costs(1), st.floats(0.2, 8.0), st.floats(0, 500), st.floats(0, 500))
-def test_one_stretch_from_one_source_is_solved_exactly(layers, tokens, cost, speed, waiting_us, waiting_bytes):
+def test_one_stretch_from_one_source_is_solved_exactly(
+    layers: int, tokens: int, cost: LayerCosts, speed: float, waiting_us: float, waiting_bytes: float
+) -> None:
     """It is the exact three-way partition, whatever waits on the link and on the device."""
     cost = replace(cost, layers=layers)
     resource = resources(host=speed, queued_us=waiting_us, queued_bytes=waiting_bytes)
@@ -73,12 +77,12 @@ def test_one_stretch_from_one_source_is_solved_exactly(layers, tokens, cost, spe
 
 @settings(max_examples=150)
 @given(larger)
-def test_a_plan_is_executable_and_costs_what_it_says(case):
+def test_a_plan_is_executable_and_costs_what_it_says(case: tuple[list[Span], LayerCosts, Resources]) -> None:
     """Pieces cover everything once from copies that exist, rows never join a pass, and the sums agree."""
     spans, cost, resource = case
     plan = plan_restoration(spans, cost, resource)
     starts = [sum(span.tokens for span in spans[:index]) for index in range(len(spans) + 1)]
-    covered = {}
+    covered: dict[Any, Any] = {}
     for piece in plan.pieces:
         for index in range(piece.first_span, piece.end_span):
             layers = layer_mask(piece.first_layer, piece.end_layer)
@@ -101,7 +105,7 @@ def test_a_plan_is_executable_and_costs_what_it_says(case):
 
 @settings(max_examples=150)
 @given(larger)
-def test_no_single_method_is_faster(case):
+def test_no_single_method_is_faster(case: tuple[list[Span], LayerCosts, Resources]) -> None:
     """A mix is never predicted to take longer than tokens, KV or hidden states alone."""
     spans, cost, resource = case
     plan = plan_restoration(spans, cost, resource)
@@ -111,7 +115,7 @@ def test_no_single_method_is_faster(case):
 
 @settings(max_examples=100)
 @given(st.lists(st.booleans(), min_size=1, max_size=6), any_costs(12), st.floats(0.2, 4.0), st.floats(1.0, 4.0))
-def test_more_bandwidth_never_makes_it_slower(kinds, cost, speed, faster):
+def test_more_bandwidth_never_makes_it_slower(kinds: list[bool], cost: LayerCosts, speed: float, faster: float) -> None:
     """Nor does faster computing: by more than rounding to whole layers can cost."""
     spans = [held(12, "kv", "hidden", source="disk") if both else held(12, "kv") for both in kinds]
     before = plan_restoration(spans, cost, resources(host=speed, disk=speed)).predicted_us
@@ -125,7 +129,9 @@ def test_more_bandwidth_never_makes_it_slower(kinds, cost, speed, faster):
 
 @settings(max_examples=100)
 @given(larger, st.integers(0, 11))
-def test_another_copy_never_makes_it_slower_by_a_layer(case, place):
+def test_another_copy_never_makes_it_slower_by_a_layer(
+    case: tuple[list[Span], LayerCosts, Resources], place: int
+) -> None:
     """What can also be read from a neighbour is restored as fast as without."""
     spans, cost, resource = case
     place %= len(spans)
@@ -143,7 +149,7 @@ def test_another_copy_never_makes_it_slower_by_a_layer(case, place):
 
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(10, 400), any_costs(1), st.floats(0.2, 8.0))
-def test_bubbles_cost_about_one_layer(layers, tokens, cost, speed):
+def test_bubbles_cost_about_one_layer(layers: int, tokens: int, cost: LayerCosts, speed: float) -> None:
     """Layer by layer, with tokens first and KV last, one link and computing wait for each other once."""
     cost, resource = replace(cost, layers=layers), resources(host=speed)
     plan = plan_restoration([held(layers, "kv", "hidden", tokens=tokens)], cost, resource)
@@ -156,12 +162,12 @@ def test_bubbles_cost_about_one_layer(layers, tokens, cost, speed):
 
 @settings(max_examples=30)
 @given(larger)
-def test_the_same_question_has_the_same_answer(case):
+def test_the_same_question_has_the_same_answer(case: tuple[list[Span], LayerCosts, Resources]) -> None:
     """Nothing but the arguments decides."""
     assert plan_restoration(*case) == plan_restoration(*case)
 
 
-def test_what_is_on_the_device_costs_nothing():
+def test_what_is_on_the_device_costs_nothing() -> None:
     """A prefix that is there takes no time, and is said to be reused."""
     plan = plan_restoration([Span(tokens=64, device=0b111)], costs(3), resources())
 
@@ -170,7 +176,7 @@ def test_what_is_on_the_device_costs_nothing():
     assert plan.cached_tokens == 64
 
 
-def test_what_exists_nowhere_ends_the_prefix():
+def test_what_exists_nowhere_ends_the_prefix() -> None:
     """Computing the tokens of a span and loading what follows is no pass; both are computed."""
     plan = plan_restoration([held(3, "kv"), Span(tokens=10), held(3, "kv")], costs(3), resources())
 
@@ -178,7 +184,7 @@ def test_what_exists_nowhere_ends_the_prefix():
     assert [(piece.method, piece.start, piece.end) for piece in plan.pieces] == [("kv", 0, 10), ("tokens", 10, 30)]
 
 
-def test_first_layers_that_are_kept_nowhere_are_computed():
+def test_first_layers_that_are_kept_nowhere_are_computed() -> None:
     """As the paper keeps them: eight layers from tokens, forty as hidden states (HCache 6.1.3)."""
     span = Span(tokens=100, copies=(Copy("disk", "hidden", layer_mask(8, 48)),))
     plan = plan_restoration([span], costs(48), resources())
@@ -188,7 +194,7 @@ def test_first_layers_that_are_kept_nowhere_are_computed():
     assert plan.cached_tokens == 100
 
 
-def test_hidden_states_that_are_larger_than_kv_are_left_alone():
+def test_hidden_states_that_are_larger_than_kv_are_left_alone() -> None:
     """Under grouped queries KV is taken, and the explanation says why."""
     plan = plan_restoration([held(8, "kv", "hidden")], costs(8, kv_bytes=0.5), resources(), first_layers=False)
 
@@ -196,7 +202,7 @@ def test_hidden_states_that_are_larger_than_kv_are_left_alone():
     assert any("no smaller than KV" in text for text in plan.explanations)
 
 
-def test_the_first_layer_needs_no_copy():
+def test_the_first_layer_needs_no_copy() -> None:
     """Its input are the embeddings: projecting them takes no link, which helps wherever the link is the slow side."""
     plan = plan_restoration([held(8, "kv")], costs(8, token_us=1e6), resources())
     without = plan_restoration([held(8, "kv")], costs(8, token_us=1e6), resources(), first_layers=False)
@@ -206,7 +212,7 @@ def test_the_first_layer_needs_no_copy():
     assert plan.predicted_us < without.predicted_us
 
 
-def test_a_busy_link_turns_a_plan_to_computing():
+def test_a_busy_link_turns_a_plan_to_computing() -> None:
     """The same prefix is loaded over an idle link and computed beside a full one."""
     spans, cost = [held(8, "kv")], costs(8, token_us=4.0)
     idle = plan_restoration(spans, cost, resources())
@@ -218,7 +224,7 @@ def test_a_busy_link_turns_a_plan_to_computing():
     assert hopeless["tokens"] < hopeless["kv"]
 
 
-def test_two_sources_of_the_same_share_it():
+def test_two_sources_of_the_same_share_it() -> None:
     """Layers are dealt out so that the host link and the wire are done together."""
     span = Span(tokens=10, copies=(Copy("host", "kv", all_layers(12)), Copy("neighbour", "kv", all_layers(12))))
     plan = plan_restoration([span], costs(12), resources(host=2.0, wire=4.0), first_layers=False)
@@ -226,7 +232,7 @@ def test_two_sources_of_the_same_share_it():
     assert dict(plan.resource_us)["host link"] == dict(plan.resource_us)["wire"] == 40
 
 
-def test_what_one_switch_makes_busy_another_relieves():
+def test_what_one_switch_makes_busy_another_relieves() -> None:
     """The wire is relieved by hidden states from disk, and the disk by those of another span from the host."""
     cost = costs(6, kv_bytes=1.0, hidden_us=0.05, token_us=7.0, pair_us=0.1)
     link = resources(host=8.0, disk=3.75, wire=1.2)
@@ -239,7 +245,7 @@ def test_what_one_switch_makes_busy_another_relieves():
     assert plan.predicted_us <= best_by_trying(spans, cost, link) * 1.1
 
 
-def test_layers_that_are_on_the_device_are_not_brought_again():
+def test_layers_that_are_on_the_device_are_not_brought_again() -> None:
     """Of a span that lost its upper layers only these are loaded, from copies that may come in parts."""
     span = Span(tokens=10, device=0b0011, copies=(Copy("host", "kv", 0b0110), Copy("host", "kv", 0b1000)))
     plan = plan_restoration([span], costs(4), resources(), first_layers=False)
@@ -249,7 +255,7 @@ def test_layers_that_are_on_the_device_are_not_brought_again():
     assert dict(plan.resource_us)["host link"] == 20
 
 
-def test_a_route_over_two_links_takes_time_of_both():
+def test_a_route_over_two_links_takes_time_of_both() -> None:
     """What comes from disk passes the host link, too."""
     spans, link = [held(4, "kv", source="disk")], resources(host=2.0, disk=1.0)
     plan = plan_restoration(spans, costs(4), link, first_layers=False)
@@ -257,19 +263,19 @@ def test_a_route_over_two_links_takes_time_of_both():
     assert dict(plan.resource_us) == {"compute": 0, "host link": 40, "disk": 80, "wire": 0}
 
 
-def test_new_tokens_that_are_computed_beside_count():
+def test_new_tokens_that_are_computed_beside_count() -> None:
     """Work that hides loads is part of computing: fewer layers are made from hidden states."""
     spans, cost = [held(8, "kv", "hidden")], costs(8, token_us=100.0)
     alone = plan_restoration(spans, cost, resources())
     beside = plan_restoration(spans, cost, replace(resources(), beside_us=60.0))
 
-    def hidden(plan):
+    def hidden(plan: Plan) -> int:
         return sum(piece.token_layers for piece in plan.pieces if piece.method == "hidden")
 
     assert hidden(beside) < hidden(alone)
 
 
-def test_many_different_spans_still_have_a_plan():
+def test_many_different_spans_still_have_a_plan() -> None:
     """More groups than are weighed take one form each; it is no worse than any single method."""
     spans = [
         Span(tokens=5 + n, copies=(Copy("disk", "hidden", 0b1111), Copy("disk", "kv", 0b1111), Copy("host", "kv", n)))
@@ -281,20 +287,20 @@ def test_many_different_spans_still_have_a_plan():
     assert all(plan.predicted_us <= us * (1 + 1e-9) for _, us in plan.single_us)
 
 
-def test_an_empty_prefix_takes_no_time():
+def test_an_empty_prefix_takes_no_time() -> None:
     """Nothing is planned for nothing."""
     plan = plan_restoration([], costs(3), resources())
 
     assert (plan.pieces, plan.predicted_us, plan.cached_tokens) == ((), 0, 0)
 
 
-def test_a_source_without_a_route_is_an_error():
+def test_a_source_without_a_route_is_an_error() -> None:
     """A copy that no link leads to is the caller's mistake."""
     with pytest.raises(InvariantViolated, match="tape"):
         plan_restoration([held(3, "kv", source="tape")], costs(3), resources())
 
 
-def test_every_way_that_is_tried_is_a_copy():
+def test_every_way_that_is_tried_is_a_copy() -> None:
     """The reference itself: one option for each copy of a layer, hidden states with their projection."""
     span = Span(tokens=10, copies=(Copy("host", "kv", 0b001), Copy("disk", "hidden", 0b011)))
 
@@ -302,7 +308,7 @@ def test_every_way_that_is_tried_is_a_copy():
     assert options_of(span, 2, costs(3), resources()) == []
 
 
-def test_types_are_plain():
+def test_types_are_plain() -> None:
     """A link that nothing waits on has no queue, and times are comparable by value."""
     assert Link(name="a", bytes_per_us=2.0, queued_bytes=10.0).queued_us == 5
     assert Resources(links=(), routes={}).queued_us == 0

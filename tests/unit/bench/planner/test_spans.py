@@ -9,7 +9,7 @@ from bench.planner.spans import all_layers, layer_mask, lowest, ranges
 
 
 @given(st.integers(0, 2**80 - 1))
-def test_ranges_are_the_set(layers):
+def test_ranges_are_the_set(layers: int) -> None:
     """Disjoint, rising, not touching, and together the set."""
     found = list(ranges(layers))
     union = 0
@@ -22,7 +22,7 @@ def test_ranges_are_the_set(layers):
 
 
 @given(st.integers(0, 2**80 - 1), st.integers(0, 90))
-def test_the_lowest_layers_are_a_part_below_the_rest(layers, count):
+def test_the_lowest_layers_are_a_part_below_the_rest(layers: int, count: int) -> None:
     """As many as asked for, none above one that is left."""
     found = lowest(layers, count)
 
@@ -31,6 +31,6 @@ def test_the_lowest_layers_are_a_part_below_the_rest(layers, count):
     assert found.bit_length() <= ((layers & ~found) & -(layers & ~found)).bit_length() or layers == found
 
 
-def test_all_layers_are_a_range():
+def test_all_layers_are_a_range() -> None:
     """From the first to the last."""
     assert all_layers(5) == layer_mask(0, 5) == 0b11111

@@ -1,17 +1,22 @@
 """Cells to test decisions on."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.cache.prefix_tree import match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
+from shared.messages.worker_events import RestorationCosts
 from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, Order, SetHeat
 from tests.unit.scheduler.core.restoring_cells import restoring_cell
 from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
 @pytest.fixture
-def make_cell():
+def make_cell() -> MakeCell:
     """Build a cell with one worker and, unless ``host_pages`` is 0, a storage whose pool is ready.
 
     What leaves a pool next is least recently used, so that a test can tell what it will be.
@@ -19,20 +24,19 @@ def make_cell():
 
     def make(
         *,
-        page_size=4,
-        pages=32,
-        host_pages=0,
-        workers=1,
-        disk_chunks=0,
-        has_remote=False,
-        state_pages=0,
-        costs=None,
-        keeps_sparse=False,
-        **config,
-    ):
-        cell = CellModel(
-            CellConfig(**{"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0} | config), page_size=page_size
-        )
+        page_size: int = 4,
+        pages: int = 32,
+        host_pages: int = 0,
+        workers: int = 1,
+        disk_chunks: int = 0,
+        has_remote: bool = False,
+        state_pages: int = 0,
+        costs: RestorationCosts | None = None,
+        keeps_sparse: bool = False,
+        **config: Any,
+    ) -> CellModel:
+        settings: dict[str, Any] = {"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0}
+        cell = CellModel(CellConfig(**settings | config), page_size=page_size)
         cell.restoration = costs
         if host_pages:
             cell.add_storage(
@@ -52,22 +56,22 @@ def make_cell():
 
 
 @pytest.fixture
-def make_restoring_cell(make_cell):
+def make_restoring_cell(make_cell: MakeCell) -> MakeCell:
     """Build a cell whose disk may hold state, which it brings back."""
     return lambda **settings: restoring_cell(make_cell, **settings)
 
 
 @pytest.fixture
-def make_saving_cell(make_cell):
+def make_saving_cell(make_cell: MakeCell) -> MakeCell:
     """Build a cell that saves state."""
     return lambda **settings: saving_cell(make_cell, **settings)
 
 
 @pytest.fixture
-def orders():
+def orders() -> FindOrders:
     """Orders of one kind among outputs."""
 
-    def find(outputs, kind):
+    def find(outputs: Iterable[object], kind: type[Order] | tuple[type[Order], ...]) -> list[Order]:
         found = [getattr(output, "order", getattr(output, "word", None)) for output in outputs]
         return [order for order in found if isinstance(order, kind)]
 
@@ -75,10 +79,10 @@ def orders():
 
 
 @pytest.fixture
-def set_heat():
+def set_heat() -> SetHeat:
     """Say how often and how lately the prefix of these tokens was used, whatever really happened."""
 
-    def put(cell, tokens, frequency, clock):
+    def put(cell: CellModel, tokens: Sequence[int], frequency: int, clock: int) -> None:
         path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
         assert path, "nothing is known of these tokens"
         for node, _ in path:

@@ -5,19 +5,19 @@ from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.base import pack_int32
 from shared.messages.storage_events import ChunksListed
-from tests.stateful.cell_model import namespace
+from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_pages import Page
 
 PAGE = 32
 CHUNK = chunk_tokens(PAGE)
 
 
-def prompt(chunks, kind=1, tail=3):
+def prompt(chunks: int, kind: int = 1, tail: int = 3) -> list[int]:
     """Tokens of so many whole chunks and a few more."""
     return [kind * 1000 + place for place in range(chunks * CHUNK)] + [7] * tail
 
 
-def chunks_of(tokens, salt=""):
+def chunks_of(tokens: list[int], salt: str = "") -> dict[bytes, list[Page]]:
     """Every whole chunk of a prompt, by name."""
     before, pages, found = chain_root(namespace(salt)), [], {}
     for start in range(0, len(tokens) - PAGE + 1, PAGE):
@@ -29,7 +29,7 @@ def chunks_of(tokens, salt=""):
     return found
 
 
-def put_on_disk(cell, tokens, *, salt="", is_listed=True):
+def put_on_disk(cell: CellModel, tokens: list[int], *, salt: str = "", is_listed: bool = True) -> list[bytes]:
     """Let the disk hold a prompt's whole chunks, and say so; returns their names."""
     chunks = chunks_of(tokens, salt)
     cell.disks["storage"].chunks.update(chunks)
@@ -39,26 +39,26 @@ def put_on_disk(cell, tokens, *, salt="", is_listed=True):
     return list(chunks)
 
 
-def list_chunks(cell, names):
+def list_chunks(cell: CellModel, names: list[bytes] | dict[bytes, list[Page]]) -> None:
     """The storage says that its disk holds these."""
     incarnation = cell.storages["storage"].incarnation
     cell.feed(ChunksListed(storage_id="storage", incarnation=incarnation, chunks=b"".join(names)))
 
 
-def put_in_store(cell, tokens):
+def put_in_store(cell: CellModel, tokens: list[int]) -> None:
     """Let the object store hold a prompt's whole chunks."""
     chunks = chunks_of(tokens)
     cell.remote.chunks.update(chunks)
     _were_computed(cell, chunks)
 
 
-def _were_computed(cell, chunks):
+def _were_computed(cell: CellModel, chunks: dict[bytes, list[Page]]) -> None:
     """Somebody computed them once, before this cell."""
     for pages in chunks.values():
         cell.ever_computed.update(page.identity() for page in pages)
 
 
-def host_tokens(cell, tokens):
+def host_tokens(cell: CellModel, tokens: list[int]) -> int:
     """Leading tokens of a prompt that have a copy in the host pool."""
     path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
     held = 0

@@ -1,12 +1,17 @@
 """Cells in which a promotion is due, and what is to be seen of it."""
 
+from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.worker_plans import PromotePages
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import SetHeat
 
 HOT = list(range(40))
 SMALL = [99] * 4
 
 
-def filled(cell, set_heat, *, hot=(9, 200), cold=(2, 100)):
+def filled(
+    cell: CellModel, set_heat: SetHeat, *, hot: tuple[int, int] = (9, 200), cold: tuple[int, int] = (2, 100)
+) -> CellModel:
     for prompt in (HOT, *([number] * 40 for number in (101, 102, 103))):
         cell.submit(prompt, max_tokens=1)
         cell.drain()
@@ -18,12 +23,12 @@ def filled(cell, set_heat, *, hot=(9, 200), cold=(2, 100)):
     return cell
 
 
-def node_of(cell, token):
+def node_of(cell: CellModel, token: int) -> Node:
     """The topmost node that begins with this token."""
     return next(node for node in cell.state.tree.nodes.values() if node.parent and node.tokens[0] == token)
 
 
-def prefill(cell, prompt=SMALL):
+def prefill(cell: CellModel, prompt: list[int] = SMALL) -> None:
     """Let a worker compute a small prompt, so that a promotion is due; what follows is up to the caller."""
     cell.submit(prompt, max_tokens=1)
     for _ in range(2):
@@ -36,17 +41,17 @@ def prefill(cell, prompt=SMALL):
             pass
 
 
-def promotions(cell):
+def promotions(cell: CellModel) -> list[PromotePages]:
     """Every promotion ordered so far."""
     plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [order for order in plans if isinstance(order, PromotePages)]
 
 
-def on_device(cell):
+def on_device(cell: CellModel) -> list[int]:
     """First tokens of what is on the device."""
     return sorted({node.tokens[0] for node in cell.state.tree.nodes.values() if node.device})
 
 
-def counters(cell):
+def counters(cell: CellModel) -> list[int]:
     names = ("promotions_started", "promoted_pages", "promotion_evicted_pages", "promotions_failed")
     return [cell.state.counters.get(name, 0) for name in names]

@@ -1,17 +1,26 @@
 """What tests of restorations share: cells that keep state, and state that is on a disk already."""
 
+from typing import Any
+
 from msgspec import structs
 
+from services.scheduler.core.cache.page_pool import PagePool
 from shared.messages.storage_events import ChunksListed
+from shared.messages.worker_events import RestorationCosts
 from shared.messages.worker_plans import RestoreChunk, RunBatch
+from tests.present import present
+from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, chunks_of
 
 SLOW_DISK = structs.replace(COSTS, token_us=0.001, hidden_us=0.0001)
 """Of a worker that computes faster than any disk reads."""
 
 
-def restoring_cell(make_cell, *, costs=COSTS, state_pages=64, **config):
+def restoring_cell(
+    make_cell: MakeCell, *, costs: RestorationCosts = COSTS, state_pages: int = 64, **config: Any
+) -> CellModel:
     """A cell with a disk whose storage keeps the only layer of the model as hidden states."""
     shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": state_pages}
     settings = {"state_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
@@ -20,7 +29,7 @@ def restoring_cell(make_cell, *, costs=COSTS, state_pages=64, **config):
     return cell
 
 
-def put_state(cell, tokens, *, chunks=None):
+def put_state(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> list[bytes]:
     """Let the disk hold the state of a prompt's first whole chunks, and say so; returns their names."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
     cell.state_disks["storage"].chunks.update(found)
@@ -33,7 +42,7 @@ def put_state(cell, tokens, *, chunks=None):
     return list(found)
 
 
-def put_state_in_store(cell, tokens, *, chunks=None):
+def put_state_in_store(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> None:
     """Let the object store hold the state of a prompt's first whole chunks; nobody is told."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
     cell.state_remote.chunks.update(found)
@@ -41,13 +50,13 @@ def put_state_in_store(cell, tokens, *, chunks=None):
         cell.ever_computed.update(page.identity() for page in pages)
 
 
-def storage_obeys(cell):
+def storage_obeys(cell: CellModel) -> None:
     """The storage carries out what it was ordered so far; its fetches have brought nothing yet."""
     while cell.storages["storage"].step():
         pass
 
 
-def bring(cell, chunks):
+def bring(cell: CellModel, chunks: int) -> None:
     """The storage brings so many chunks more, and says so after each."""
     storage_obeys(cell)
     for _ in range(chunks):
@@ -56,14 +65,14 @@ def bring(cell, chunks):
             pass
 
 
-def bring_at_once(cell, chunks):
+def bring_at_once(cell: CellModel, chunks: int) -> None:
     """The storage brings so many chunks more, and says so once."""
     storage_obeys(cell)
     cell.storages["storage"].fetch(chunks=chunks)
     cell.deliver(cell.storages["storage"])
 
 
-def worker_goes_on(cell, name="worker-0"):
+def worker_goes_on(cell: CellModel, name: str = "worker-0") -> None:
     """A worker executes what it was sent, and is heard."""
     worker = cell.workers[name]
     worker.step()
@@ -71,9 +80,9 @@ def worker_goes_on(cell, name="worker-0"):
         pass
 
 
-def restores(cell):
+def restores(cell: CellModel) -> list[RestoreChunk]:
     """Every RestoreChunk that was ordered, in order."""
-    found = []
+    found: list[RestoreChunk] = []
     for outputs in cell.outputs:
         for output in outputs:
             order = getattr(output, "order", None)
@@ -82,6 +91,6 @@ def restores(cell):
     return found
 
 
-def hidden_pool(cell):
+def hidden_pool(cell: CellModel) -> PagePool:
     """The core's pool of state pages."""
-    return cell.state.storages["storage"].hidden_pool
+    return present(cell.state.storages["storage"].hidden_pool)

@@ -1,5 +1,7 @@
 """Features that are off run no code: hidden states, lossy prefixes, quotas and explanations."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import check_invariants
@@ -12,12 +14,12 @@ OPTIONAL = ("hidden", "sparse", "quotas", "explain")
 """Packages of the core that a cell may do without."""
 
 
-def packages_of(modules):
+def packages_of(modules: Any) -> Any:
     """The packages of the core that these modules lie in."""
     return {module.removeprefix(f"{PACKAGE}.").partition(".")[0] for module in modules}
 
 
-def test_a_plain_request_runs_no_code_of_a_feature():
+def test_a_plain_request_runs_no_code_of_a_feature() -> None:
     """From acceptance to its end; nobody joins or leaves either, and nothing comes back from below."""
     ran = packages_of(calls_of(PlainCell().run))
 
@@ -26,7 +28,7 @@ def test_a_plain_request_runs_no_code_of_a_feature():
 
 
 @pytest.fixture
-def crowded(monkeypatch):
+def crowded(monkeypatch: pytest.MonkeyPatch) -> CellModel:
     """A worker and host memory that hold less than a dozen prompts; nothing explains and nothing checks."""
     monkeypatch.setattr(cell_model, "check_invariants", lambda state: None)
     cell = CellModel(CellConfig(lease_tokens=4), page_size=2)
@@ -37,10 +39,10 @@ def crowded(monkeypatch):
     return cell
 
 
-def test_copies_in_host_memory_need_none_of_them(crowded):
+def test_copies_in_host_memory_need_none_of_them(crowded: CellModel) -> None:
     """Backups, evictions, loads and the loss of a worker are no feature's business."""
 
-    def run():
+    def run() -> None:
         for number in (*range(12), *range(12)):
             crowded.submit([number] * 20 + [1, 2, 3], max_tokens=3)
             crowded.drain()

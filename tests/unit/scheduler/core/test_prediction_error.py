@@ -9,7 +9,7 @@ from services.scheduler.core.speed_fit import (
 )
 
 
-def test_bias_and_magnitude_are_apart():
+def test_bias_and_magnitude_are_apart() -> None:
     """Too long and too short by as much have little bias and the full magnitude."""
     errors = PredictionErrors()
     for number in range(100):
@@ -21,7 +21,7 @@ def test_bias_and_magnitude_are_apart():
     assert found.magnitude == pytest.approx(0.2)
 
 
-def test_the_first_observation_counts_in_full_and_then_fades():
+def test_the_first_observation_counts_in_full_and_then_fades() -> None:
     """A change of the machine shows within some tens of restorations."""
     errors = PredictionErrors()
     errors.note("tokens", 100.0, 150.0)
@@ -36,7 +36,7 @@ def test_the_first_observation_counts_in_full_and_then_fades():
 @pytest.mark.parametrize(
     ("predicted", "observed"), [(0, 10), (-5, 10), (10, -1), (float("nan"), 1), (10, float("inf"))]
 )
-def test_what_cannot_be_is_not_counted(predicted, observed):
+def test_what_cannot_be_is_not_counted(predicted: float, observed: float) -> None:
     """A prediction of nothing has no relative error."""
     errors = PredictionErrors()
     errors.note("tokens", predicted, observed)
@@ -44,7 +44,7 @@ def test_what_cannot_be_is_not_counted(predicted, observed):
     assert errors == PredictionErrors()
 
 
-def test_kinds_are_bounded():
+def test_kinds_are_bounded() -> None:
     """What comes after so many kinds is counted together."""
     errors = PredictionErrors()
     for number in range(MOST_KINDS + 10):

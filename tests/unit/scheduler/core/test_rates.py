@@ -1,6 +1,7 @@
 """What is learned of a worker's speed."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,24 @@ from services.scheduler.core.rates import (
     recompute_us,
 )
 from services.scheduler.core.speed_fit import SpeedFit
+from services.scheduler.core.state import Worker
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from shared.messages.worker_events import BatchDone, RestorationCosts
+from tests.present import present
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
-def learn(fit, *, flat=50.0, slope=20.0, steps=40, seed=1, noise=0.05, pause=()):
+def learn(
+    fit: SpeedFit,
+    *,
+    flat: float = 50.0,
+    slope: float = 20.0,
+    steps: int = 40,
+    seed: int = 1,
+    noise: float = 0.05,
+    pause: tuple[int, ...] = (),
+) -> None:
     """Report prefill steps of a machine with these costs, some of them with a pause."""
     chance = random.Random(seed)
     for number in range(steps):
@@ -29,7 +43,7 @@ def learn(fit, *, flat=50.0, slope=20.0, steps=40, seed=1, noise=0.05, pause=())
         fit.note_compute(tokens, tokens * depth + tokens * tokens // 2, round(time))
 
 
-def test_both_parts_of_a_steps_time_are_found():
+def test_both_parts_of_a_steps_time_are_found() -> None:
     """A token's own cost, and what each 1,024 tokens of context add to it."""
     fit = SpeedFit()
     learn(fit)
@@ -39,7 +53,7 @@ def test_both_parts_of_a_steps_time_are_found():
     assert fit.compute_us(8192, 1024) == pytest.approx(1024 * (50 + 20 * 8.5), rel=0.05)
 
 
-def test_a_pause_of_the_machine_does_not_spoil_the_fit():
+def test_a_pause_of_the_machine_does_not_spoil_the_fit() -> None:
     """One step that took a thousand times as long counts as eight times, and is soon forgotten."""
     fit = SpeedFit()
     learn(fit, steps=120, pause=(20,))
@@ -47,17 +61,18 @@ def test_a_pause_of_the_machine_does_not_spoil_the_fit():
     assert fit.compute_us(4096, 512) == pytest.approx(512 * (50 + 20 * 4.25), rel=0.1)
 
 
-def test_equal_contexts_put_all_time_down_to_tokens():
+def test_equal_contexts_put_all_time_down_to_tokens() -> None:
     """What the reports do not tell apart is not guessed."""
     fit = SpeedFit()
     for _ in range(10):
         fit.note_compute(100, 100 * 500, 7000)
 
-    assert (fit.flat, fit.slope) == (pytest.approx(70), 0)
+    assert fit.flat == pytest.approx(70)
+    assert fit.slope == 0
 
 
 @pytest.mark.parametrize("report", [(0, 0, 100), (100, 0, 0), (-5, 0, 100), (100, 0, -1), (100, -1, 100)])
-def test_senseless_reports_teach_nothing(report):
+def test_senseless_reports_teach_nothing(report: tuple[int, int, int]) -> None:
     """Zero and negative values leave the fit as it is."""
     fit = SpeedFit()
     fit.note_compute(*report)
@@ -66,7 +81,9 @@ def test_senseless_reports_teach_nothing(report):
     assert fit == SpeedFit()
 
 
-def report(cell, *, compute_us=1000, computed=100, load_us=0, loaded=0, **changes):
+def report(
+    cell: CellModel, *, compute_us: int = 1000, computed: int = 100, load_us: int = 0, loaded: int = 0, **changes: Any
+) -> Worker:
     """Let the core observe one batch of 100 tokens on the first worker."""
     worker = cell.state.workers["worker-0"]
     batch = Batch(1, [Chunk("a", 1, 0, 100)], [], 100)
@@ -75,7 +92,7 @@ def report(cell, *, compute_us=1000, computed=100, load_us=0, loaded=0, **change
     return worker
 
 
-def test_the_ratio_is_the_papers_until_both_sides_are_measured(make_cell):
+def test_the_ratio_is_the_papers_until_both_sides_are_measured(make_cell: MakeCell) -> None:
     """Then it is what the reports say, and a configured one beats both."""
     cell = make_cell()
     worker = cell.state.workers["worker-0"]
@@ -93,21 +110,21 @@ def test_the_ratio_is_the_papers_until_both_sides_are_measured(make_cell):
 
 
 @pytest.mark.parametrize("changes", [{"failed": ("a",)}, {"computed_tokens": 60}])
-def test_a_batch_that_was_not_just_computed_says_nothing_of_speed(make_cell, changes):
+def test_a_batch_that_was_not_just_computed_says_nothing_of_speed(make_cell: MakeCell, changes: dict[str, Any]) -> None:
     """Repeated or partial work would be taken for a slow machine."""
     cell = make_cell()
 
     assert report(cell, **changes).speed.reports == 0
 
 
-def test_waiting_for_loads_is_not_computing(make_cell):
+def test_waiting_for_loads_is_not_computing(make_cell: MakeCell) -> None:
     """Stalls are subtracted from a step's time."""
     cell = make_cell()
 
     assert report(cell, compute_us=5000, stall_us=4000).speed.flat == pytest.approx(10)
 
 
-def test_a_worker_without_reports_is_taken_to_be_like_the_others(make_cell):
+def test_a_worker_without_reports_is_taken_to_be_like_the_others(make_cell: MakeCell) -> None:
     """They run the same model."""
     cell = make_cell(workers=2)
     report(cell, compute_us=7000)
@@ -132,12 +149,12 @@ def test_restoration_costs_are_neutral_until_measured_and_then_ratios() -> None:
     assert host == pytest.approx(0.25, rel=0.05)
 
 
-def test_restored_tokens_teach_how_fast_is_restored_and_nothing_of_computing(make_cell):
+def test_restored_tokens_teach_how_fast_is_restored_and_nothing_of_computing(make_cell: MakeCell) -> None:
     """A batch of both: its computed tokens and their time count for the one, the others for the other."""
     cell = make_cell()
     worker = cell.state.workers["worker-0"]
     batch = Batch(1, [Chunk("a", 1, 0, 640, is_restored=True), Chunk("b", 1, 0, 100)], [], 740)
-    done = {"compute_us": 1000, "computed_tokens": 100, "restored_tokens": 640, "restore_us": 3200}
+    done: dict[str, Any] = {"compute_us": 1000, "computed_tokens": 100, "restored_tokens": 640, "restore_us": 3200}
 
     observe(cell.state, worker, batch, BatchDone(worker_id="w", incarnation="1", plan=1, **done))
 
@@ -145,7 +162,7 @@ def test_restored_tokens_teach_how_fast_is_restored_and_nothing_of_computing(mak
     assert worker.restoring.elapsed_us / worker.restoring.amount == pytest.approx(5)
 
 
-def test_refused_restorations_teach_nothing(make_cell):
+def test_refused_restorations_teach_nothing(make_cell: MakeCell) -> None:
     """Part of their time went into what was thrown away."""
     cell = make_cell()
     worker = report(cell, restored_tokens=64, restore_us=100, restores_refused=("a",))
@@ -153,37 +170,39 @@ def test_refused_restorations_teach_nothing(make_cell):
     assert worker.restoring.observations == 0
 
 
-def test_costs_of_a_layer_are_the_profiles_until_computing_was_observed(make_cell):
+def test_costs_of_a_layer_are_the_profiles_until_computing_was_observed(make_cell: MakeCell) -> None:
     """Bytes follow from the geometry, and computing from whatever is known best."""
     cell = make_cell(costs=RestorationCosts(hidden=2, hidden_us=3, token_us=20, pair_us=0.5, link_bytes_per_us=100))
     worker = cell.state.workers["worker-0"]
     profiled = layer_costs(cell.state, worker)
+    assert profiled is not None
     assert (profiled.layers, profiled.kv_bytes, profiled.hidden_bytes) == (1, 8, 8)
     assert (profiled.hidden_us, profiled.token_us, profiled.pair_us) == (3, 20, 0.5)
 
     learn(worker.speed, flat=50.0, slope=20.0, noise=0.0)
 
     observed = layer_costs(cell.state, worker)
+    assert observed is not None
     assert observed.hidden_us == 3
     assert observed.recompute_us(1000, 1500) == pytest.approx(recompute_us(cell.state, worker, 1000, 500))
 
 
-def test_a_worker_without_a_profile_has_no_costs(make_cell):
+def test_a_worker_without_a_profile_has_no_costs(make_cell: MakeCell) -> None:
     """Nothing is guessed of what restoring takes."""
     cell = make_cell()
 
     assert layer_costs(cell.state, cell.state.workers["worker-0"]) is None
 
 
-def test_hidden_states_of_a_model_that_cannot_use_them_save_no_bytes(make_cell):
+def test_hidden_states_of_a_model_that_cannot_use_them_save_no_bytes(make_cell: MakeCell) -> None:
     """So they are never the better form."""
     cell = make_cell(costs=RestorationCosts(hidden=0, hidden_us=0, token_us=20, pair_us=0, link_bytes_per_us=100))
 
-    assert not layer_costs(cell.state, cell.state.workers["worker-0"]).hidden_is_smaller
+    assert not present(layer_costs(cell.state, cell.state.workers["worker-0"])).hidden_is_smaller
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0.0, UNMEASURED_DISK_BYTES_PER_US), (5e6, 5.0)])
-def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell, limit, expected):
+def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell: MakeCell, limit: float, expected: float) -> None:
     """A gigabyte a second where there is none."""
     cell = make_cell(host_pages=8)
     storage = cell.state.storages["storage"]

@@ -6,15 +6,18 @@ on both are told everything and must answer alike.
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.blocks_hotness import ExactHotness
 from services.scheduler.core.cache.eviction import Moment
+from services.scheduler.core.cache.eviction.policy import Policy
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.ids import TOKEN_BYTES
 
 MOST_RUNNING = 3
 
 
-def size(node):
+def size(node: Node) -> int:
     """Tokens of a node."""
     return len(node.tokens) // TOKEN_BYTES
 
@@ -22,17 +25,19 @@ def size(node):
 class Forest:
     """Nodes by id; a parent of 0 is none."""
 
-    def __init__(self, policy):
+    def __init__(self, policy: Policy) -> None:
         self.policies = [policy]
         self.hotness = ExactHotness(max_age=3, aging_requests=4)
-        self.nodes, self.locks, self.running = {}, {}, []
+        self.nodes: dict[int, Node] = {}
+        self.locks: dict[int, int] = {}
+        self.running: list[Any] = []
         self.last_id = self.seq = 0
 
     @property
-    def policy(self):
+    def policy(self) -> Policy:
         return self.policies[0]
 
-    def snapshot(self):
+    def snapshot(self) -> None:
         """Make the twin anew from the policy's bytes."""
         data = self.policy.encode()
         twin = type(self.policy).decode(data)
@@ -44,40 +49,40 @@ class Forest:
 
     # What is so.
 
-    def moment(self):
+    def moment(self) -> Moment:
         return Moment(self.seq, self.seq * 1000, self.seq, self.hotness)
 
-    def children(self, node):
+    def children(self, node: Node) -> list[Node]:
         return [child for child in self.nodes.values() if child.parent == node.id]
 
-    def path(self, node):
+    def path(self, node: Node) -> list[Node]:
         """From the top down to the node."""
         found = [node]
         while found[0].parent:
             found.insert(0, self.nodes[found[0].parent])
         return found
 
-    def evictable(self, node_id):
+    def evictable(self, node_id: int) -> Node | None:
         node = self.nodes.get(node_id)
         return None if node is None or self.locks.get(node_id) or self.children(node) else node
 
-    def all_evictable(self):
+    def all_evictable(self) -> list[Node]:
         return [node for node in self.nodes.values() if self.evictable(node.id)]
 
-    def tokens(self):
+    def tokens(self) -> int:
         return sum(size(node) for node in self.nodes.values())
 
     # What happens.
 
-    def tell(self, name, *arguments):
+    def tell(self, name: str, *arguments: int | Moment | Node | list[Node]) -> None:
         for policy in self.policies:
             getattr(policy, name)(*arguments)
 
-    def offer(self, node):
+    def offer(self, node: Node) -> None:
         if self.evictable(node.id):
             self.tell("offer", node)
 
-    def ask(self, deepest, labels):
+    def ask(self, deepest: Node | None, labels: list[int]) -> None:
         """A request reuses the path to a node, or nothing, adds a node for each label below, and runs on."""
         self.seq += 1
         path = self.path(deepest) if deepest else []
@@ -94,7 +99,7 @@ class Forest:
         if len(self.running) > MOST_RUNNING:
             self.finish(0)
 
-    def _add(self, parent, label):
+    def _add(self, parent: Node | None, label: int) -> Node | None:
         digest = ((parent.digest if parent else 1) * 31 + label + 7) % 2**61
         if any(node.digest == digest for node in self.nodes.values()):
             return None
@@ -108,7 +113,7 @@ class Forest:
         self.tell("add", node, self.moment())
         return node
 
-    def finish(self, index):
+    def finish(self, index: int) -> None:
         """A running request ends."""
         deepest = self.running.pop(index)
         if deepest is not None:
@@ -117,11 +122,11 @@ class Forest:
             for node in reversed(path):
                 self.offer(node)
 
-    def _change_locks(self, path, change):
+    def _change_locks(self, path: list[Node], change: int) -> None:
         for node in path:
             self.locks[node.id] = self.locks.get(node.id, 0) + change
 
-    def split(self, node):
+    def split(self, node: Node) -> Node | None:
         """Cut off the first token of a node of several, as the core does; returns the new upper part."""
         if size(node) < 2:
             return None
@@ -142,7 +147,7 @@ class Forest:
         self.offer(node)
         return upper
 
-    def victim(self):
+    def victim(self) -> Node | None:
         """What the policy and its twin name, which must be the same and a leaf that nothing locks."""
         expected = self.all_evictable()
         named = [policy.victim(self.evictable, self.moment()) for policy in self.policies]
@@ -153,7 +158,7 @@ class Forest:
             assert named[0].id in [node.id for node in expected]
         return named[0]
 
-    def drop(self, node):
+    def drop(self, node: Node) -> None:
         """A node leaves the pool."""
         del self.nodes[node.id]
         self.locks.pop(node.id, None)

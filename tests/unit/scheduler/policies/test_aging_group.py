@@ -1,18 +1,22 @@
 """Leaves of one frequency and one length."""
 
 import random
+from typing import Any
 
 from services.scheduler.policies.aging_group import AgingGroup, enter, first
 
 
-def put(group, known, node_id, runs_out, last_use):
+def put(
+    group: AgingGroup, known: dict[int, tuple[int, int, int, int]], node_id: int, runs_out: int, last_use: int
+) -> None:
     known[node_id] = (group.frequency, group.length, runs_out, last_use)
     enter(group, node_id, known[node_id], known)
 
 
-def test_the_first_is_the_one_whose_clock_runs_out_first_and_then_the_one_used_longest_ago():
+def test_the_first_is_the_one_whose_clock_runs_out_first_and_then_the_one_used_longest_ago() -> None:
     """Clocks stop at 0, so leaves whose clocks have run out are told apart by their last use alone."""
-    group, known = AgingGroup(1, 16), {}
+    group = AgingGroup(1, 16)
+    known: dict[int, Any] = {}
     put(group, known, 1, 7, 5)
     put(group, known, 2, 9, 3)
 
@@ -21,10 +25,12 @@ def test_the_first_is_the_one_whose_clock_runs_out_first_and_then_the_one_used_l
     assert first(group, 9, known) == 2
 
 
-def test_it_agrees_with_a_look_at_all_leaves():
+def test_it_agrees_with_a_look_at_all_leaves() -> None:
     """Whatever comes, changes, goes and ages; and void entries do not pile up."""
     chance = random.Random(3)
-    group, known, ages = AgingGroup(2, 32), {}, 0
+    group = AgingGroup(2, 32)
+    known: dict[int, Any] = {}
+    ages = 0
     for step in range(3000):
         node_id = chance.randrange(40)
         if node_id in known:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.cache.eviction import POLICIES, make_policy
+from services.scheduler.core.cache.eviction.policy import Policy
 from services.scheduler.policies.baselines.queue import GhostList
 from services.scheduler.policies.baselines.sketch import FrequencySketch
 from shared.errors import CodecError
@@ -29,7 +32,7 @@ operations = st.lists(
 )
 
 
-def perform(forest, operation, first, second):
+def perform(forest: Forest, operation: str, first: int, second: int) -> None:
     """One operation on whatever the numbers pick."""
     nodes = list(forest.nodes.values())
     if operation == "ask":
@@ -58,13 +61,13 @@ def perform(forest, operation, first, second):
         forest.snapshot()
 
 
-def make_room(forest, tokens):
+def make_room(forest: Forest, tokens: int) -> None:
     """Evict while the pool is too full, as long as anything may go."""
     while forest.tokens() + tokens > CAPACITY and (victim := forest.victim()) is not None:
         forest.drop(victim)
 
 
-def parts_of(value):
+def parts_of(value: Any) -> list[Any]:
     """A struct and all structs in its fields."""
     found = [value]
     for name in value.__struct_fields__:
@@ -74,7 +77,7 @@ def parts_of(value):
     return found
 
 
-def records_of_nodes(policy):
+def records_of_nodes(policy: Policy) -> list[dict[int, float | tuple[float, ...]]]:
     """Everything that a policy keeps by node id."""
     return [
         records
@@ -88,7 +91,7 @@ def records_of_nodes(policy):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40)
 @given(steps=operations)
-def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name, steps):
+def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name: str, steps: list[tuple[str, int, int]]) -> None:
     """Whatever happens, a victim is a leaf that nothing locks, there is one if any such leaf exists, and a policy
     read from a snapshot names the same.
     """
@@ -110,7 +113,7 @@ def test_victims_are_unlocked_leaves_and_all_of_them_are_found(name, steps):
 @pytest.mark.parametrize("name", CLASSICS)
 @settings(max_examples=20)
 @given(steps=operations)
-def test_memory_of_what_left_is_bounded(name, steps):
+def test_memory_of_what_left_is_bounded(name: str, steps: list[tuple[str, int, int]]) -> None:
     """Records of nodes end with them; ghosts are at most twice the pool's tokens, with few void entries."""
     forest = Forest(make_policy(name, CAPACITY, CellConfig()))
     for operation, first, second in steps:
@@ -125,7 +128,7 @@ def test_memory_of_what_left_is_bounded(name, steps):
 
 
 @pytest.mark.parametrize("name", CLASSICS)
-def test_heaps_do_not_grow_with_uses(name):
+def test_heaps_do_not_grow_with_uses(name: str) -> None:
     """A node that is used and offered again a thousand times leaves no trail of void entries."""
     forest = Forest(make_policy(name, CAPACITY, CellConfig()))
     for label in range(3):
@@ -139,7 +142,7 @@ def test_heaps_do_not_grow_with_uses(name):
 
 
 @pytest.mark.parametrize("name", CLASSICS)
-def test_both_parts_of_a_split_node_inherit_its_standing(name):
+def test_both_parts_of_a_split_node_inherit_its_standing(name: str) -> None:
     """Of two equal nodes, one used often, the unused one goes first, though the used one was cut in two."""
     forest = Forest(make_policy(name, CAPACITY, CellConfig()))
     forest.ask(None, [3])
@@ -159,7 +162,7 @@ def test_both_parts_of_a_split_node_inherit_its_standing(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_made_has_the_name_and_the_pools_capacity(name):
+def test_what_is_made_has_the_name_and_the_pools_capacity(name: str) -> None:
     """A snapshot names a policy as the configuration does."""
     policy = make_policy(name, 77, CellConfig())
 
@@ -169,7 +172,7 @@ def test_what_is_made_has_the_name_and_the_pools_capacity(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x81\xa8capacity\xa1x"])
-def test_bytes_that_a_policy_did_not_make_are_refused(name, data):
+def test_bytes_that_a_policy_did_not_make_are_refused(name: str, data: bytes) -> None:
     """With the name of the policy that was to read them."""
     with pytest.raises(CodecError, match=f"not a state of policy '{name}'"):
         POLICIES[name].decode(data)

@@ -13,7 +13,7 @@ from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel
 
 
-def crowded_cell(policy, *, restored_at=-1):
+def crowded_cell(policy: str, *, restored_at: int = -1) -> CellModel:
     """Thirty conversations' prompts over pools that hold a few; at one of them the state is read from its bytes."""
     cell = CellModel(CellConfig(policy=policy, lease_tokens=4, reserve_fraction=0.0), page_size=2)
     cell.add_storage("storage", pages=24)
@@ -33,7 +33,7 @@ def crowded_cell(policy, *, restored_at=-1):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_crowded_cell_stays_right_and_evicts(policy):
+def test_crowded_cell_stays_right_and_evicts(policy: str) -> None:
     """The model cell checks every read of KV, every answer and every invariant; something must have been evicted."""
     cell = crowded_cell(policy)
 
@@ -43,18 +43,23 @@ def test_crowded_cell_stays_right_and_evicts(policy):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_fold_from_a_snapshot_ends_in_the_same_bytes(policy):
+def test_fold_from_a_snapshot_ends_in_the_same_bytes(policy: str) -> None:
     """The policy's records are in the snapshot, all of them."""
     assert encode_state(crowded_cell(policy, restored_at=17).state) == encode_state(crowded_cell(policy).state)
 
 
-def test_steps_without_a_batch_let_policies_work_ahead(monkeypatch):
+def test_steps_without_a_batch_let_policies_work_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """An input that admits and evicts nothing does a little of what admissions would wait for; one that does, none."""
     cell = CellModel(CellConfig(reserve_fraction=0.0, max_running=1), page_size=2)
     cell.add_worker("worker", pages=30)
     cell.drain()
     prepared = []
-    monkeypatch.setattr(ThermoclinePolicy, "prepare", lambda policy: prepared.append(policy) or True)
+
+    def prepare(policy: ThermoclinePolicy) -> bool:
+        prepared.append(policy)
+        return True
+
+    monkeypatch.setattr(ThermoclinePolicy, "prepare", prepare)
 
     cell.submit([1] * 8, max_tokens=2)
     assert not prepared

@@ -11,7 +11,7 @@ import pytest
 
 from services.scheduler import policies
 
-CORE = (["lru"], [])
+CORE: tuple[list[str], list[str]] = (["lru"], [])
 ALL = (
     ["2q", "arc", "fifo", "gdsf", "hotprefix", "lfu", "lru", "s3-fifo", "sieve", "slru", "thermocline", "w-tinylfu"],
     ["balanced", "fcfs", "lpm"],

@@ -1,14 +1,16 @@
 """The default policy: repeatable, bounded, and better than recency where recency is wrong."""
 
+from collections.abc import Iterator
 from functools import cache
 from math import log
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from services.scheduler.core.cache.digests import extend, root_digest
-from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.fit import PARTS, Fit, gittins
 from services.scheduler.policies.thermo.ghosts import Ghosts
@@ -18,6 +20,7 @@ from services.scheduler.policies.thermo.record import Record
 from services.scheduler.policies.thermo.records import start_digest
 from services.scheduler.policies.thermo.rules import RECENCY, RULES
 from services.scheduler.policies.thermocline import MOST_LATER, MOST_RUNNING, ThermoclinePolicy
+from tests.present import present
 
 BLOCK = 512
 TOKENS = b"\1\0\0\0" * BLOCK
@@ -27,26 +30,34 @@ ROW_BYTES = 60  # Of a ghost.
 class NoHotness:
     """Remembers nothing."""
 
-    def lookup(self, digest):
+    @property
+    def ages(self) -> int:
+        return 0
+
+    def lookup(self, digest: int) -> tuple[int, int]:
         return 0, 0
 
 
 class BlockCache:
     """A cache of equal blocks, closed upwards, that the policy under test keeps within its capacity."""
 
-    def __init__(self, policy, capacity):
-        self.policy, self.capacity = policy, capacity
+    def __init__(self, policy: Policy, capacity: int) -> None:
+        self.policy: Any = policy
+        self.capacity = capacity
         policy.capacity = capacity * BLOCK
-        self.nodes, self.children = {}, {}
+        self.nodes: dict[int, Node] = {}
+        self.children: dict[int, int] = {}
         self.moment = Moment(seq=0, time_ns=0, requests=0, hotness=NoHotness())
-        self.kept, self.hits, self.evicted = 0, 0, []
+        self.kept = 0
+        self.hits = 0
+        self.evicted: list[int] = []
 
-    def evictable(self, node_id):
+    def evictable(self, node_id: int) -> Node | None:
         """A resident leaf that is not on the path of the request."""
         node = self.nodes.get(node_id)
         return node if node is not None and not self.children[node_id] and node_id != self.kept else None
 
-    def request(self, seconds, blocks):
+    def request(self, seconds: float, blocks: list[int]) -> None:
         """Ask for a chain of blocks, each named by a positive number that stands for all of its prefix."""
         self.moment.seq += 1
         self.moment.requests += 1
@@ -67,7 +78,7 @@ class BlockCache:
             self.policy.offer(self.nodes[self.kept])
         self.kept = 0
 
-    def insert(self, block, parent, depth):
+    def insert(self, block: int, parent: int, depth: int) -> None:
         """A block becomes resident."""
         digest = block * 0x9E3779B97F4A7C15 % 2**64
         node = Node(id=block, parent=parent, tokens=TOKENS, depth=depth * BLOCK, digest=digest, end_digest=digest)
@@ -77,9 +88,9 @@ class BlockCache:
         self.policy.add(node, self.moment)
         self.kept = block
 
-    def evict(self):
+    def evict(self) -> bool:
         """Give up the block that the policy names; False when there is none."""
-        node = self.policy.victim(self.evictable, self.moment)
+        node: Node | None = self.policy.victim(self.evictable, self.moment)
         if node is None:
             return False
         assert self.evictable(node.id) is node
@@ -98,15 +109,15 @@ class Pinned(ThermoclinePolicy, tag="pinned for comparison"):
 
     rule: int = RECENCY
 
-    def _settle(self):
+    def _settle(self) -> None:
         self.ranking.follow(self.rule, 1.0)
 
 
-def chats(count, seed=1):
+def chats(count: int, seed: int = 1) -> list[tuple[float, list[int]]]:
     """Conversations of a geometric number of turns, with exponential think times, in order of time."""
     state, fresh, events = seed, 1, []
 
-    def chance():
+    def chance() -> float:
         nonlocal state
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         return (state >> 11) / 2**53
@@ -124,7 +135,7 @@ def chats(count, seed=1):
     return sorted(events)
 
 
-def scan(documents, rounds, blocks=10):
+def scan(documents: int, rounds: int, blocks: int = 10) -> Iterator[tuple[float, list[int]]]:
     """Documents in turn, again and again, each with a question of its own."""
     fresh = documents * blocks
     for number in range(documents * rounds):
@@ -132,7 +143,7 @@ def scan(documents, rounds, blocks=10):
         yield float(number), [*range(first, first + blocks), fresh + number + 1]
 
 
-def popular(requests, documents=60, blocks=4):
+def popular(requests: int, documents: int = 60, blocks: int = 4) -> Iterator[tuple[float, list[int]]]:
     """Documents of fixed popularity, each with a question of its own."""
     value, fresh = 7, documents * blocks
     for number in range(requests):
@@ -141,7 +152,7 @@ def popular(requests, documents=60, blocks=4):
         yield float(number), [*range(first, first + blocks), fresh + number + 1]
 
 
-def run(policy, capacity, events):
+def run(policy: Policy, capacity: int, events: list[tuple[float, list[int]]]) -> BlockCache:
     """The cache after all events."""
     cache = BlockCache(policy, capacity)
     for seconds, blocks in events:
@@ -150,7 +161,7 @@ def run(policy, capacity, events):
 
 
 @cache
-def unbroken():
+def unbroken() -> BlockCache:
     """After 300 conversations without a stop; tests only look at it."""
     return run(ThermoclinePolicy(), 120, chats(300))
 
@@ -165,17 +176,17 @@ WORKLOADS = {
 
 
 @cache
-def hits(workload, rule=None):
+def hits(workload: str, rule: int | None = None) -> int:
     """Of the policy, or of one that never leaves ``rule``."""
     return run(ThermoclinePolicy() if rule is None else Pinned(rule=rule), *WORKLOADS[workload]).hits
 
 
-def test_same_inputs_give_the_same_victims():
+def test_same_inputs_give_the_same_victims() -> None:
     """Nothing but the events decides."""
     assert run(ThermoclinePolicy(), 120, chats(300)).evicted == unbroken().evicted
 
 
-def test_snapshot_goes_on_with_the_same_victims():
+def test_snapshot_goes_on_with_the_same_victims() -> None:
     """A policy that was encoded and decoded midway evicts what one that never stopped does."""
     events = chats(300)
     cache = run(ThermoclinePolicy(), 120, events[:400])
@@ -189,24 +200,24 @@ def test_snapshot_goes_on_with_the_same_victims():
     assert cache.evicted == unbroken().evicted
 
 
-def test_beats_recency_on_chats():
+def test_beats_recency_on_chats() -> None:
     """With think times and a cache that turns over faster, what was just used is not what comes next."""
     assert hits("chats") > 1.05 * hits("chats", RECENCY)
 
 
-def test_keeps_a_part_of_a_cyclic_scan():
+def test_keeps_a_part_of_a_cyclic_scan() -> None:
     """Where recency never hits, about the share that fits is kept."""
     assert hits("scan", RECENCY) == 0
     assert hits("scan") > 0.4 * 60 * 10 * 10
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_no_single_rule_is_ahead_by_much(workload):
+def test_no_single_rule_is_ahead_by_much(workload: str) -> None:
     """Whichever rule suits a workload, choosing among them costs a few per cent of its hits at most."""
     assert hits(workload) > 0.95 * max(hits(workload, rule) for rule in range(RULES))
 
 
-def test_state_is_bounded():
+def test_state_is_bounded() -> None:
     """However many prefixes are seen, records, contexts and samples stay within their limits."""
     policy = ThermoclinePolicy()
     policy.records.ghosts.limit = 500
@@ -231,7 +242,7 @@ def test_state_is_bounded():
     assert len(policy.duel.entering) <= 64
 
 
-def chain(name, *spans):
+def chain(name: str, *spans: bytes) -> list[Node]:
     """Nodes in a line under a root, with true digests."""
     digest, depth, nodes = root_digest(name), 0, []
     for number, tokens in enumerate(spans):
@@ -243,12 +254,12 @@ def chain(name, *spans):
     return nodes
 
 
-def words(first, count):
+def words(first: int, count: int) -> bytes:
     """Packed tokens that count up."""
     return b"".join(value.to_bytes(4, "little") for value in range(first, first + count))
 
 
-def test_split_keeps_totals():
+def test_split_keeps_totals() -> None:
     """Both parts know the node's uses, and where they end."""
     policy, moment = ThermoclinePolicy(), Moment(seq=1, time_ns=0, requests=1, hotness=NoHotness())
     (whole,) = chain("a", words(0, 64))
@@ -268,7 +279,7 @@ def test_split_keeps_totals():
 
 
 @pytest.mark.parametrize("cut", [(64,), (40, 24), (16, 8, 40)])
-def test_evicted_history_is_recognised_however_it_is_cut_on_return(cut):
+def test_evicted_history_is_recognised_however_it_is_cut_on_return(cut: tuple[int, ...]) -> None:
     """Two evicted turns that come back in other spans count as reuse."""
     policy, moment = ThermoclinePolicy(), Moment(seq=1, time_ns=0, requests=1, hotness=NoHotness())
     policy.visit([], 48, moment)
@@ -293,14 +304,14 @@ def test_evicted_history_is_recognised_however_it_is_cut_on_return(cut):
     assert context.pace == pytest.approx(5.0, rel=0.01)
 
 
-def test_digest_above_a_span_follows_from_its_own():
+def test_digest_above_a_span_follows_from_its_own() -> None:
     """The polynomial can be undone."""
     (node,) = chain("a", words(7, 40))
 
     assert start_digest(node) == root_digest("a")
 
 
-def test_cost_decides_between_equals():
+def test_cost_decides_between_equals() -> None:
     """With a cost that grows with depth the deeper node stays; a copy in a lower tier makes loss cheap."""
     policy = ThermoclinePolicy(cost_depth_tokens=1000.0, host_cost=0.1)
     shallow, deep = Node(id=1, parent=0, tokens=TOKENS), Node(id=2, parent=0, tokens=TOKENS, depth=4000)
@@ -309,7 +320,7 @@ def test_cost_decides_between_equals():
     assert policy._cost(copied) < policy._cost(shallow) < policy._cost(deep)
 
 
-def test_index_looks_ahead_where_the_hazard_rises():
+def test_index_looks_ahead_where_the_hazard_rises() -> None:
     """Waiting for a certain reuse is worth more the nearer it is; a falling hazard is worth what it is now."""
     law, fit = Law(), Fit()
     for number in range(200):
@@ -322,7 +333,7 @@ def test_index_looks_ahead_where_the_hazard_rises():
     assert law.score_one(90.0, pack((1,) * 9)) > 2 * law.score_one(1.0, pack((1,) * 9))
 
 
-def test_fit_goes_on_from_a_snapshot_between_any_two_slices():
+def test_fit_goes_on_from_a_snapshot_between_any_two_slices() -> None:
     """A fit that is encoded and decoded after every slice ends with the same tables, byte for byte."""
     packed = msgspec.msgpack.encode(unbroken().policy)
     results = []
@@ -334,7 +345,7 @@ def test_fit_goes_on_from_a_snapshot_between_any_two_slices():
         assert copy.fit.start(copy.law, copy.clock)
         slices = 0
         while copy.fit.stage:
-            copy.fit.advance(copy.law)
+            copy.fit.advance(copy.law)  # type: ignore[unreachable]  # Its start began another fit.
             slices += 1
             assert bool(copy.law.index) == (not copy.fit.stage)  # The new tables come into force all at once.
             if is_broken:
@@ -345,7 +356,7 @@ def test_fit_goes_on_from_a_snapshot_between_any_two_slices():
     assert results[0] == results[1]
 
 
-def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit():
+def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit() -> None:
     """Wherever between two requests of a fit the snapshot is taken, the same nodes are evicted afterwards."""
     events = chats(300)
     cache = BlockCache(ThermoclinePolicy(), 120)
@@ -362,7 +373,7 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit():
     assert msgspec.msgpack.encode(cache.policy) == msgspec.msgpack.encode(unbroken().policy)
 
 
-def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force():
+def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force() -> None:
     """Slices of the index that are made between requests are not made again, and the law is the same byte for byte."""
     packed = msgspec.msgpack.encode(unbroken().policy)
     results = []
@@ -374,7 +385,7 @@ def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_for
         assert policy.fit.start(policy.law, policy.clock)
         made, slices = 0, 0
         while policy.fit.stage:
-            while is_ahead and policy.prepare():
+            while is_ahead and policy.prepare():  # type: ignore[unreachable]  # Its start began another fit.
                 made += 1
             policy.fit.advance(policy.law)
             slices += 1
@@ -384,7 +395,7 @@ def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_for
     assert results[0] == results[1]
 
 
-def test_gittins_index_is_zero_where_no_reuse_is_due():
+def test_gittins_index_is_zero_where_no_reuse_is_due() -> None:
     """Neither an empty tail nor a law without any reuse divides by zero."""
     base, edges = np.zeros(AGE_BINS), 2.0 ** (np.arange(EDGES) / 3) - 1
     base[:4] = 1e6  # Nothing survives the first bins.
@@ -396,7 +407,7 @@ def test_gittins_index_is_zero_where_no_reuse_is_due():
     assert not np.signbit(index).any()
 
 
-def test_gittins_index_is_the_best_ratio_of_all_stopping_ages():
+def test_gittins_index_is_the_best_ratio_of_all_stopping_ages() -> None:
     """Against the definition, start by start and stop by stop."""
     rng = np.random.default_rng(1)
     base, edges = np.exp(rng.normal(-6.0, 1.5, AGE_BINS)), 2.0 ** (np.arange(EDGES) / 3) - 1
@@ -417,7 +428,7 @@ def test_gittins_index_is_the_best_ratio_of_all_stopping_ages():
     assert PARTS > 1
 
 
-def test_ranking_in_slices_takes_from_the_lowest():
+def test_ranking_in_slices_takes_from_the_lowest() -> None:
     """With more nodes than one slice holds, victims come from the low end, and each node is named once."""
     ranking, law, count = Ranking(), Law(), 3 * SLICE
     for node_id in range(count):
@@ -425,13 +436,13 @@ def test_ranking_in_slices_takes_from_the_lowest():
     victims = [ranking.lowest(float(count), 1 + number // 20, law) for number in range(2000)]
 
     assert len(set(victims)) == 2000
-    ages = sorted(victim * 7919 % count for victim in victims[400:])
+    ages = sorted(present(victim) * 7919 % count for victim in victims[400:])
     assert ages[len(ages) // 2] < 2 * 2000
     assert len(ranking.slots) == count - 2000
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 100])
-def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count):
+def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count: int) -> None:
     """Whatever the scores are, the line is what sorting all of them begins with."""
     rng = np.random.default_rng(count)
     entries = [(float(rng.integers(12)), int(node_id)) for node_id in rng.permutation(60)]
@@ -439,7 +450,7 @@ def test_line_is_made_of_the_least_scores_in_order_and_ties_go_by_id(count):
     assert _least(entries, count) == sorted(entries)[:count]
 
 
-def test_ranking_goes_on_from_a_snapshot_between_slices():
+def test_ranking_goes_on_from_a_snapshot_between_slices() -> None:
     """What was scored before is not scored again, and the victims are the same."""
     ranking, law, count = Ranking(), Law(), 3 * SLICE
     for node_id in range(count):
@@ -450,7 +461,7 @@ def test_ranking_goes_on_from_a_snapshot_between_slices():
         found.append([])
         for request in range(1, 12):
             for _ in range(20):
-                found[-1].append(copy.lowest(float(count), request, law))
+                found[-1].append(present(copy.lowest(float(count), request, law)))
             copy.withdraw(request * 100)
             copy.offer(count + request, float(request), 0, 1.0, float(count), law)
             if is_broken:
@@ -460,9 +471,10 @@ def test_ranking_goes_on_from_a_snapshot_between_slices():
 
 
 @pytest.mark.parametrize("limit", [5, 50])
-def test_ghosts_are_found_until_they_are_overwritten(limit):
+def test_ghosts_are_found_until_they_are_overwritten(limit: int) -> None:
     """Against a dictionary: the latest ones are known by digest and by key, those that were taken are not."""
-    ghosts, known = Ghosts(limit=limit, buckets=8), {}
+    ghosts = Ghosts(limit=limit, buckets=8)
+    known: dict[Any, Any] = {}
     order, heads = [], {}
     for number in range(1, 300):
         record = Record(
@@ -488,7 +500,7 @@ def test_ghosts_are_found_until_they_are_overwritten(limit):
 
 
 @pytest.mark.parametrize(("kept", "most_rows"), [(40, 1025), (900, 1801)])
-def test_ghosts_that_were_taken_leave_no_room_behind(kept, most_rows):
+def test_ghosts_that_were_taken_leave_no_room_behind(kept: int, most_rows: int) -> None:
     """Nearly every prefix comes back: the rest is found as before, in as many rows as are worth moving, or twice it."""
     ghosts, known = Ghosts(limit=4096, buckets=64), {}
     heads: dict[int, list[int]] = {}
@@ -512,7 +524,7 @@ def test_ghosts_that_were_taken_leave_no_room_behind(kept, most_rows):
     assert len(ghosts.rows) <= most_rows * ROW_BYTES
 
 
-def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together():
+def test_the_oldest_ghost_goes_first_also_after_the_living_moved_together() -> None:
     """Moving keeps their order: once the ring is full of living ones, they are overwritten as they came."""
     ghosts = Ghosts(limit=2048, buckets=64)
     for number in range(1, 1501):

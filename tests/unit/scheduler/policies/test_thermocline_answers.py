@@ -10,34 +10,36 @@ from services.scheduler.core.cache.eviction.policy import Moment
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.policies.thermo.fit import _departures, _fit_base
 from services.scheduler.policies.thermo.law import AGE_BINS, ANSWERS, FEATURE_BITS, PACES, RHYTHMS
+from services.scheduler.policies.thermo.record import Context
 from services.scheduler.policies.thermocline import MOST_RUNNING, ThermoclinePolicy
+from tests.present import present
 
 
-def at(seconds, admission):
+def at(seconds: int, admission: int) -> Moment:
     """The moment of something that happens for this admission."""
     return Moment(
         seq=admission, time_ns=int(seconds * 1e9), requests=admission, hotness=ExactHotness(), admission=admission
     )
 
 
-def node(number, parent=0, tokens=16):
+def node(number: int, parent: int = 0, tokens: int = 16) -> Node:
     """A node of its own tokens under a parent, or under the root."""
     words = number.to_bytes(4, "little") * tokens
     digest = extend(root_digest("a"), words)
     return Node(id=number, parent=parent, tokens=words, depth=0, digest=digest, end_digest=digest)
 
 
-def context_of(policy, one):
+def context_of(policy: ThermoclinePolicy, one: Node) -> Context:
     """What the policy knows of the request that used the node last."""
     return policy.records.contexts[policy.records.by_digest[policy.resident[one.id]].context]
 
 
-def answer_class(policy, one):
+def answer_class(policy: ThermoclinePolicy, one: Node) -> int:
     """As the node is ranked by it."""
-    return policy._code(policy._record(one.id)) >> FEATURE_BITS & (ANSWERS - 1)
+    return policy._code(present(policy._record(one.id))) >> FEATURE_BITS & (ANSWERS - 1)
 
 
-def test_node_belongs_to_the_request_that_computed_it():
+def test_node_belongs_to_the_request_that_computed_it() -> None:
     """Others were admitted since, behind the same prefix, and their prompts are of other lengths."""
     policy, shared, first, second = ThermoclinePolicy(), node(1), node(2, parent=1), node(3, parent=1)
     policy.visit([], 100, at(0, 7))
@@ -51,7 +53,7 @@ def test_node_belongs_to_the_request_that_computed_it():
     assert [policy.admission_of(one) for one in (shared, first, second)] == [9, 8, 9]
 
 
-def test_node_for_nobody_belongs_to_whoever_used_its_parent():
+def test_node_for_nobody_belongs_to_whoever_used_its_parent() -> None:
     """What is loaded or promoted, also in a pool that was filled before any request."""
     policy, kept, shared, loaded = ThermoclinePolicy(), node(1), node(2), node(3, parent=2)
     policy.add(kept, at(0, 0))
@@ -63,7 +65,7 @@ def test_node_for_nobody_belongs_to_whoever_used_its_parent():
     assert [policy.admission_of(one) for one in (kept, shared, loaded)] == [0, 7, 7]
 
 
-def test_request_that_only_an_evicted_prefix_remembers_is_known_when_it_comes_back():
+def test_request_that_only_an_evicted_prefix_remembers_is_known_when_it_comes_back() -> None:
     """A backup ends long after its request, whose prefixes were evicted: what it brings takes their place."""
     policy, short, longer = ThermoclinePolicy(), node(5, tokens=16), node(5, tokens=32)
     policy.visit([], 100, at(0, 1))
@@ -81,7 +83,7 @@ def test_request_that_only_an_evicted_prefix_remembers_is_known_when_it_comes_ba
     assert policy.check() == ""
 
 
-def test_miscounted_requests_are_found():
+def test_miscounted_requests_are_found() -> None:
     """The checker of a cell's invariants goes by it."""
     policy, one = ThermoclinePolicy(), node(1)
     policy.visit([], 100, at(0, 1))
@@ -91,7 +93,7 @@ def test_miscounted_requests_are_found():
     assert "counted as {1: 4}" in policy.check()
 
 
-def test_cell_of_many_years_still_evicts():
+def test_cell_of_many_years_still_evicts() -> None:
     """Admissions are counted for as long as a cell lives; what is evicted remembers its own."""
     policy, one, late = ThermoclinePolicy(), node(1), 2**40
     policy.visit([], 100, at(0, late))
@@ -103,7 +105,7 @@ def test_cell_of_many_years_still_evicts():
     assert policy.check() == ""
 
 
-def test_answer_is_known_once_its_request_has_ended():
+def test_answer_is_known_once_its_request_has_ended() -> None:
     """And only of that request; an end of which nothing is known changes nothing."""
     policy, one, other = ThermoclinePolicy(), node(1), node(2)
     for number, added in ((1, one), (2, other)):
@@ -119,7 +121,7 @@ def test_answer_is_known_once_its_request_has_ended():
     assert list(policy.running) == [2]
 
 
-def test_samples_of_the_duel_are_corrected_at_the_end():
+def test_samples_of_the_duel_are_corrected_at_the_end() -> None:
     """They entered while the request ran."""
     policy, one = ThermoclinePolicy(capacity=64), node(1)
     policy.visit([], 16, at(0, 1))
@@ -133,7 +135,7 @@ def test_samples_of_the_duel_are_corrected_at_the_end():
     assert shadow.code == before | 3 << FEATURE_BITS
 
 
-def test_requests_that_never_end_are_given_up():
+def test_requests_that_never_end_are_given_up() -> None:
     """Their workers died. The oldest of too many goes, and nothing of it is held any more."""
     policy = ThermoclinePolicy()
     for number in range(1, MOST_RUNNING + 11):
@@ -143,7 +145,7 @@ def test_requests_that_never_end_are_given_up():
     assert list(policy.records.contexts) == list(policy.running)
 
 
-def test_what_is_known_of_an_age_is_taken_for_true_of_later_ones():
+def test_what_is_known_of_an_age_is_taken_for_true_of_later_ones() -> None:
     """Reuses twice and half as often as due at the ages that were seen stay so beyond them, not in full."""
     seen, due = np.zeros((2, AGE_BINS)), np.zeros((2, AGE_BINS))
     due[:, :10] = 1000.0
@@ -155,7 +157,7 @@ def test_what_is_known_of_an_age_is_taken_for_true_of_later_ones():
     assert np.allclose(found[:, 20:], [[2.0], [0.5]], rtol=0.01)
 
 
-def test_base_is_no_different_for_answers_that_are_not_known():
+def test_base_is_no_different_for_answers_that_are_not_known() -> None:
     """While a request runs nobody goes on from it. That says nothing about the time after its end."""
     events, exposure = np.zeros((RHYTHMS, AGE_BINS)), np.zeros((RHYTHMS, AGE_BINS))
     events[2 * PACES, :] = 100.0

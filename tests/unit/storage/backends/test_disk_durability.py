@@ -102,7 +102,7 @@ def test_directories_of_a_predecessor_are_not_trusted(tmp_path: Path) -> None:
     folder = os.path.dirname(file_of(path, CHUNKS[0]))
     model = PowerModel()
     synced: list[str] = []
-    model.sync_directory = synced.append  # type: ignore[method-assign]
+    model.sync_directory = synced.append  # type: ignore[assignment, method-assign]
     second = DiskBackend([path], calls=model)
     synced.clear()
 

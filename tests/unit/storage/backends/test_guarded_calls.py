@@ -62,13 +62,15 @@ def make(virtual: VirtualTime) -> Iterator[Callable[..., GuardedCalls]]:
 
     def make(**settings: Any) -> GuardedCalls:
         breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
+        usual: dict[str, Any] = {"timeout_s": FOREVER_S, "slots": 1}
+        usual["policy"] = RetryPolicy(attempts=3, base_s=1, cap_s=8)
         calls = GuardedCalls(
             "test://",
             breaker=breaker,
             clock=lambda: virtual.now_s,
             chance=lambda: 0.5,
             pause=virtual.pause,
-            **({"timeout_s": FOREVER_S, "slots": 1, "policy": RetryPolicy(attempts=3, base_s=1, cap_s=8)} | settings),
+            **(usual | settings),
         )
         made.append(calls)
         return calls
@@ -79,7 +81,8 @@ def make(virtual: VirtualTime) -> Iterator[Callable[..., GuardedCalls]]:
 
 
 def count(verb: str, outcome: str) -> float:
-    return measures.REMOTE_REQUESTS.labels(verb, outcome)._value.get()
+    counted: float = measures.REMOTE_REQUESTS.labels(verb, outcome)._value.get()
+    return counted
 
 
 def test_a_transient_failure_is_repeated_after_a_drawn_delay(

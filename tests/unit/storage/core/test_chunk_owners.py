@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -122,7 +123,7 @@ def test_the_first_word_on_a_namespace_stands() -> None:
     assert _save(index, "a1", 3) == []
 
 
-def test_namespaces_without_chunks_are_forgotten(monkeypatch) -> None:
+def test_namespaces_without_chunks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many callers make; those with chunks stay with their owners."""
     monkeypatch.setattr(chunk_owners, "MAX_NAMESPACES", 10)
     owners = ChunkOwners()

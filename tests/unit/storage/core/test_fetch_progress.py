@@ -22,6 +22,6 @@ def test_sources_are_counted_apart() -> None:
     """Chunks of the object store are not the disk's."""
     progress = FetchProgress(3)
     for source in ("disk", "remote", "remote"):
-        progress.arrived(source, 1)  # type: ignore[arg-type]
+        progress.arrived(source, 1)
 
     assert (progress.chunks, progress.disk_chunks, progress.remote_chunks) == (3, 1, 2)

@@ -21,6 +21,7 @@ from shared.chunks import chunk_tokens
 from shared.ids import namespace_digest
 from shared.memory import unlink_all
 from shared.messages.base import pack_int32
+from shared.messages.pools import KvGeometry
 from shared.messages.sparse_reads import ReadSparse
 from shared.messages.status import VerifyChunks
 from shared.messages.storage_events import ChunksDropped, ChunksListed
@@ -285,7 +286,7 @@ async def test_a_storage_without_memory_for_copies_serves_without_them(
     prefix: str, tmp_path: Path, shells: list[StorageShell]
 ) -> None:
     """One chunk of KV fits in the memory for chunks on their way, its copy does not."""
-    geometry = storage_cell.KvGeometry(layers=16, kv_heads=8, head_dim=64, page_size=16, dtype="float16")
+    geometry = KvGeometry(layers=16, kv_heads=8, head_dim=64, page_size=16, dtype="float16")
     budget = blob_nbytes(geometry)
     sequence = Sequence.make(1, 1, geometry=geometry)
     assert SparseLayout.of(geometry).blob_bytes(is_sealed=True) > budget

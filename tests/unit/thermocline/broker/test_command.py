@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_the_server_accepts_what_it_writes(tmp_path: Path) -> None:
     assert len(set(files.values())) == len(files)
     assert all(f'password: "{files[f"{user}.password"].strip()}"' in files["users.conf"] for user in users)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "users").iterdir()} == {0o600}
-    command = [find_nats_program().path, "-t", "-c", tmp_path / "users" / "users.conf"]
+    command: list[Any] = [find_nats_program().path, "-t", "-c", tmp_path / "users" / "users.conf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from services.gateway.cache_calls import Flushed
@@ -28,7 +30,7 @@ STATUS = CellStatus(
 )  # fmt: skip
 
 
-def view(number: int, parent: int = 0, **changes: object) -> CacheNode:
+def view(number: int, parent: int = 0, **changes: Any) -> CacheNode:
     return node_view(node(number, parent, **changes))
 
 

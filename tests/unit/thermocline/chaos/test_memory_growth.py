@@ -7,7 +7,7 @@ MIB = 2**20
 
 def test_memory_that_grows_while_warming_up_and_stays_is_flat() -> None:
     """The first minute does not count."""
-    found = growth([(second, min(second, WARM_UP_S) * MIB + 100 * MIB) for second in range(600)])
+    found = growth([(float(second), int(min(second, WARM_UP_S)) * MIB + 100 * MIB) for second in range(600)])
 
     assert found is not None
     assert found.is_flat

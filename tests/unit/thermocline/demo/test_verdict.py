@@ -22,7 +22,7 @@ def work_of(documents: int = 6, questions: int = 4, tokens: int = 768, turns: in
     return Workload(asks, "", [("?", "!")] * turns, documents * tokens)
 
 
-def pass_of(count: int, **tokens: int) -> Pass:
+def pass_of(count: int, **tokens: Any) -> Pass:
     """One in which every answer is right, and every prefix was found in these places."""
     answers = [
         Answer(token_ids=[1, 2, 3], prompt_tokens=800, cached_tokens=sum(tokens.values()), **tokens)

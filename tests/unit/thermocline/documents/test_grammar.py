@@ -4,15 +4,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from thermocline.documents import grammar
+from thermocline.documents.filler import SENTENCES
 from thermocline.documents.grammar import Split, make_document, make_name, split_of
 
 ROOT = Path(__file__).parents[4]
-TOKENIZER = Tokenizer.from_file(str(ROOT / "models" / "thermocline-mha" / "tokenizer.json"))
+TOKENIZER: Any = Tokenizer.from_file(str(ROOT / "models" / "thermocline-mha" / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -41,7 +43,7 @@ def test_filler_is_split_too() -> None:
     training, held_out = grammar.FILLER[Split.TRAINING], grammar.FILLER[Split.HELDOUT]
 
     assert set(training).isdisjoint(held_out)
-    assert len(training) + len(held_out) == len(grammar.SENTENCES)
+    assert len(training) + len(held_out) == len(SENTENCES)
     assert len(held_out) >= 10
 
 

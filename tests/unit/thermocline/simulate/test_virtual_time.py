@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from thermocline.simulate.decode_run import DecodeRun, run_s, steps_until
@@ -12,7 +14,8 @@ from thermocline.simulate.timers import Timers
 
 def test_events_come_in_order_of_time_and_then_of_being_planned() -> None:
     """Ties go to what was planned first, and what is due already comes now."""
-    queue, seen = EventQueue(), []
+    queue = EventQueue()
+    seen: list[Any] = []
     queue.at(5, seen.append, "late")
     queue.at(3, seen.append, "first")
     queue.at(3, seen.append, "second")

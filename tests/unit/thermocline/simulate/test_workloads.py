@@ -89,7 +89,7 @@ def test_cache_distances_are_what_they_are_called() -> None:
     assert len(set(_distances("shuffled"))) > 20
 
 
-def _conversation(workload: ChatWorkload, first: Asked) -> list[tuple[float, Asked]]:
+def _conversation(workload: ChatWorkload | AgentWorkload, first: Asked) -> list[tuple[float, Asked]]:
     turns = [(0.0, first)]
     while (following := workload.follow_up(turns[-1][1])) is not None:
         turns.append(following)

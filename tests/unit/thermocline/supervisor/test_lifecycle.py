@@ -3,13 +3,14 @@
 import pytest
 
 from shared.errors import IllegalTransition
-from thermocline.supervisor.lifecycle import TRANSITIONS, advance
+from thermocline.supervisor.lifecycle import TRANSITIONS, Event, State, advance
 
 
 def test_a_child_that_dies_twice_and_is_stopped() -> None:
     """The usual life, with two restarts."""
-    state = "waiting"
-    for event in ("started", "died", "started", "died", "started", "stop", "died"):
+    state: State = "waiting"
+    events: tuple[Event, ...] = ("started", "died", "started", "died", "started", "stop", "died")
+    for event in events:
         state = advance(state, event)
 
     assert state == "stopped"

@@ -22,6 +22,8 @@ def test_every_committed_result_is_read_by_a_page_or_named_by_a_document() -> No
     """What nobody reads is deleted."""
     made = environment()
     read: set[str] = set()
+    result: Any
+    results_like: Any
     result, results_like = made.globals["result"], made.globals["results_like"]
 
     def noted(name: str) -> Any:

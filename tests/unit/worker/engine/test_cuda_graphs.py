@@ -131,6 +131,7 @@ def test_logits_outlive_the_next_step(load_runner: LoadRunner) -> None:
     graphs, _ = graphs_of(runner)
     decoding = Decoding(runner, [3, 20])
     first = graphs.replay(decoding.ids, decoding.positions, decoding.meta(), decoding.last_rows)
+    assert first is not None
     kept = first.clone()
 
     graphs.replay(decoding.ids.flip(0), decoding.positions, decoding.meta(), decoding.last_rows)

@@ -89,7 +89,8 @@ class SparseCell:
     def take(self, tokens: int) -> list[int]:
         """Pages for so many tokens."""
         count = -(-tokens // self.size)
-        taken, self._free = self._free[:count], self._free[count:]
+        taken: list[int] = self._free[:count]
+        self._free = self._free[count:]
         assert len(taken) == count
         return taken
 

@@ -101,7 +101,8 @@ class ArrayReader:
         if call.part == "keys":
             assert call.start in held
             assert call.end - 1 in held
-            return k[call.start : call.end, list(call.heads)].swapaxes(0, 1)
+            rows: np.ndarray = k[call.start : call.end, list(call.heads)].swapaxes(0, 1)
+            return rows
         tokens = np.array(unpack_int32(call.tokens))
         assert all(token in held for token in tokens.tolist())
         if call.part == "kv":

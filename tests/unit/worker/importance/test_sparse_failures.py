@@ -93,13 +93,13 @@ def test_a_refused_request_is_never_given_up_by_the_worker(make_cell: MakeCell) 
     cell = make_cell("llama_mha")
     prompt = cell.prompt(9, seed=1)
     expected = exact_answers(cell, {"r": prompt})["r"]
-    cell.prepare = losing(1)  # type: ignore[method-assign]
+    cell.prepare = losing(1)  # type: ignore[assignment, method-assign]
     times = max(LONE_FAILURES, REQUEST_FAILURES) + 1
     cell.driven.give(cell.sparse(prompt, "r"), *[batch(chunk(192, 201)) for _ in range(times)])
     cell.driven.run()
     assert [done.sparse_refused for done in cell.driven.done()[-times:]] == [("r",)] * times
 
-    cell.prepare = losing(None)  # type: ignore[method-assign]
+    cell.prepare = losing(None)  # type: ignore[assignment, method-assign]
     cell.driven.give(batch(chunk(192, 201)))
     cell.driven.run()
 
@@ -111,7 +111,7 @@ def test_an_exact_attempt_follows_a_refused_one(make_cell: MakeCell) -> None:
     cell = make_cell("llama")
     prompt = cell.prompt(9, seed=1)
     expected = exact_answers(cell, {"r": prompt})["r"]
-    cell.prepare = losing(0)  # type: ignore[method-assign]
+    cell.prepare = losing(0)  # type: ignore[assignment, method-assign]
     cell.driven.give(cell.sparse(prompt, "r"), batch(chunk(192, 201)))
     cell.driven.run()
 
@@ -143,7 +143,7 @@ def test_requests_are_told_apart_where_one_is_broken_and_another_refused(make_ce
     prompts = {"r": cell.prompt(9, seed=1), "good": cell.prompt(7, seed=2)}
     expected = exact_answers(cell, prompts)
     poisoned(cell)
-    cell.prepare = losing(1)  # type: ignore[method-assign]
+    cell.prepare = losing(1)  # type: ignore[assignment, method-assign]
     bad = [*random_prompt(5, seed=3), POISON]
 
     cell.driven.give(admit(bad, cell.take(20), request_id="bad"), cell.exact(prompts["good"], "good"))
@@ -169,8 +169,8 @@ def test_steps_of_which_nothing_is_left_but_refusals_blame_nobody(make_cell: Mak
             raise RuntimeError("out of memory")
         return run(*arguments)
 
-    cell.runner.run = failing_first  # type: ignore[method-assign]
-    cell.prepare = losing(0)  # type: ignore[method-assign]
+    cell.runner.run = failing_first  # type: ignore[assignment, method-assign]
+    cell.prepare = losing(0)  # type: ignore[assignment, method-assign]
     cell.driven.give(*(cell.sparse(cell.prompt(9, seed=1), name) for name in "ab"))
     step = batch(chunk(192, 201, request_id="a"), chunk(192, 201, request_id="b"))
 
@@ -263,7 +263,7 @@ def test_who_shares_a_load_with_a_refused_request_fails_with_it(make_cell: MakeC
     cell = make_cell("llama_mha")
     _, load = cell.back_up(64)
     device = unpack_int32(load.device_pages)
-    cell.prepare = losing(2)  # type: ignore[method-assign]
+    cell.prepare = losing(2)  # type: ignore[assignment, method-assign]
     sharing = cell.document[:64] + random_prompt(6, seed=9)
 
     cell.driven.give(cell.sparse(cell.prompt(9, seed=1), "r", before=device))
@@ -281,7 +281,7 @@ def test_a_lost_request_is_not_refused_as_well(make_cell: MakeCell) -> None:
     cell = make_cell("llama_mha")
     _, load = cell.back_up(64)
     device = unpack_int32(load.device_pages)
-    cell.prepare = losing(2)  # type: ignore[method-assign]
+    cell.prepare = losing(2)  # type: ignore[assignment, method-assign]
     other = cell.prompt(8, seed=2)
     cell.driven.give(cell.sparse(cell.prompt(9, seed=1), "r", before=device), cell.exact(other, "good"))
     cell.driven.give(admit(cell.document, [*device, *cell.take(128 + ANSWER)], request_id="q", cached=64))

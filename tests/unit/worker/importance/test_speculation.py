@@ -29,6 +29,9 @@ class GatedSource:
             raise self._error
         return tokens.float()[None, None, :, None].expand(2, 1, -1, 4)
 
+    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nothing is read ahead by head")
+
     def values(self, layer: int, head: int, tokens: torch.Tensor) -> torch.Tensor:
         raise AssertionError("only K and V together are read ahead")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -114,6 +115,10 @@ async def test_a_lost_answer_is_asked_for_again() -> None:
     assert len(asking.bus.calls) == 2
 
 
+def _has_ended_once(asking: Asking) -> bool:
+    return asking.ended == 1
+
+
 async def test_a_storage_that_is_gone_writes_no_more() -> None:
     """When the cell lists another incarnation, or none, the slot is free; while it lists the same one, it is not."""
     for after in ({"s": "second"}, {}):
@@ -127,7 +132,7 @@ async def test_a_storage_that_is_gone_writes_no_more() -> None:
         held = asking.ended
 
         await asking.see(after)
-        await settle(lambda asking=asking: asking.ended == 1)
+        await settle(partial(_has_ended_once, asking))
 
         assert held == 0
         assert len(asking.bus.calls) == 1

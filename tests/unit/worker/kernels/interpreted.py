@@ -71,10 +71,11 @@ def _paged_attention(arrays: dict[str, np.ndarray], tables: dict[str, Any], sett
     from services.worker.kernels import paged_attention
 
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    paged = PagedTensors(
-        **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in tables.items()}
-    )
-    return paged_attention(*tensors.values(), paged, **settings).numpy()
+    fields: dict[str, Any] = {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in tables.items()
+    }
+    q, k_pool, v_pool = tensors.values()
+    return paged_attention(q, k_pool, v_pool, PagedTensors(**fields), **settings).numpy()
 
 
 def _kv_write(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

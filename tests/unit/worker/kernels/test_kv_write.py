@@ -23,7 +23,7 @@ def test_rows_reach_their_slots_and_no_others(
     slots = torch.randperm(pages * page_size, generator=random)[:rows]
     slots[4] = -1
     expected = [pool.clone() for pool in pools]
-    oracles.kv_write(k, v, *expected, slots)
+    oracles.kv_write(k, v, expected[0], expected[1], slots)
 
     actual = interpreter.kv_write({"k": k, "v": v, "k_pool": pools[0], "v_pool": pools[1], "slots": slots})
 

@@ -99,7 +99,7 @@ class LaggingMover(BatchedMover):
         self.launched.append(lambda: bare(source, layers, pages, device_pages))
         return np.zeros(len(pages), dtype=bool)
 
-    def fence(self) -> LaggingFence:  # type: ignore[override]
+    def fence(self) -> LaggingFence:
         return LaggingFence(self, len(self.launched))
 
     def drain(self) -> None:

@@ -124,13 +124,13 @@ def test_a_load_that_cannot_be_right_fails_by_name(beside: Beside, load: PageLoa
 def test_a_pool_that_does_not_fit_is_not_mapped(beside: Beside, change: str) -> None:
     """Another geometry, memory of another kind, a host pool, or a handle whose size is wrong: loads say why."""
     handle = beside.theirs.handle()
-    wrong = {
+    faults: dict[str, dict[str, Any]] = {
         "geometry": {"geometry": msgspec.structs.replace(GEOMETRY, layers=2)},
         "kind": {"kind": "cuda_ipc"},
         "layout": {"layout": "page_first"},
         "size": {"nbytes": handle.nbytes + 1},
-    }[change]
-    beside.loads.neighbours.attach("w2", "inc-1", msgspec.structs.replace(handle, **wrong))
+    }
+    beside.loads.neighbours.attach("w2", "inc-1", msgspec.structs.replace(handle, **faults[change]))
 
     (failure,) = beside.loads.start([neighbour_load([1], [2], neighbour_id="w2")]).finish().failures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_a_failure_ends_the_trust_in_a_storage_until_its_pool_is_mapped_anew(loa
 @pytest.mark.parametrize("loading", [Verification("never")], indirect=True)
 def test_a_promotion_looks_again_too(loading: Loading) -> None:
     """A page that changes between two pieces of a promotion fails it."""
-    ended = []
+    ended: list[Any] = []
     loading.loads.promote(page_promotion([1, 2], [1, 2], LABELS[1:3]), ended.append)
     loading.waiting.pop(0)()
     fill_page(loading.host, 2, "other")

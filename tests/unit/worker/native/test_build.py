@@ -135,7 +135,7 @@ def test_a_library_is_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None
         runs.append(command)
         return real(command, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(build.subprocess, "run", spy)
+    monkeypatch.setattr(subprocess, "run", spy)
     load("page_rows", (), {}, {})
 
     assert [command[1] for command in runs] == ["--version"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import StartRank
@@ -14,9 +15,15 @@ SHM_PREFIX = shm_prefix("group")
 PAGE_SIZE = 16
 
 
-def start_order(model: Path, ranks: int, **changes: object) -> StartRank:
+def start_order(model: Path, ranks: int, **changes: Any) -> StartRank:
     """Rank 0's order for a float32 model on the CPU."""
-    settings = {"dtype": "auto", "device": "cpu", "threads": 1, "page_size": PAGE_SIZE, "timeout_ms": 60_000}
+    settings: dict[str, Any] = {
+        "dtype": "auto",
+        "device": "cpu",
+        "threads": 1,
+        "page_size": PAGE_SIZE,
+        "timeout_ms": 60_000,
+    }
     settings |= {"rank": 0, "ranks": ranks, "model_dir": str(model), "shm_prefix": SHM_PREFIX, "store_port": 0}
     return StartRank(**(settings | changes))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
+from functools import partial
 
 import pytest
 
@@ -54,6 +56,6 @@ def test_a_failed_load_lets_every_rank_finish_and_is_raised_afterwards() -> None
 def test_an_order_that_is_not_about_this_step_is_never_taken_for_a_release() -> None:
     """Of another step, or something else."""
     for order in (LayersLanded(number=6, layers=3), StopRank()):
-        told = ToldGate(7, lambda order=order: order)
+        told = ToldGate(7, partial(copy, order))
         with pytest.raises(InvariantViolated):
             told.wait(0)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from services.storage.pools import open_device_pool
 from services.worker.kv.layer_gate import LoadRejected
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
-from services.worker.parallel import ranks
 from services.worker.parallel.group_lost import GroupLost
 from services.worker.parallel.group_runner import GroupRunner, load_group
 from services.worker.parallel.orders import RankLoaded
@@ -54,7 +54,9 @@ def segments() -> list[str]:
 def check_tokens(group: GroupRunner, model: Path) -> None:
     """Steps that mix chunks of prompts with decode tokens give what Hugging Face generates for each prompt alone."""
     reference, seeds = Reference(model), itertools.count()
-    prompts = [reference.decided(lambda n=length: random_prompt(n, next(seeds)), 12) for length in (37, 5, 70)]
+    prompts = [
+        reference.decided(partial(next, (random_prompt(length, seed) for seed in seeds)), 12) for length in (37, 5, 70)
+    ]
     tables = page_tables(group, [len(prompt) + 12 for prompt in prompts], seed=3)
     requests = [Request(list(prompt), pages) for prompt, pages in zip(prompts, tables, strict=True)]
 
@@ -127,7 +129,12 @@ def test_two_ranks_answer_as_one_does_until_one_of_them_dies(tmp_path: Path) -> 
         check_tokens(group, model)
         check_host_prefix(group)
         pids = list(group.rank_pids.values())
-        group.on_lost(lambda reason: (lost.append(reason), told.set()))
+
+        def note(reason: Exception) -> None:
+            lost.append(reason)
+            told.set()
+
+        group.on_lost(note)
         os.kill(pids[0], signal.SIGKILL)
         assert told.wait(60)
         with pytest.raises(GroupLost, match="rank 1 ended with exit code -9"):
@@ -147,6 +154,7 @@ def test_two_ranks_answer_as_one_does_until_one_of_them_hangs(tmp_path: Path) ->
     with group_of(model, 2, timeout_ms=77_000) as group:
         check_tokens(group, model)
         check_host_prefix(group)
+        assert dist.group.WORLD is not None
         exchanges = dist.group.WORLD._get_backend(torch.device("cpu"))
         assert exchanges.options._timeout == timedelta(seconds=77)
         exchanges._set_default_timeout(timedelta(seconds=1))  # It is waited out.
@@ -186,10 +194,10 @@ def test_the_rank_that_refuses_to_start_is_named(tmp_path: Path, monkeypatch: py
 
     def started(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """The first rank is a process that does nothing until it is killed."""
-        monkeypatch.setattr(ranks.subprocess, "Popen", start)
+        monkeypatch.setattr(subprocess, "Popen", start)
         return start(["sleep", "600"], **options)
 
-    monkeypatch.setattr(ranks.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     made = Ranks(
         [start_order(tmp_path / "nothing", 4, rank=1), start_order(tmp_path / "nothing", 4, rank=2)], timeout_s=60
     )

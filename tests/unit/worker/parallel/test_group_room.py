@@ -59,7 +59,8 @@ def test_a_number_of_pages_is_taken_without_a_measurement(monkeypatch: pytest.Mo
     monkeypatch.setattr("services.worker.parallel.group_runner.whole_geometry", lambda *_: geometry)
 
     def pages(**settings: int | None) -> int:
-        settings = {"device_kv_bytes": None, "pages": None} | settings
+        nothing: dict[str, int | None] = {"device_kv_bytes": None, "pages": None}
+        settings = nothing | settings
         return _pages(model, Ranks(happened), sizer=None, room=WISH, **settings)  # type: ignore[arg-type]
 
     assert pages(pages=5) == 5

@@ -7,7 +7,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.kv.layer_gate import LayerGate
-from services.worker.parallel.orders import RankOrder, RunStep, step_meta, step_order, unpacked
+from services.worker.parallel.orders import RunStep, step_meta, step_order, unpacked
 from shared.codec import decode, encode
 
 
@@ -19,7 +19,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
     ids, positions = torch.arange(6) + 100, torch.tensor([2, 3, 4, 5, 6, 7])
 
     sent = step_order(3, ids, positions, meta, torch.tensor([4, 5]))
-    order = decode(encode(sent), RankOrder)
+    order = decode(encode(sent), type(sent))
     arrived = step_meta(order, 4, torch.device("cpu"), None)
 
     assert isinstance(order, RunStep)

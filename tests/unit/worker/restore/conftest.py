@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def make_cell(load_runner: LoadRunner, restore_checkpoint: Callable[[str], Path]
 
     def make(
         family: str = "llama_mha", form: tuple[int, int] | None = None, *, page_size: int = 16, dtype: str = "auto",
-        **more: object,
+        **more: Any,
     ) -> Cell:  # fmt: skip
         runner = load_runner(family, page_size=page_size, dtype=dtype)
         kv = runner.geometry

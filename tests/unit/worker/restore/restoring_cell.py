@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class Cell:
         self.driven.run()
         return self.driven.tokens(name)
 
-    def admission(self, table: np.ndarray, *, request_id: str = "r", cached: int = 0, **more: int) -> AdmitRequest:
+    def admission(self, table: np.ndarray, *, request_id: str = "r", cached: int = 0, **more: Any) -> AdmitRequest:
         params = SamplingParams(max_tokens=ANSWER, min_tokens=ANSWER, temperature=0)
         return admit(self.computed.tokens, table.tolist(), request_id=request_id, cached=cached, params=params, **more)
 
@@ -72,7 +73,7 @@ class Cell:
         size = self.runner.geometry.page_size
         return self.state[start // size : end // size]
 
-    def restore(self, start: int, end: int, **more: object) -> RestoreChunk:
+    def restore(self, start: int, end: int, **more: Any) -> RestoreChunk:
         return self.computed.restore_chunk(start, end, self.pages(start, end), **more)
 
     def go_on(self, start: int = TOKENS, *, request_id: str = "r") -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -77,27 +78,27 @@ def test_the_models_own_modules_stay_as_they_are(family: str, load_runner: LoadR
     assert all(module.q_proj is q_proj for module, q_proj in zip(projection.inputs.modules, before, strict=True))
 
 
-def _knows_the_batch(module: torch.nn.Module) -> None:
+def _knows_the_batch(module: Any) -> None:
     plain = module.k_proj.forward
     calls = iter(range(1, 1000))
     module.k_proj.forward = lambda x: plain(x) * next(calls)
 
 
-def _takes_more(module: torch.nn.Module) -> None:
+def _takes_more(module: Any) -> None:
     plain = module.forward
 
     def forward(hidden_states: torch.Tensor, **kwargs: object) -> object:
         kwargs.pop("embeddings_of_the_first_layer", None)
         return plain(hidden_states, **kwargs)
 
-    def add(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def add(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "embeddings_of_the_first_layer": torch.zeros(1)}
 
     module.forward = forward
     module.register_forward_pre_hook(add, with_kwargs=True)
 
 
-def _has_no_way_to_call_it(module: torch.nn.Module) -> None:
+def _has_no_way_to_call_it(module: Any) -> None:
     plain = module.forward
     given: list[object] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_recomputation_after_a_cached_prefix(load_runner: LoadRunner) -> None:
 class _Steps:
     """A source that reads a layer only when it may, and tells when it has."""
 
-    def __init__(self, plain: object, layers: int) -> None:
+    def __init__(self, plain: Any, layers: int) -> None:
         self.plain, self.tokens = plain, plain.tokens
         self.may = [threading.Event() for _ in range(layers)]
         self.began = [threading.Event() for _ in range(layers)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_one_fails_and_one_is_restored(make_cell: MakeCell) -> None:
         {"start": 0, "end": 0},
     ],
 )
-def test_a_plan_that_contradicts_itself_fails(wrong: dict, make_cell: MakeCell) -> None:
+def test_a_plan_that_contradicts_itself_fails(wrong: dict[str, Any], make_cell: MakeCell) -> None:
     """Not at the end of what is there, of another attempt, of nobody, not of whole pages, with too few pages, empty."""
     cell = make_cell()
     start, end = wrong.pop("start"), wrong.pop("end")

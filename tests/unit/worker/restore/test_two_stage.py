@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def test_a_failed_step_saves_nothing(load_runner: LoadRunner) -> None:
     assert (at.saver.counts.failed_steps, at.saver.counts.rows) == (1, 50)
 
 
-def _broken_step(at: Saving, one: Request, gate: object) -> None:
+def _broken_step(at: Saving, one: Request, gate: Any) -> None:
     from tests.engine_driver import run_step
 
     with at.saver.step() as step, step.around([SavedRows("r", 0, 20, one.computed)], at.inputs):

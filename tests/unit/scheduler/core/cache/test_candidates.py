@@ -1,6 +1,7 @@
 """The indexes of selective admission and promotion."""
 
 import random
+from collections.abc import Callable, Mapping
 
 from services.scheduler.core import decode_state, encode_state, new_state
 from services.scheduler.core.cache.candidates import (
@@ -14,21 +15,27 @@ from services.scheduler.core.cache.candidates import (
     take_least,
 )
 from services.scheduler.core.cache.prefix_tree import Node
+from services.scheduler.core.state import CellState
+from tests.present import present
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
 
 
-def make_index(values):
+def make_index(
+    values: Mapping[int, int | None],
+) -> tuple[CellState, Candidates, Callable[[int], tuple[float, int] | None]]:
     """An index of nodes with these values, by id, and how they rank as the values change."""
     state = new_state()
     state.tree.nodes = {number: Node(id=number, parent=0, tokens=b"") for number in values}
     index = Candidates(noted=dict.fromkeys(values))
 
-    def rank_of(node_id):
-        return (float(values[node_id]), 0) if values.get(node_id) is not None else None
+    def rank_of(node_id: int) -> tuple[float, int] | None:
+        value = values.get(node_id)
+        return (float(value), 0) if value is not None else None
 
     return state, index, rank_of
 
 
-def test_the_least_comes_first():
+def test_the_least_comes_first() -> None:
     """Nodes are taken in order of their values."""
     state, index, rank_of = make_index({1: 5, 2: 3, 3: 9})
     refresh(state, index, rank_of)
@@ -36,7 +43,7 @@ def test_the_least_comes_first():
     assert [take_least(index, rank_of) for _ in range(4)] == [((3.0, 0), 2), ((5.0, 0), 1), ((9.0, 0), 3), None]
 
 
-def test_what_became_hotter_is_passed_over():
+def test_what_became_hotter_is_passed_over() -> None:
     """A value that rose since it was seen is ranked anew before it is taken."""
     values = {1: 5, 2: 3}
     state, index, rank_of = make_index(values)
@@ -47,7 +54,7 @@ def test_what_became_hotter_is_passed_over():
     assert take_least(index, rank_of) == ((8.0, 0), 2)
 
 
-def test_what_cooled_down_unnoticed_is_found_within_a_round():
+def test_what_cooled_down_unnoticed_is_found_within_a_round() -> None:
     """Each choice looks at a few nodes in turn, so that no rank stays old for long."""
     values = dict.fromkeys(range(200), 100)
     state, index, rank_of = make_index(values)
@@ -62,7 +69,7 @@ def test_what_cooled_down_unnoticed_is_found_within_a_round():
     assert take_least(index, rank_of) == ((1.0, 0), 150)
 
 
-def test_a_node_that_may_not_be_chosen_is_left_out_until_it_is_noted():
+def test_a_node_that_may_not_be_chosen_is_left_out_until_it_is_noted() -> None:
     """Whoever asks does not see it, and nothing is kept of it."""
     values = {1: 5, 2: None}
     state, index, rank_of = make_index(values)
@@ -73,17 +80,17 @@ def test_a_node_that_may_not_be_chosen_is_left_out_until_it_is_noted():
     assert index.latest == {}
 
 
-def test_put_back_undoes_a_taking():
+def test_put_back_undoes_a_taking() -> None:
     """The next one to ask gets the same."""
     state, index, rank_of = make_index({1: 5})
     refresh(state, index, rank_of)
-    rank, node_id = take_least(index, rank_of)
+    rank, node_id = present(take_least(index, rank_of))
     put_back(index, rank, node_id)
 
     assert take_least(index, rank_of) == ((5.0, 0), 1)
 
 
-def test_one_refresh_ranks_a_bounded_number():
+def test_one_refresh_ranks_a_bounded_number() -> None:
     """However many were noted, a step of the fold stays short."""
     state, index, rank_of = make_index(dict.fromkeys(range(10_000), 1))
     refresh(state, index, rank_of)
@@ -92,7 +99,7 @@ def test_one_refresh_ranks_a_bounded_number():
     assert len(index.latest) == SETTLED
 
 
-def test_an_index_stays_in_proportion_to_the_tree():
+def test_an_index_stays_in_proportion_to_the_tree() -> None:
     """Neither changed ranks nor nodes that are gone pile up."""
     values = dict.fromkeys(range(100), 1)
     state, index, rank_of = make_index(values)
@@ -112,7 +119,7 @@ def test_an_index_stays_in_proportion_to_the_tree():
     assert len(index.noted) <= 2 * 100 + 64
 
 
-def test_an_index_is_made_when_it_is_asked_for(make_cell):
+def test_an_index_is_made_when_it_is_asked_for(make_cell: MakeCell) -> None:
     """Until then no change of a node costs anything; then every node that may be chosen is in it."""
     cell = make_cell(pages=14, host_pages=60)
     for number in range(3):
@@ -125,7 +132,7 @@ def test_an_index_is_made_when_it_is_asked_for(make_cell):
     assert index.noted
 
 
-def test_indexes_are_part_of_the_snapshot(make_cell, set_heat):
+def test_indexes_are_part_of_the_snapshot(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """A fold that goes on from a snapshot chooses alike."""
     cell = make_cell(pages=14, host_pages=15, admission="selective", admission_frequency=0)
     for number in range(6):

@@ -6,10 +6,11 @@ from shared.chunks import chunk_names, chunk_pages
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32
 from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt
 
 
-def test_names_are_those_of_the_chain_whatever_the_tree_knows(make_cell):
+def test_names_are_those_of_the_chain_whatever_the_tree_knows(make_cell: MakeCell) -> None:
     """Identities that the tree has and those that are computed make one chain, and only whole chunks have names."""
     cell = make_cell(page_size=PAGE, pages=64)
     cell.submit(prompt(4)[: 3 * PAGE], max_tokens=1)
@@ -25,7 +26,7 @@ def test_names_are_those_of_the_chain_whatever_the_tree_knows(make_cell):
     assert names.identities(1, 3) == identities[16:48]
 
 
-def test_the_last_token_is_never_reused(make_cell):
+def test_the_last_token_is_never_reused(make_cell: MakeCell) -> None:
     """A prompt that ends with a page may reuse all but that one."""
     tree = make_cell(page_size=PAGE).state.tree
 

@@ -8,7 +8,7 @@ from services.scheduler.core.cache.digests import extend, root_digest
 BASE, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
-def by_definition(digest, tokens):
+def by_definition(digest: int, tokens: list[int]) -> int:
     """Token after token, each counting as one more than its number."""
     for token in tokens:
         digest = (digest * BASE + token + 1) & MASK
@@ -16,14 +16,14 @@ def by_definition(digest, tokens):
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 200, 4096, 4100, 9000])
-def test_a_digest_is_the_polynomial_whatever_the_length(count):
+def test_a_digest_is_the_polynomial_whatever_the_length(count: int) -> None:
     """Spans of sixteen tokens and long ones have ways of their own."""
     tokens = np.random.default_rng(count).integers(0, 2**31, count, dtype=np.int32)
 
     assert extend(root_digest("ab"), tokens.tobytes()) == by_definition(root_digest("ab"), tokens.tolist())
 
 
-def test_where_a_prefix_is_cut_makes_no_difference():
+def test_where_a_prefix_is_cut_makes_no_difference() -> None:
     """A node's digest goes on from its parent's."""
     tokens = np.arange(100, dtype=np.int32).tobytes()
 

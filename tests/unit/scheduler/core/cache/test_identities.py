@@ -10,7 +10,7 @@ from tests.stateful.cell_model import namespace
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
-def test_an_identity_covers_everything_from_the_root(cut):
+def test_an_identity_covers_everything_from_the_root(cut: int) -> None:
     """Each page's identity is the chain over all pages above it, however the tree is cut."""
     tree = PrefixTree(page_size=2)
     tokens = pack_int32(range(8))
@@ -26,7 +26,7 @@ def test_an_identity_covers_everything_from_the_root(cut):
     assert (upper.identities if upper else b"") + lower == b"".join(expected)
 
 
-def test_namespaces_never_share_an_identity():
+def test_namespaces_never_share_an_identity() -> None:
     """Equal tokens of two tenants are different pages."""
     tree = PrefixTree(page_size=2)
     nodes = [add_child(tree, root_of(tree, namespace(salt)), pack_int32([1, 2])) for salt in ("a", "b")]

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.cache.prefix_tree import (
+    Node,
     PrefixTree,
     add_child,
     ancestors,
@@ -22,7 +23,7 @@ from shared.messages.base import pack_int32
 from tests.stateful.cell_model import namespace
 
 
-def insert(tree, name, tokens):
+def insert(tree: PrefixTree, name: str, tokens: bytes) -> Node:
     """Put whole pages of ``tokens`` into the tree, splitting where needed."""
     page = tree.page_token_bytes
     end = len(tokens) // page * page
@@ -39,7 +40,7 @@ def insert(tree, name, tokens):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_match_is_whole_pages_and_capped(page_size):
+def test_a_match_is_whole_pages_and_capped(page_size: int) -> None:
     """Only whole pages match, and never more than the caller allows."""
     tree = PrefixTree(page_size=page_size)
     tokens = pack_int32(range(5 * page_size))
@@ -51,7 +52,7 @@ def test_a_match_is_whole_pages_and_capped(page_size):
     assert match_prefix(tree, namespace("other"), tokens, 5) == []
 
 
-def test_a_split_keeps_what_both_parts_hold():
+def test_a_split_keeps_what_both_parts_hold() -> None:
     """Pages, locks, readers and identities are divided or inherited, and the lower part keeps its id."""
     tree = PrefixTree(page_size=2)
     node = insert(tree, namespace(), pack_int32(range(8)))
@@ -73,7 +74,7 @@ def test_a_split_keeps_what_both_parts_hold():
     assert namespace_of(tree, node) == namespace()
 
 
-def test_common_pages_end_where_the_caller_says():
+def test_common_pages_end_where_the_caller_says() -> None:
     """A node that would match further is compared up to the given end, and a shorter one up to its own."""
     tree = PrefixTree(page_size=2)
     node = insert(tree, namespace(), pack_int32(range(8)))
@@ -84,7 +85,7 @@ def test_common_pages_end_where_the_caller_says():
     assert common_pages(tree, node, pack_int32([0, 1, 2, 9, 4, 5, 6, 7]), 0, 32) == 1
 
 
-def test_the_last_leaf_takes_its_root_along():
+def test_the_last_leaf_takes_its_root_along() -> None:
     """A namespace without pages leaves nothing behind."""
     tree = PrefixTree(page_size=2)
     node = insert(tree, namespace(), pack_int32(range(4)))
@@ -100,7 +101,7 @@ def test_the_last_leaf_takes_its_root_along():
     known=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8),
     asked=st.lists(st.integers(0, 1), max_size=12),
 )
-def test_a_match_equals_the_longest_common_prefix(page_size, known, asked):
+def test_a_match_equals_the_longest_common_prefix(page_size: int, known: list[list[int]], asked: list[int]) -> None:
     """The tree finds as many pages as comparing with every known sequence does."""
     tree = PrefixTree(page_size=page_size)
     for tokens in known:

@@ -1,6 +1,8 @@
 """The radix tree against a dictionary from sequences of tokens to nodes, over random histories."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,12 +30,12 @@ from tests.stateful.cell_model import namespace
 class Model:
     """Which prefixes are cached, as tuples of tokens, each with how often it was put there and is still held."""
 
-    def __init__(self, page_size):
+    def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.tree = PrefixTree(page_size=page_size)
-        self.known = {}  # Every cached prefix of whole pages, and the node that it ends in.
+        self.known: dict[Any, Any] = {}
 
-    def insert(self, tokens):
+    def insert(self, tokens: list[int]) -> None:
         """Put a sequence into both, and cut nodes where it leaves them."""
         tree, packed = self.tree, pack_int32(tokens)
         page = tree.page_token_bytes
@@ -51,7 +53,7 @@ class Model:
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             self.known[tuple(tokens[:end])] = None
 
-    def remove(self, choice):
+    def remove(self, choice: int) -> None:
         """Take a leaf from both."""
         leaves = [node for node in self.tree.nodes.values() if node.parent and not node.children]
         leaf = leaves[choice % len(leaves)]
@@ -61,14 +63,14 @@ class Model:
             del self.known[tuple(path[:end])]
         remove_leaf(self.tree, leaf)
 
-    def expected_pages(self, tokens, most):
+    def expected_pages(self, tokens: list[int], most: int) -> int:
         """How many pages of ``tokens`` are cached, tried one after another."""
         pages, most = 0, min(most, len(tokens) // self.page_size)
         while pages < most and tuple(tokens[: (pages + 1) * self.page_size]) in self.known:
             pages += 1
         return pages
 
-    def check(self):
+    def check(self) -> None:
         """The nodes together hold what is known, each once and where it belongs."""
         held = 0
         for node in self.tree.nodes.values():
@@ -84,7 +86,7 @@ class Model:
         assert held == len(self.known)
 
 
-def sequence(chance, page_size):
+def sequence(chance: random.Random, page_size: int) -> list[int]:
     """One of few sequences, so that many share a beginning; pages differ in their last token only."""
     tokens = []
     for _ in range(chance.randrange(1, 7)):
@@ -92,11 +94,11 @@ def sequence(chance, page_size):
     return tokens
 
 
-def a_history(page_size, seed):
+def a_history(page_size: int, seed: int) -> Model:
     """Insert, remove and ask at random, and compare after every action."""
     chance = random.Random(seed)
     model = Model(page_size)
-    asked = {}
+    asked: dict[Any, Any] = {}
     for _ in range(120):
         tokens = sequence(chance, page_size)
         kind = chance.random()
@@ -121,13 +123,13 @@ def a_history(page_size, seed):
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_history_leaves_tree_and_model_equal(page_size, seed):
+def test_a_history_leaves_tree_and_model_equal(page_size: int, seed: int) -> None:
     """Whatever is put in, cut and removed, a match finds what comparing every prefix finds, first or again."""
     a_history(page_size, seed)
 
 
 @pytest.mark.parametrize("key", [lambda page: 5, lambda page: 3 + page[-4] % 2], ids=["one key", "two keys"])
-def test_pages_of_one_hash_are_told_apart(monkeypatch, key):
+def test_pages_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, key: Callable[..., int]) -> None:
     """A collision of hashes costs a comparison and never gives a wrong node, and removals keep others findable."""
     monkeypatch.setattr(prefix_tree, "_page_key", key)
 
@@ -135,7 +137,7 @@ def test_pages_of_one_hash_are_told_apart(monkeypatch, key):
         a_history(4, seed)
 
 
-def test_a_match_goes_on_where_the_last_one_ended():
+def test_a_match_goes_on_where_the_last_one_ended() -> None:
     """What was cached behind the end of the last match is found, and so is what was cut within it."""
     tree = PrefixTree(page_size=2)
     model = Model(2)
@@ -151,7 +153,7 @@ def test_a_match_goes_on_where_the_last_one_ended():
     assert [unpack_int32(found.tokens) for found, _ in path] == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_a_match_that_ended_at_its_cap_goes_on_within_its_node():
+def test_a_match_that_ended_at_its_cap_goes_on_within_its_node() -> None:
     """A sequence that has grown since matches more of the node in which its last match ended."""
     model = Model(2)
     model.insert([1, 2, 3, 4, 5, 6, 7, 8])
@@ -163,7 +165,7 @@ def test_a_match_that_ended_at_its_cap_goes_on_within_its_node():
     assert match_again(model.tree, namespace(), tokens, 4, 12345, 2) == [(node, 3)]
 
 
-def test_the_shared_empty_dictionary_refuses_changes():
+def test_the_shared_empty_dictionary_refuses_changes() -> None:
     """Nobody can write into what a million nodes share."""
     node = add_child(PrefixTree(page_size=1), root_of(PrefixTree(page_size=1), namespace()), pack_int32([1]))
 

@@ -15,19 +15,20 @@ from services.scheduler.policies.thermocline import ThermoclinePolicy
 from shared.ids import TOKEN_BYTES
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
-from tests.stateful.cell_model import namespace
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
-def path_of(cell, tokens):
+def path_of(cell: CellModel, tokens: list[int]) -> list[tuple[Node, int]]:
     """What the tree knows of a prompt."""
     return match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
 
 
-def test_a_share_is_a_moving_average():
+def test_a_share_is_a_moving_average() -> None:
     """The first read counts as it is, each further one by a quarter."""
     found = ChunkShares()
     found.note([A], bytes([255]))
@@ -38,7 +39,7 @@ def test_a_share_is_a_moving_average():
     assert found.total == pytest.approx(0.75)
 
 
-def test_the_chunk_read_longest_ago_is_forgotten_first(monkeypatch):
+def test_the_chunk_read_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read makes a chunk the latest."""
     monkeypatch.setattr(shares, "MOST_CHUNKS", 2)
     found = ChunkShares()
@@ -51,7 +52,7 @@ def test_the_chunk_read_longest_ago_is_forgotten_first(monkeypatch):
     assert found.total == pytest.approx(sum(known.average for known in found.by_name.values()))
 
 
-def test_importance_is_relative_to_other_chunks():
+def test_importance_is_relative_to_other_chunks() -> None:
     """Twice the share of another is a third more than the average of both."""
     found = ChunkShares()
     found.note([A, B], bytes([100, 50]))
@@ -61,7 +62,7 @@ def test_importance_is_relative_to_other_chunks():
     assert found.importance_of([A, B, C]) == pytest.approx(1.0)
 
 
-def test_what_is_not_known_counts_as_average():
+def test_what_is_not_known_counts_as_average() -> None:
     """Nodes that nobody read in part are neither favoured nor put back."""
     found = ChunkShares()
     assert found.importance_of([A]) == 1.0
@@ -70,7 +71,7 @@ def test_what_is_not_known_counts_as_average():
     assert found.importance_of([A]) == found.importance_of([]) == found.importance_of([B]) == 1.0
 
 
-def test_importance_has_bounds():
+def test_importance_has_bounds() -> None:
     """One number never outweighs all else that speaks for a node."""
     found = ChunkShares()
     names = [bytes([number]) * 16 for number in range(20)]
@@ -80,7 +81,7 @@ def test_importance_has_bounds():
     assert found.importance_of(names[:1]) == LEAST_IMPORTANCE
 
 
-def test_frequency_and_importance_are_multiplied_as_in_the_paper():
+def test_frequency_and_importance_are_multiplied_as_in_the_paper() -> None:
     """IMPRESS, Figure 14: 1.5 times the frequency and half the important keys lose to the other chunk."""
     found = ChunkShares()
     found.note([A, B], bytes([127, 255]))
@@ -88,7 +89,7 @@ def test_frequency_and_importance_are_multiplied_as_in_the_paper():
     assert 1.5 * found.importance_of([A]) < 1.0 * found.importance_of([B])
 
 
-def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell):
+def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell: MakeCell) -> None:
     """Chunks were read in part; then an exact request brings them to host memory and to the device."""
     cell = sparse_cell(make_cell, admission_frequency=99)
     put_in_parts(cell, prompt(4))
@@ -106,7 +107,7 @@ def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell):
     assert worth(cell.state, node) == hotness(cell.state, node) * node.importance
 
 
-def test_a_node_that_was_there_before_is_valued_anew(make_cell):
+def test_a_node_that_was_there_before_is_valued_anew(make_cell: MakeCell) -> None:
     """It is on one worker's device, and another worker reads its tokens in part."""
     cell = sparse_cell(make_cell, workers=2, neighbour_loads=False, max_running=1)
     answered(cell, prompt(4), max_tokens=1)
@@ -128,7 +129,7 @@ def test_a_node_that_was_there_before_is_valued_anew(make_cell):
     cell.drain()
 
 
-def test_the_default_policy_weighs_a_token_by_it():
+def test_the_default_policy_weighs_a_token_by_it() -> None:
     """What it costs to lose one is multiplied; nothing else changes."""
     policy = ThermoclinePolicy()
     plain = Node(id=1, parent=0, tokens=b"1234", host={"storage": b"1234"})
@@ -139,7 +140,7 @@ def test_the_default_policy_weighs_a_token_by_it():
     assert policy._cost(plain) == 1.5
 
 
-def test_a_cut_node_is_as_important_in_both_parts(make_cell):
+def test_a_cut_node_is_as_important_in_both_parts(make_cell: MakeCell) -> None:
     """Until its chunks are looked at anew."""
     cell = sparse_cell(make_cell, importance_caching=False)
     answered(cell, prompt(4), max_tokens=1)
@@ -151,7 +152,7 @@ def test_a_cut_node_is_as_important_in_both_parts(make_cell):
     assert [found.importance for found, _ in path_of(cell, prompt(4))] == [2.0, 2.0]
 
 
-def test_switched_off_nothing_is_learned_and_nothing_counts(make_cell):
+def test_switched_off_nothing_is_learned_and_nothing_counts(make_cell: MakeCell) -> None:
     """Neither shares nor warming; what counted for more or less before counts as ever."""
     cell = sparse_cell(make_cell)
     answered(cell, prompt(1, kind=3), max_tokens=1)
@@ -168,7 +169,7 @@ def test_switched_off_nothing_is_learned_and_nothing_counts(make_cell):
     assert "warmings_started" not in cell.state.counters
 
 
-def test_what_a_storage_knew_goes_with_it(make_cell):
+def test_what_a_storage_knew_goes_with_it(make_cell: MakeCell) -> None:
     """A new incarnation begins with nothing and is told by its lists what its disk holds."""
     cell = sparse_cell(make_cell)
     put_in_parts(cell, prompt(4))

@@ -1,17 +1,23 @@
 """Paths for which there was no room to save them: in line, bounded, and saved without being used again."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import check_invariants
 from services.scheduler.core.cache import unsaved
 from services.scheduler.core.cache.residency import drop_device
-from services.scheduler.core.step import Step
+from services.scheduler.core.state import Storage
+from services.scheduler.core.step import Output, Step
 from services.scheduler.core.tiers import saves
 from services.scheduler.core.tiers.saves import save_put_off
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.saving_hidden import worker_runs
 
 DOCUMENTS = [[number] * 200 for number in (3, 4, 5, 6)]
@@ -19,38 +25,38 @@ CHUNKS = 3  # Whole ones, of each document.
 
 
 @pytest.fixture
-def cell(make_cell, monkeypatch):
+def cell(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> CellModel:
     """Room for the saves of a single document at a time."""
     monkeypatch.setattr(saves, "SAVING_CHUNKS", CHUNKS)
     return make_cell(page_size=16, pages=128, host_pages=60, disk_chunks=50)
 
 
-def compute(cell, tokens, **request):
+def compute(cell: CellModel, tokens: list[int], **request: Any) -> None:
     """Let a prompt be computed and answered, without the storage carrying anything out."""
     cell.submit(tokens, max_tokens=1, **request)
     worker_runs(cell)
 
 
-def ordered(cell, orders):
+def ordered(cell: CellModel, orders: FindOrders) -> list[bytes]:
     """First tokens of every save ordered so far."""
     return [order.tokens[:4] for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
 
 
-def answer(cell, save_id, **fields):
+def answer(cell: CellModel, save_id: int, **fields: Any) -> list[Output]:
     """The storage answers a save."""
     incarnation = cell.storages["storage"].incarnation
     return cell.feed(ChunksSaved(storage_id="storage", incarnation=incarnation, save_id=save_id, **fields))
 
 
-def first_of(documents):
+def first_of(documents: Iterable[list[int]]) -> list[bytes]:
     return [pack_int32(tokens[:1]) for tokens in documents]
 
 
-def storage_of(cell):
+def storage_of(cell: CellModel) -> Storage:
     return cell.state.storages["storage"]
 
 
-def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell, orders):
+def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell: CellModel, orders: FindOrders) -> None:
     """One answer makes room for the next."""
     for document in DOCUMENTS:
         compute(cell, document)
@@ -65,7 +71,7 @@ def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell,
     assert "saves_refused_chunks" not in cell.state.counters
 
 
-def test_a_failed_save_does_not_hold_up_the_line(cell, orders):
+def test_a_failed_save_does_not_hold_up_the_line(cell: CellModel, orders: FindOrders) -> None:
     """Nothing else would ask for the others; each is tried once."""
     for document in DOCUMENTS[:3]:
         compute(cell, document)
@@ -76,7 +82,7 @@ def test_a_failed_save_does_not_hold_up_the_line(cell, orders):
     assert storage_of(cell).unsaved == {}
 
 
-def test_the_line_is_bounded(cell, orders, monkeypatch):
+def test_the_line_is_bounded(cell: CellModel, orders: FindOrders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes when it is full is saved at the next use at the earliest; the others keep their places."""
     monkeypatch.setattr(unsaved, "MOST_UNSAVED", 2)
     for document in DOCUMENTS:
@@ -87,7 +93,7 @@ def test_the_line_is_bounded(cell, orders, monkeypatch):
     assert cell.state.counters["saves_refused_chunks"] == 2 * CHUNKS  # Offered when computed, and at the end.
 
 
-def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell, orders):
+def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellModel, orders: FindOrders) -> None:
     """A question may be gone before there is room; the document that it was about is saved all the same."""
     compute(cell, DOCUMENTS[0])
     compute(cell, [*DOCUMENTS[1], *range(100, 140)])
@@ -104,7 +110,7 @@ def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell, orders):
     assert len(storage_of(cell).chunks) == 2 * CHUNKS
 
 
-def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell):
+def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell: CellModel) -> None:
     """What it will have below is not known."""
     for document in DOCUMENTS:
         compute(cell, document)
@@ -115,7 +121,7 @@ def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell):
     assert storage.unsaved == {}
 
 
-def test_a_storage_that_comes_back_is_given_what_devices_hold(cell, orders):
+def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel, orders: FindOrders) -> None:
     """What was computed while it was away is on its disk without being used again."""
     cell.lose_storage("storage")
     for document in DOCUMENTS:
@@ -129,7 +135,7 @@ def test_a_storage_that_comes_back_is_given_what_devices_hold(cell, orders):
 
 
 @pytest.mark.parametrize("setting", ["selective", "on_evict", "off"])
-def test_it_is_not_where_saves_have_other_reasons(cell, orders, setting):
+def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, orders: FindOrders, setting: Any) -> None:
     """Such as reuse, or leaving host memory."""
     cell.state.config = type(cell.state.config)(disk_writes=setting)
     cell.lose_storage("storage")
@@ -140,7 +146,7 @@ def test_it_is_not_where_saves_have_other_reasons(cell, orders, setting):
     assert ordered(cell, orders) == []
 
 
-def test_when_saves_are_switched_off_the_line_is_given_up(cell, orders):
+def test_when_saves_are_switched_off_the_line_is_given_up(cell: CellModel, orders: FindOrders) -> None:
     """The setting is the operator's."""
     for document in DOCUMENTS:
         compute(cell, document)
@@ -151,7 +157,7 @@ def test_when_saves_are_switched_off_the_line_is_given_up(cell, orders):
     assert len(ordered(cell, orders)) == 1
 
 
-def test_an_answer_starts_no_more_than_a_step_can_bear(cell, monkeypatch):
+def test_an_answer_starts_no_more_than_a_step_can_bear(cell: CellModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths that turn out to be saved already cost their identities all the same."""
     monkeypatch.setattr(saves, "PUT_OFF_A_TURN", 2)
     for document in DOCUMENTS:
@@ -166,7 +172,7 @@ def test_an_answer_starts_no_more_than_a_step_can_bear(cell, monkeypatch):
     assert len(storage.unsaved) == 1
 
 
-def test_the_checker_finds_a_path_that_is_gone(cell):
+def test_the_checker_finds_a_path_that_is_gone(cell: CellModel) -> None:
     """Its node would be looked for in vain."""
     storage_of(cell).unsaved[999_999] = 0
 

@@ -1,6 +1,7 @@
 """What the core remembers of admissions: where a prompt came from, why the rest was computed, what it waited for."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from services.scheduler.core.explain.recollection import (
 )
 from shared.messages.cell_events import FlushCache, WorkerLost
 from shared.messages.explanations import Admission, GetAdmissions, PromptSpan, Wait
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE
 from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell
 
@@ -22,23 +25,23 @@ DOCUMENT = list(range(100, 140))
 """Ten pages of four tokens."""
 
 
-def explained(cell, request_id):
+def explained(cell: CellModel, request_id: str) -> Admission:
     """The last attempt of a request, as the core tells it."""
     return find_admissions(cell.state, GetAdmissions(request_ids=(request_id,))).admissions[-1]
 
 
-def spans(cell, request_id):
+def spans(cell: CellModel, request_id: str) -> list[tuple[int, int, str, str]]:
     return [(span.start, span.end, span.source, span.reason) for span in explained(cell, request_id).prompt]
 
 
-def asked(cell, tokens, **options):
+def asked(cell: CellModel, tokens: list[int], **options: Any) -> list[tuple[int, int, str, str]]:
     """A request is served; what was made of its prompt."""
     name = cell.submit(tokens, **{"max_tokens": 1} | options)
     cell.drain()
     return spans(cell, name)
 
 
-def test_a_new_prompt_was_never_stored(make_cell):
+def test_a_new_prompt_was_never_stored(make_cell: MakeCell) -> None:
     """Its last token, which ends a page, is computed in any case."""
     cell = make_cell()
 
@@ -48,7 +51,7 @@ def test_a_new_prompt_was_never_stored(make_cell):
 
 
 @pytest.mark.parametrize("hints", [{"read": False}, {"prompt_logprobs": 1}])
-def test_who_reads_no_cache_opted_out(make_cell, hints):
+def test_who_reads_no_cache_opted_out(make_cell: MakeCell, hints: dict[str, int]) -> None:
     """All of it, the end included."""
     cell = make_cell()
     asked(cell, DOCUMENT)
@@ -56,7 +59,7 @@ def test_who_reads_no_cache_opted_out(make_cell, hints):
     assert asked(cell, DOCUMENT, **hints) == [(0, 40, "computed", "opted_out")]
 
 
-def test_another_namespace_is_told_apart_from_nothing(make_cell):
+def test_another_namespace_is_told_apart_from_nothing(make_cell: MakeCell) -> None:
     """The newest namespaces are looked into."""
     cell = make_cell()
     asked(cell, DOCUMENT, salt="a")
@@ -64,7 +67,7 @@ def test_another_namespace_is_told_apart_from_nothing(make_cell):
     assert asked(cell, DOCUMENT, salt="b")[0] == (0, 36, "computed", "other_salt")
 
 
-def test_what_was_evicted_is_told_as_far_as_it_was_the_same(make_cell):
+def test_what_was_evicted_is_told_as_far_as_it_was_the_same(make_cell: MakeCell) -> None:
     """By the very tokens: behind where they differ, nothing was stored. With tier, policy and time."""
     cell = make_cell(pages=16)
     asked(cell, DOCUMENT)
@@ -81,7 +84,7 @@ def test_what_was_evicted_is_told_as_far_as_it_was_the_same(make_cell):
     assert gone_ns <= span.at_ns <= cell.time_ns
 
 
-def test_what_left_in_parts_is_told_in_parts(make_cell):
+def test_what_left_in_parts_is_told_in_parts(make_cell: MakeCell) -> None:
     """The end of a document goes before its beginning, and each part says when."""
     cell = make_cell(pages=16)
     asked(cell, DOCUMENT)
@@ -95,7 +98,7 @@ def test_what_left_in_parts_is_told_in_parts(make_cell):
     assert found[-2][1] == 36
 
 
-def test_what_host_memory_refused_was_not_admitted(make_cell):
+def test_what_host_memory_refused_was_not_admitted(make_cell: MakeCell) -> None:
     """Selective admission asks for a frequency that one use does not have."""
     cell = make_cell(pages=16, host_pages=64, admission="selective", admission_frequency=4)
     asked(cell, DOCUMENT)
@@ -104,7 +107,7 @@ def test_what_host_memory_refused_was_not_admitted(make_cell):
     assert asked(cell, DOCUMENT)[0][2:] == ("computed", "not_admitted")
 
 
-def test_a_copy_in_host_memory_is_a_source_and_an_eviction_from_there_a_reason(make_cell):
+def test_a_copy_in_host_memory_is_a_source_and_an_eviction_from_there_a_reason(make_cell: MakeCell) -> None:
     """Where it was last."""
     cell = make_cell(pages=16, host_pages=16)
     asked(cell, DOCUMENT)
@@ -120,7 +123,7 @@ def test_a_copy_in_host_memory_is_a_source_and_an_eviction_from_there_a_reason(m
     assert explained(cell, name).prompt[0].tier == "host"
 
 
-def test_a_flush_is_no_policys_decision(make_cell):
+def test_a_flush_is_no_policys_decision(make_cell: MakeCell) -> None:
     """It is told as an order."""
     cell = make_cell()
     asked(cell, DOCUMENT)
@@ -130,7 +133,7 @@ def test_a_flush_is_no_policys_decision(make_cell):
     assert explained(cell, name).prompt[0].departure == "flushed"
 
 
-def test_a_lost_worker_takes_its_cache_along(make_cell):
+def test_a_lost_worker_takes_its_cache_along(make_cell: MakeCell) -> None:
     """And a device that the worker of a request does not reach is told as such."""
     cell = make_cell(workers=2, neighbour_loads=False)
     name = cell.submit(DOCUMENT, max_tokens=1)
@@ -146,7 +149,7 @@ def test_a_lost_worker_takes_its_cache_along(make_cell):
     assert explained(cell, again).prompt[0].departure == "lost"
 
 
-def test_waits_are_told_with_their_times(make_cell):
+def test_waits_are_told_with_their_times(make_cell: MakeCell) -> None:
     """A request that waited for another was deferred from its look on until the other had computed."""
     cell = make_cell(page_size=64, pages=2048, lease_tokens=64, max_batch_tokens=8192)
     document = [position % 10 for position in range(2048)]
@@ -161,10 +164,11 @@ def test_waits_are_told_with_their_times(make_cell):
     assert admission.accepted_ns <= wait.start_ns < wait.end_ns <= admission.admitted_ns
     assert spans(cell, "second") == [(0, 2048, "device", ""), (2048, 2060, "computed", "partial_chunk")]
     assert explained(cell, "first").waits == ()
+    assert cell.state.recollection is not None
     assert cell.state.recollection.waits == {}
 
 
-def test_past_its_deadline_a_deferred_request_says_so(make_cell):
+def test_past_its_deadline_a_deferred_request_says_so(make_cell: MakeCell) -> None:
     """It computes what the other was about to bring."""
     cell = make_cell(page_size=64, pages=2048, lease_tokens=64, max_batch_tokens=8192, defer_deadline_ms=500)
     document = [position % 10 for position in range(2048)]
@@ -176,7 +180,7 @@ def test_past_its_deadline_a_deferred_request_says_so(make_cell):
     assert spans(cell, "second")[0] == (0, 2048, "computed", "deadline")
 
 
-def test_what_is_read_in_part_is_sparse_and_what_stands_on_it_is_never_cached(make_cell):
+def test_what_is_read_in_part_is_sparse_and_what_stands_on_it_is_never_cached(make_cell: MakeCell) -> None:
     """An exact request behind it is told why it found only the prefix."""
     cell = sparse_cell(make_cell)
     document = list(range(1000, 1000 + 8 * PAGE))
@@ -194,7 +198,7 @@ def test_what_is_read_in_part_is_sparse_and_what_stands_on_it_is_never_cached(ma
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_spans_cover_the_prompt_and_agree_with_usage(make_cell, seed):
+def test_spans_cover_the_prompt_and_agree_with_usage(make_cell: MakeCell, seed: int) -> None:
     """Whatever happens in small pools: in order, without a gap, and with the counts that the worker is told."""
     rng = random.Random(seed)
     cell = make_cell(pages=40, host_pages=24, workers=2, admission=rng.choice(["all", "selective"]), defer_tokens=8)
@@ -204,13 +208,14 @@ def test_spans_cover_the_prompt_and_agree_with_usage(make_cell, seed):
         if rng.random() < 0.4:
             cell.round()
         for order in cell.admitted[-3:]:
+            assert cell.state.recollection is not None
             if order.request_id not in cell.state.recollection.admissions:
                 continue
             admission = explained(cell, order.request_id)
             if admission.attempt != order.attempt:
                 continue
             end = 0
-            found = {}
+            found: dict[Any, Any] = {}
             for span in admission.prompt:
                 assert span.start == end < span.end
                 assert (span.source == "computed") == bool(span.reason)
@@ -224,7 +229,7 @@ def test_spans_cover_the_prompt_and_agree_with_usage(make_cell, seed):
     cell.check_answers()
 
 
-def test_a_snapshot_holds_nothing_of_it(make_cell):
+def test_a_snapshot_holds_nothing_of_it(make_cell: MakeCell) -> None:
     """Behind one the core says of what was used before that it does not know how it left."""
     cell = make_cell(pages=16, host_pages=0)
     asked(cell, DOCUMENT)
@@ -238,7 +243,7 @@ def test_a_snapshot_holds_nothing_of_it(make_cell):
     assert asked(cell, [77] * 40)[0][2:] == ("computed", "never_stored")
 
 
-def test_restored_tokens_are_no_longer_computed():
+def test_restored_tokens_are_no_longer_computed() -> None:
     """Chunk after chunk, and only those."""
     before = (
         PromptSpan(start=0, end=8, source="device"),
@@ -253,7 +258,7 @@ def test_restored_tokens_are_no_longer_computed():
     ]  # fmt: skip
 
 
-def test_what_is_remembered_is_bounded():
+def test_what_is_remembered_is_bounded() -> None:
     """By number and by bytes of tokens, the oldest first; then it is no longer all."""
     memory = Recollection()
     for number in range(MOST_DEPARTED + 5):

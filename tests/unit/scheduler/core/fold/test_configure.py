@@ -1,12 +1,17 @@
 """CellConfigured."""
 
+from typing import Any
+
 import pytest
+from msgspec import structs
 
 from services.scheduler.core.queue.schedules import SCHEDULES
+from services.scheduler.policies.hotprefix import HotPrefixPolicy
 from shared.messages.cell_events import CellConfig, CellConfigured
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
-def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell):
+def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell: MakeCell) -> None:
     """It is counted, and the other settings apply."""
     cell = make_cell(policy="sieve")
     cell.feed(CellConfigured(config=CellConfig(policy="crystal-ball", max_running=3)))
@@ -16,7 +21,7 @@ def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell):
     assert cell.state.config.max_running == 3
 
 
-def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell, monkeypatch):
+def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted, and the other settings apply."""
     cell = make_cell(schedule="fcfs")
     monkeypatch.delitem(SCHEDULES, "lpm")
@@ -27,7 +32,7 @@ def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell, monkeypatch)
     assert cell.state.config.max_running == 3
 
 
-def test_zeros_cannot_stall_the_cell(make_cell):
+def test_zeros_cannot_stall_the_cell(make_cell: MakeCell) -> None:
     """Settings of which none would mean that nothing ever runs are at least 1."""
     cell = make_cell()
     cell.feed(
@@ -42,24 +47,24 @@ def test_zeros_cannot_stall_the_cell(make_cell):
 
 
 @pytest.mark.parametrize("name", ["eviction_expression", "hotness_expression"])
-def test_a_bad_expression_leaves_the_old_one_in_force(make_cell, name):
+def test_a_bad_expression_leaves_the_old_one_in_force(make_cell: MakeCell, name: str) -> None:
     """It is counted, and the other settings apply."""
     cell = make_cell(**{name: "frequency"})
-    cell.feed(CellConfigured(config=CellConfig(**{name: "frequency ** 2"}, max_running=3)))
+    cell.feed(CellConfigured(config=structs.replace(CellConfig(max_running=3), **{name: "frequency ** 2"})))
 
     assert getattr(cell.state.config, name) == "frequency"
     assert cell.state.counters["bad_expressions"] == 1
     assert cell.state.config.max_running == 3
 
 
-def test_a_bad_first_expression_leaves_the_default(make_cell):
+def test_a_bad_first_expression_leaves_the_default(make_cell: MakeCell) -> None:
     """There is always one in force that means something."""
     cell = make_cell(eviction_expression="")
 
     assert cell.state.config.eviction_expression == CellConfig().eviction_expression
 
 
-def test_a_new_eviction_expression_takes_effect_at_once(make_cell):
+def test_a_new_eviction_expression_takes_effect_at_once(make_cell: MakeCell) -> None:
     """Pools whose policy is made from it start anew; a change that a policy is not made from does not disturb it."""
     cell = make_cell(policy="hotprefix", pages=16)
     cell.submit([1, 2, 3, 4, 5])
@@ -71,6 +76,7 @@ def test_a_new_eviction_expression_takes_effect_at_once(make_cell):
 
     cell.feed(CellConfigured(config=CellConfig(policy="hotprefix", eviction_expression="clock")))
     (after,) = cell.state.orders.values()
+    assert isinstance(after, HotPrefixPolicy)
     assert after.expression == "clock"
 
 
@@ -82,7 +88,9 @@ def test_a_new_eviction_expression_takes_effect_at_once(make_cell):
         ({"fingerprint_bits": 12, "clock_bits": 9, "frequency_bits": 17, "depth_bits": 3}, (12, 9, 17, 3)),
     ],
 )
-def test_widths_stay_within_what_the_filter_can_hold(make_cell, given, kept):
+def test_widths_stay_within_what_the_filter_can_hold(
+    make_cell: MakeCell, given: dict[str, Any], kept: tuple[int, int, int, int]
+) -> None:
     """And the filter has them from then on, with a request under way and after it."""
     cell = make_cell()
     cell.submit([1, 2, 3, 4, 5])
@@ -93,7 +101,7 @@ def test_widths_stay_within_what_the_filter_can_hold(make_cell, given, kept):
     assert (hotness.fingerprint_bits, hotness.clock_bits, hotness.frequency_bits, hotness.depth_bits) == kept
 
 
-def test_senseless_numbers_become_the_nearest_that_work(make_cell):
+def test_senseless_numbers_become_the_nearest_that_work(make_cell: MakeCell) -> None:
     """Whatever an operator sends, requests run to their end."""
     cell = make_cell()
     cell.feed(
@@ -123,7 +131,7 @@ def test_senseless_numbers_become_the_nearest_that_work(make_cell):
     assert (config.load_compute_ratio, config.reserve_fraction) == (0.0, 0.0)
 
 
-def test_a_bad_form_of_state_leaves_the_old_one(make_cell):
+def test_a_bad_form_of_state_leaves_the_old_one(make_cell: MakeCell) -> None:
     """It is counted; a good one is taken."""
     cell = make_cell(state_form="1/0/0")
     cell.feed(CellConfigured(config=CellConfig(state_form="half/half")))

@@ -1,15 +1,21 @@
 """The checker finds what it is for."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import check_invariants
+from services.scheduler.core.state import CellState
 from services.scheduler.core.waiting.transient import add_span
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell with something cached in both tiers and something running."""
     cell = make_cell(pages=24, host_pages=60)
     for number in range(3):
@@ -20,65 +26,66 @@ def cell(make_cell):
     return cell
 
 
-def leak_page(state):
+def leak_page(state: CellState) -> None:
     state.workers["worker-0"].pool.free -= 1
 
 
-def forget_lock(state):
+def forget_lock(state: CellState) -> None:
     next(node for node in state.tree.nodes.values() if node.locks).locks = {}
 
 
-def share_page(state):
+def share_page(state: CellState) -> None:
     nodes = [node for node in state.tree.nodes.values() if "worker-0" in node.device]
     nodes[0].device["worker-0"] = pack_int32(
         [nodes[-1].device["worker-0"][0]] * (len(nodes[0].device["worker-0"]) // 4)
     )
 
 
-def orphan_node(state):
+def orphan_node(state: Any) -> None:
     next(node for node in state.tree.nodes.values() if node.parent).parent = 999
 
 
-def miscount_cached(state):
+def miscount_cached(state: CellState) -> None:
+    assert state.storages["storage"].pool is not None
     state.storages["storage"].pool.cached += 1
 
 
-def lose_request(state):
+def lose_request(state: CellState) -> None:
     state.workers["worker-0"].running.remove("a")
 
 
-def strand_node(state):
+def strand_node(state: CellState) -> None:
     node = next(node for node in state.tree.nodes.values() if node.parent and not node.device)
     node.host = {}
 
 
-def invent_timer(state):
+def invent_timer(state: CellState) -> None:
     state.tree.roots["00" * 16] = 1
 
 
-def forget_tenant(state):
+def forget_tenant(state: CellState) -> None:
     state.tenants["nobody"] = 1
 
 
-def lose_place_in_line(state):
+def lose_place_in_line(state: CellState) -> None:
     state.workers["worker-0"].queue.size += 1
 
 
-def miscount_unplanned(state):
+def miscount_unplanned(state: CellState) -> None:
     state.workers["worker-0"].unplanned += 1
 
 
-def leave_a_mark(state):
+def leave_a_mark(state: CellState) -> None:
     state.requests["a"].place.marks = add_span(
         state.transient, 4, "worker-0", "a", state.requests["a"].submit.namespace, state.requests["a"].tokens
     )
 
 
-def wait_for_nothing(state):
+def wait_for_nothing(state: CellState) -> None:
     state.waiters["a"] = {}
 
 
-def wait_without_deadline(state):
+def wait_without_deadline(state: CellState) -> None:
     state.requests["a"].patience.timer = "deferral.1.1"
 
 
@@ -100,7 +107,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_found(cell, fault):
+def test_a_fault_is_found(cell: CellModel, fault: Callable[..., None]) -> None:
     """A state that contradicts itself does not pass."""
     check_invariants(cell.state)
 

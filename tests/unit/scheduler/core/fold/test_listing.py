@@ -3,11 +3,12 @@
 from services.scheduler.core import list_cache
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.status import ListCache
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import prompt
 from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
-def test_chunks_are_listed_by_form(make_cell):
+def test_chunks_are_listed_by_form(make_cell: MakeCell) -> None:
     """Those that end in a node, by the storage that has their KV or their state."""
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)

@@ -2,22 +2,28 @@
 
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from services.scheduler.core import decode_state, encode_state, new_state, step
+from services.scheduler.core import Stamped, decode_state, encode_state, new_state, step
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
 from services.scheduler.core.cache.eviction import POLICIES, Policy
+from services.scheduler.core.cache.eviction.policy import Moment
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.queue.schedules import SCHEDULES
+from services.scheduler.core.state import CellState
 from shared import codec
 from shared.errors import CodecError
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 @pytest.fixture(scope="module")
-def busy_log():
+def busy_log() -> list[Stamped]:
     """The inputs of a cell under pressure, with losses on the way."""
     chance = random.Random(7)
     config = CellConfig(max_batch_tokens=24, lease_tokens=4, reserve_fraction=0.1, max_running=4)
@@ -42,13 +48,13 @@ def busy_log():
     return cell.log
 
 
-def fold(state, log):
+def fold(state: CellState, log: list[Stamped]) -> list[bytes | str]:
     """Outputs as bytes."""
     outputs = [output for stamped in log for output in step(state, stamped)]
-    return [codec.encode(output) if hasattr(output, "__struct_fields__") else repr(output) for output in outputs]
+    return [codec.encode(output) if isinstance(output, msgspec.Struct) else repr(output) for output in outputs]
 
 
-def test_a_fold_that_goes_on_from_a_snapshot_says_the_same(busy_log):
+def test_a_fold_that_goes_on_from_a_snapshot_says_the_same(busy_log: list[Stamped]) -> None:
     """At any cut, outputs and final state are equal to the byte."""
     whole = new_state()
     fold(whole, busy_log)
@@ -63,7 +69,7 @@ def test_a_fold_that_goes_on_from_a_snapshot_says_the_same(busy_log):
         assert encode_state(restored) == end
 
 
-def test_restoring_at_every_step_changes_nothing(busy_log):
+def test_restoring_at_every_step_changes_nothing(busy_log: list[Stamped]) -> None:
     """Nothing that a snapshot leaves out influences a decision."""
     plain, restored = new_state(), new_state()
     for stamped in busy_log[:600]:
@@ -73,7 +79,7 @@ def test_restoring_at_every_step_changes_nothing(busy_log):
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x82\xa7version\x63\xa5state\x80"])
-def test_what_is_no_snapshot_is_refused(data):
+def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     """Bytes of another kind or version are a CodecError."""
     with pytest.raises(CodecError):
         decode_state(data)
@@ -87,29 +93,29 @@ class NewestPolicy(Policy):
 
     stack: list[int] = []
 
-    def add(self, node, moment):
+    def add(self, node: Node, moment: Moment) -> None:
         self.stack.append(node.id)
 
-    def remove(self, node, moment):
+    def remove(self, node: Node, moment: Moment) -> None:
         self.stack.remove(node.id)
 
-    def split(self, upper, lower):
+    def split(self, upper: Any, lower: Any) -> None:
         self.stack.insert(self.stack.index(lower.id), upper.id)
 
-    def victim(self, evictable, moment):
+    def victim(self, evictable: Callable[..., Any], moment: Moment) -> Node | None:
         return next(filter(None, map(evictable, reversed(self.stack))), None)
 
-    def encode(self):
+    def encode(self) -> bytes:
         return f"{self.capacity}:{self.stack}".encode()
 
     @classmethod
-    def decode(cls, data):
+    def decode(cls, data: bytes) -> "NewestPolicy":
         capacity, _, stack = data.decode().partition(":")
         return cls(int(capacity), json.loads(stack))
 
 
 @pytest.fixture
-def newest(monkeypatch, make_cell):
+def newest(monkeypatch: pytest.MonkeyPatch, make_cell: MakeCell) -> CellState:
     """The state of a cell that evicts by a policy from outside."""
     monkeypatch.setitem(POLICIES, "newest", NewestPolicy)
     cell = make_cell(policy="newest", pages=12, host_pages=8)
@@ -120,18 +126,19 @@ def newest(monkeypatch, make_cell):
     return cell.state
 
 
-def test_a_policy_writes_its_own_state(newest):
+def test_a_policy_writes_its_own_state(newest: CellState) -> None:
     """Its bytes are in the snapshot beside its name and their version, and the policy reads them."""
     data = encode_state(newest)
 
     order = newest.orders["device/worker-0"]
+    assert isinstance(order, NewestPolicy)
     assert order.stack
     assert msgspec.msgpack.decode(data)["orders"]["device/worker-0"] == ["newest", 3, order.encode()]
     assert decode_state(data).orders == newest.orders
     assert encode_state(decode_state(data)) == data
 
 
-def test_a_policy_that_is_not_registered_is_named(newest, monkeypatch):
+def test_a_policy_that_is_not_registered_is_named(newest: CellState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it has written something or is only to be used by the pools to come."""
     whole = encode_state(newest)
     newest.orders.clear()
@@ -143,7 +150,7 @@ def test_a_policy_that_is_not_registered_is_named(newest, monkeypatch):
             decode_state(data)
 
 
-def test_a_schedule_that_is_not_registered_is_named(newest, monkeypatch):
+def test_a_schedule_that_is_not_registered_is_named(newest: CellState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold without it would end at its first batch."""
     data = encode_state(newest)
     monkeypatch.delitem(SCHEDULES, "balanced")
@@ -152,7 +159,7 @@ def test_a_schedule_that_is_not_registered_is_named(newest, monkeypatch):
         decode_state(data)
 
 
-def test_a_policys_state_of_another_version_is_refused(newest, monkeypatch):
+def test_a_policys_state_of_another_version_is_refused(newest: CellState, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which it is, and which is read."""
     data = encode_state(newest)
     monkeypatch.setattr(NewestPolicy, "state_version", 4)
@@ -161,7 +168,7 @@ def test_a_policys_state_of_another_version_is_refused(newest, monkeypatch):
         decode_state(data)
 
 
-def test_a_decoded_tree_shares_what_a_grown_one_shares(busy_log):
+def test_a_decoded_tree_shares_what_a_grown_one_shares(busy_log: list[Stamped]) -> None:
     """Empty dictionaries, ids and ranks take no memory of their own after a snapshot either."""
     state = new_state()
     state.tree.next_id = 1000  # The interpreter shares small numbers by itself.

@@ -6,17 +6,18 @@ from services.scheduler.core import status
 from services.scheduler.core.fold import status as usage
 from shared.messages.requests import CacheQuota
 from shared.messages.status import OwnerBytes, TenantLoad
-from tests.stateful.cell_model import geometry
+from tests.stateful.cell_model import CellModel, geometry
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 PAGE_BYTES = geometry(4).page_bytes
 
 
-def rows(cell):
+def rows(cell: CellModel) -> dict[str, OwnerBytes]:
     """Bytes by owner."""
     return {row.owner: row for row in status(cell.state, "me").owner_bytes}
 
 
-def test_requests_are_counted_by_tenant(make_cell):
+def test_requests_are_counted_by_tenant(make_cell: MakeCell) -> None:
     """Those at a worker, and those that wait; who has none is not there."""
     cell = make_cell(max_running=2)
     cell.submit([1] * 8, tenant="a", max_tokens=20, ignore_eos=True)
@@ -35,7 +36,7 @@ def test_requests_are_counted_by_tenant(make_cell):
     assert status(cell.state, "me").tenant_loads == ()
 
 
-def test_bytes_add_up_to_what_is_cached(make_cell):
+def test_bytes_add_up_to_what_is_cached(make_cell: MakeCell) -> None:
     """Of owners, and of nobody, on each tier."""
     cell = make_cell(pages=64, host_pages=60, host_writes="through")
     for kind, salt, owner in ((1, "a", "a"), (2, "b", "b"), (3, "b", "b"), (4, "", None)):
@@ -54,7 +55,7 @@ def test_bytes_add_up_to_what_is_cached(make_cell):
     assert sum(pool.cached for pool in pools) * PAGE_BYTES == sum(row.device + row.host for row in found.values())
 
 
-def test_an_empty_cell_tells_of_nobody(make_cell):
+def test_an_empty_cell_tells_of_nobody(make_cell: MakeCell) -> None:
     """Before a worker has said what a page is."""
     cell = make_cell(workers=0)
 
@@ -62,7 +63,9 @@ def test_an_empty_cell_tells_of_nobody(make_cell):
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_no_more_are_told_apart_than_a_message_may_hold(make_cell, monkeypatch, most):
+def test_no_more_are_told_apart_than_a_message_may_hold(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     """Those with most have rows of their own, and all others one together."""
     monkeypatch.setattr(usage, "OWNERS_TOLD", most)
     cell = make_cell(pages=64)

@@ -1,10 +1,17 @@
 """Fetches of state: whose pages they fill, how they end, and that every page comes back once."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from services.scheduler.core.step import Output
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.present import present
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     bring,
@@ -19,10 +26,10 @@ EACH = CHUNK // PAGE
 
 
 @pytest.fixture
-def fetching(make_restoring_cell):
+def fetching(make_restoring_cell: MakeCell) -> Callable[..., tuple[CellModel, str]]:
     """A cell in which a request waits for three chunks of its state, ``chunks`` of which have arrived."""
 
-    def make(chunks=0, **settings):
+    def make(chunks: int = 0, **settings: Any) -> tuple[CellModel, str]:
         cell = make_restoring_cell(**settings)
         put_state(cell, prompt(3))
         name = cell.submit(prompt(3))
@@ -32,14 +39,16 @@ def fetching(make_restoring_cell):
     return make
 
 
-def say(cell, **fields):
+def say(cell: CellModel, **fields: Any) -> list[Output]:
     """A ChunksFetched of the only fetch of state there is."""
     (fetch_id,) = cell.state.hidden_fetches
-    who = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
+    who: dict[str, Any] = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
     return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
 
 
-def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(fetching, orders):
+def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(
+    fetching: Callable[..., tuple[CellModel, str]], orders: FindOrders
+) -> None:
     """Until then the storage may write to them."""
     cell, name = fetching()
 
@@ -52,7 +61,9 @@ def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(fetch
     assert cell.state.counters["state_fetches_cancelled"] == 1
 
 
-def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(fetching):
+def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(
+    fetching: Callable[..., tuple[CellModel, str]],
+) -> None:
     """Nothing writes to those pages any more, and nobody reads them."""
     cell, name = fetching(1)
 
@@ -63,7 +74,9 @@ def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(fetching):
     assert cell.state.hidden_fetches == {}
 
 
-def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
+def test_past_its_deadline_a_fetch_leaves_what_has_arrived(
+    fetching: Callable[..., tuple[CellModel, str]], orders: FindOrders
+) -> None:
     """One chunk is restored, the others are computed; their pages wait for the storage, which is asked for no more."""
     cell, name = fetching(1)
     (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
@@ -71,6 +84,7 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
     cell.fire(timer)
 
     request, storage = cell.state.requests[name], cell.state.storages["storage"]
+    assert request.hidden.run is not None
     assert (request.hidden.run.end, request.hidden.run.fetch, request.hidden.refusals) == (CHUNK, 0, 1)
     assert storage.late_fetches == 1
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
@@ -82,7 +96,7 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching, orders):
     assert (storage.late_fetches, hidden_pool(cell).leased) == (0, 0)
 
 
-def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
+def test_past_its_deadline_a_request_that_has_nothing_computes(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """It does not wait for the storage's answer."""
     cell, name = fetching()
     (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
@@ -95,7 +109,7 @@ def test_past_its_deadline_a_request_that_has_nothing_computes(fetching):
     assert restores(cell) == []
 
 
-def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_cell):
+def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_cell: MakeCell) -> None:
     """State that is gone leaves the catalogue; the other form of the same chunks is asked for next."""
     cell = make_restoring_cell()
     names = put_state(cell, prompt(3))
@@ -113,14 +127,14 @@ def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_c
     cell.check_answers()
 
 
-def test_a_fetch_that_ends_early_leaves_a_part(fetching):
+def test_a_fetch_that_ends_early_leaves_a_part(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """The second chunk cannot be read: the first is restored, the pages of the others are free."""
     cell, name = fetching(1)
 
     say(cell, chunks=1, is_over=True, error="made to fail")
 
     assert hidden_pool(cell).leased == EACH
-    assert cell.state.requests[name].hidden.run.end == CHUNK
+    assert present(cell.state.requests[name].hidden.run).end == CHUNK
     cell.workers["worker-0"].step()
     cell.storages["storage"].fetches.clear()
     cell.drain()
@@ -129,7 +143,7 @@ def test_a_fetch_that_ends_early_leaves_a_part(fetching):
     assert cell.state.counters["state_fetches_failed"] == 1
 
 
-def test_a_lost_storage_takes_its_runs_along(fetching):
+def test_a_lost_storage_takes_its_runs_along(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """Who waited computes, who is admitted goes on computing where restoring has come to."""
     cell, name = fetching(1)
     worker_goes_on(cell)
@@ -145,7 +159,7 @@ def test_a_lost_storage_takes_its_runs_along(fetching):
     assert cell.workers["worker-0"].restored_tokens == CHUNK
 
 
-def test_a_lost_storage_frees_who_waits_for_it(fetching):
+def test_a_lost_storage_frees_who_waits_for_it(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """No part of the state has come; the request is admitted in the same step."""
     cell, name = fetching()
 
@@ -156,7 +170,7 @@ def test_a_lost_storage_frees_who_waits_for_it(fetching):
     cell.check_answers()
 
 
-def test_a_lost_worker_gives_the_run_up(fetching):
+def test_a_lost_worker_gives_the_run_up(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """Its request begins anew elsewhere, and the pages come back when the fetch is over."""
     cell, name = fetching(1)
     assert cell.admitted
@@ -170,7 +184,7 @@ def test_a_lost_worker_gives_the_run_up(fetching):
     assert hidden_pool(cell).leased == 0
 
 
-def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching):
+def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """State that is to be forgotten is not restored from, unless it had arrived for who was admitted."""
     cell, name = fetching()
 
@@ -182,7 +196,7 @@ def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching):
     cell.check_answers()
 
 
-def test_a_flush_of_another_namespace_changes_nothing(fetching):
+def test_a_flush_of_another_namespace_changes_nothing(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """Only what it names is forgotten."""
     cell, name = fetching()
 
@@ -193,12 +207,15 @@ def test_a_flush_of_another_namespace_changes_nothing(fetching):
     cell.check_answers()
 
 
-def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_restoring_cell, orders):
+def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """Of six chunks two are ordered, and the others as the worker has restored those before: none is computed."""
     cell = make_restoring_cell(state_pages=4 * EACH)
     put_state(cell, prompt(6))
     name = cell.submit(prompt(6))
     run = cell.state.requests[name].hidden.run
+    assert run is not None
     assert (run.end, run.goal) == (2 * CHUNK, 6 * CHUNK)
 
     cell.drain()
@@ -209,7 +226,7 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_
     assert hidden_pool(cell).leased == 0
 
 
-def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cell):
+def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cell: MakeCell) -> None:
     """The pool has room for two requests' state at a time; the third gets its own as the first gives pages back."""
     cell = make_restoring_cell(state_pages=4 * EACH, max_running=1)
     for kind in (1, 2, 3):
@@ -224,7 +241,7 @@ def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cel
     assert cell.workers["worker-0"].restored_tokens == 3 * 2 * CHUNK
 
 
-def test_without_room_for_state_kv_is_fetched(make_restoring_cell):
+def test_without_room_for_state_kv_is_fetched(make_restoring_cell: MakeCell) -> None:
     """A pool of one chunk lends none of it, for half of that is less than a chunk."""
     cell = make_restoring_cell(state_pages=EACH)
     put_state(cell, prompt(3))
@@ -238,7 +255,9 @@ def test_without_room_for_state_kv_is_fetched(make_restoring_cell):
     cell.check_answers()
 
 
-def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(make_restoring_cell, orders):
+def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """One fetch is for all of them: the others are deferred until the first has it on the device."""
     cell = make_restoring_cell(max_running=4)
     put_state(cell, prompt(3))
@@ -255,7 +274,7 @@ def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores
     assert [order.device_tokens for order in cell.admitted] == [0, 3 * CHUNK, 3 * CHUNK]
 
 
-def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(make_restoring_cell):
+def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(make_restoring_cell: MakeCell) -> None:
     """The second takes over, with a fetch of its own."""
     cell = make_restoring_cell(max_running=4)
     put_state(cell, prompt(3))
@@ -270,7 +289,7 @@ def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(mak
     assert hidden_pool(cell).leased == 0
 
 
-def test_the_disk_is_measured_with_what_was_queued_before(fetching):
+def test_the_disk_is_measured_with_what_was_queued_before(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """Two fetches of as many bytes that run at once take twice as long; the disk is as fast as it was."""
     cell, _ = fetching()
     put_state(cell, prompt(3, kind=2))
@@ -280,14 +299,14 @@ def test_the_disk_is_measured_with_what_was_queued_before(fetching):
     nbytes = 3 * CHUNK * 4  # One layer, one value of four bytes.
     assert (first.queued_bytes, second.queued_bytes) == (0, nbytes)
 
-    who = {"storage_id": "storage", "incarnation": storage.incarnation, "is_over": True, "chunks": 3}
+    who: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation, "is_over": True, "chunks": 3}
     cell.feed(ChunksFetched(**who, fetch_id=second.fetch_id, nbytes=nbytes, seconds=2e-3))
 
     assert storage.disk_rate.amount / storage.disk_rate.elapsed_us == pytest.approx(nbytes / 1e3)
     assert storage.disk_rate.observations == 1
 
 
-def test_a_repeated_end_of_a_fetch_is_stale(fetching):
+def test_a_repeated_end_of_a_fetch_is_stale(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """It is counted, and gives nothing back twice."""
     cell, _ = fetching()
     bring(cell, 4)

@@ -12,17 +12,24 @@ from services.scheduler.core.hidden.hidden_form import (
     wanted_hidden,
 )
 from services.scheduler.core.hidden.partition import LayerCosts, hidden_only, kv_only, layer_times, made, tokens_only
-from services.scheduler.core.state import Storage, Worker, new_state
+from services.scheduler.core.state import CellState, Storage, Worker, new_state
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.worker_events import RestorationCosts
+from tests.present import present
 
 MHA = KvGeometry(layers=32, kv_heads=32, head_dim=128, page_size=16, dtype="float16")
 GQA = structs.replace(MHA, kv_heads=8)
 FAST = RestorationCosts(hidden=4096, hidden_us=0.2, token_us=2.0, pair_us=0.0, link_bytes_per_us=20_000.0)
 
 
-def cell(geometry=MHA, costs=FAST, *, form="auto", disk_bytes_per_s=4e9):
+def cell(
+    geometry: KvGeometry = MHA,
+    costs: RestorationCosts | None = FAST,
+    *,
+    form: str = "auto",
+    disk_bytes_per_s: float = 4e9,
+) -> tuple[CellState, Storage]:
     """A state with one worker and one storage on its node."""
     state = new_state()
     state.geometry = geometry
@@ -35,13 +42,13 @@ def cell(geometry=MHA, costs=FAST, *, form="auto", disk_bytes_per_s=4e9):
 
 
 @pytest.mark.parametrize("text", ["", "on", "1/2", "1/2/3/4", "-1/2/3", "a/b/c", "1/2/3 ", "12345/0/0"])
-def test_a_form_is_off_or_auto_or_three_numbers(text):
+def test_a_form_is_off_or_auto_or_three_numbers(text: str) -> None:
     """Anything else is refused with what may stand there."""
     with pytest.raises(ConfigError, match="off, auto"):
         parse_form(text)
 
 
-def test_forms_are_read():
+def test_forms_are_read() -> None:
     """Layers absent, from hidden states, as KV."""
     assert [parse_form(text) for text in ("off", "auto", "8/24/0")] == [None, None, (8, 24, 0)]
 
@@ -58,40 +65,41 @@ def test_forms_are_read():
         ("4/20/9", None),  # Of another model.
     ],
 )
-def test_an_explicit_form_is_taken_where_it_adds_up(form, expected):
+def test_an_explicit_form_is_taken_where_it_adds_up(form: str, expected: tuple[int, int, int] | None) -> None:
     """Whatever it costs."""
     found = wanted_hidden(*cell(form=form))
 
     assert (found and (found.hidden, found.absent, found.from_hidden)) == expected
 
 
-def test_hidden_states_need_a_worker_that_can_use_them():
+def test_hidden_states_need_a_worker_that_can_use_them() -> None:
     """Without a profile, or where it says that none can be, only layers from tokens may be left out."""
     cannot = structs.replace(FAST, hidden=0)
 
     assert wanted_hidden(*cell(costs=None, form="0/32/0")) is None
     assert wanted_hidden(*cell(costs=cannot, form="0/32/0")) is None
-    assert wanted_hidden(*cell(costs=None, form="8/0/24")).absent == 8
+    assert present(wanted_hidden(*cell(costs=None, form="8/0/24"))).absent == 8
     assert wanted_hidden(*cell(form="auto", costs=None)) is None
 
 
-def test_grouped_queries_cannot_mix_both_in_a_page():
+def test_grouped_queries_cannot_mix_both_in_a_page() -> None:
     """A hidden state is wider than K there; alone it may be kept, if somebody insists."""
     assert wanted_hidden(*cell(GQA, form="4/20/8")) is None
-    assert wanted_hidden(*cell(GQA, form="4/28/0")).hidden == 4096
+    assert present(wanted_hidden(*cell(GQA, form="4/28/0"))).hidden == 4096
 
 
-def test_auto_balances_disk_and_device():
+def test_auto_balances_disk_and_device() -> None:
     """A hidden state has half the bytes of KV: on a slow disk all layers are kept so, the first not at all."""
     found = wanted_hidden(*cell(disk_bytes_per_s=4e9))
 
+    assert found is not None
     assert found.is_state
     assert found.fault() == ""
     assert found.from_hidden > found.loaded_layers == 0
     assert found.absent > 0
 
 
-def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept():
+def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept() -> None:
     """Where attention dominates, fewer layers are left to tokens, so that no length that is compared takes longer than
     with the best single method.
     """
@@ -99,50 +107,55 @@ def test_layers_that_long_prefixes_would_compute_too_slowly_are_kept():
 
     plain, steep = wanted_hidden(*cell()), wanted_hidden(*cell(costs=costs))
 
-    assert steep.absent < plain.absent
+    assert steep is not None
+    assert steep.absent < present(plain).absent
     layer = LayerCosts(layers=32, kv_bytes=16_384, hidden_bytes=8192, hidden_us=0.2, token_us=1.0, pair_us=1e-3)
     for tokens in COMPARED_TOKENS:
         times = layer_times(layer, tokens, 4000.0)
+        assert steep is not None
         taken = made(times, tokens=steep.absent, hidden=steep.from_hidden, kv=steep.loaded_layers, ends_early=True)
         singles = [one(32, times).time_us for one in (kv_only, hidden_only, tokens_only)]
         assert min(taken.time_us, singles[-1]) <= min(singles)
 
 
-def test_auto_keeps_kv_where_the_disk_is_the_faster_side():
+def test_auto_keeps_kv_where_the_disk_is_the_faster_side() -> None:
     """Reading KV hides behind nothing there."""
     assert wanted_hidden(*cell(disk_bytes_per_s=1e12)) is None
 
 
-def test_auto_keeps_nothing_that_is_computed_sooner():
+def test_auto_keeps_nothing_that_is_computed_sooner() -> None:
     """A disk that is slower than computing is no place for a copy in any form but KV, which others decide."""
     assert (
         wanted_hidden(*cell(costs=structs.replace(FAST, token_us=0.001, hidden_us=0.001), disk_bytes_per_s=1e6)) is None
     )
 
 
-def test_auto_leaves_first_layers_out_under_grouped_queries():
+def test_auto_leaves_first_layers_out_under_grouped_queries() -> None:
     """No hidden states there: fewer layers of KV, and the rest from tokens."""
     found = wanted_hidden(*cell(GQA, disk_bytes_per_s=1e9))
 
+    assert found is not None
     assert (found.hidden, found.from_hidden) == (0, 0)
     assert 0 < found.absent < 32
 
 
-def test_where_a_page_cannot_hold_both_the_best_of_one_kind_is_taken():
+def test_where_a_page_cannot_hold_both_the_best_of_one_kind_is_taken() -> None:
     """Heads whose K is wider than the hidden state: a mix would be fastest, and there is no page for it."""
     wide = structs.replace(MHA, kv_heads=16, head_dim=256)
     narrow = structs.replace(FAST, hidden=3072, hidden_us=2.8, token_us=50.0)
     rate = 5e9
     fits = wanted_hidden(*cell(MHA, structs.replace(narrow, hidden=4096), disk_bytes_per_s=rate))
+    assert fits is not None
     assert min(fits.from_hidden, fits.loaded_layers) > 0
 
     found = wanted_hidden(*cell(wide, narrow, disk_bytes_per_s=rate))
 
+    assert found is not None
     assert found.fault() == ""
     assert found.from_hidden == 32 - found.absent
 
 
-def test_what_is_observed_takes_the_place_of_profile_and_limit():
+def test_what_is_observed_takes_the_place_of_profile_and_limit() -> None:
     """A disk that turns out slow, and a worker that turns out fast."""
     state, storage = cell(disk_bytes_per_s=1e12)
     assert wanted_hidden(state, storage) is None
@@ -150,19 +163,19 @@ def test_what_is_observed_takes_the_place_of_profile_and_limit():
     for _ in range(5):
         storage.disk_rate.note(4e9, 1e6)
 
-    assert wanted_hidden(state, storage).is_state
+    assert present(wanted_hidden(state, storage)).is_state
     for _ in range(20):
         state.workers["w"].speed.note_compute(1000, 0, 10)
     assert wanted_hidden(state, storage) is None
 
 
-def test_only_auto_asks_whether_it_is_worth_it():
+def test_only_auto_asks_whether_it_is_worth_it() -> None:
     """An explicit form always is, off never."""
     for form, expected in (("off", False), ("4/20/8", True), ("auto", False)):
         assert is_worth_keeping(*cell(form=form, disk_bytes_per_s=1e12)) is expected
 
 
-def test_who_can_restore():
+def test_who_can_restore() -> None:
     """Any worker from KV alone; from hidden states those of the same width."""
     state, _ = cell()
     worker = state.workers["w"]

@@ -1,5 +1,7 @@
 """State leases: who gets one and for what, how it grows, and how it ends."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -8,8 +10,11 @@ from shared.ids import chain_pages, chain_root
 from shared.messages.base import count_int32, pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import ChunksSaved
+from shared.messages.storage_plans import SaveChunks
 from shared.messages.worker_events import RequestFinished, StateSaved
-from tests.stateful.cell_model import namespace
+from tests.present import present
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
 from tests.unit.scheduler.core.saving_hidden import (
     extensions,
@@ -23,17 +28,18 @@ from tests.unit.scheduler.core.saving_hidden import (
 EACH = CHUNK // PAGE
 
 
-def names_of(tokens):
+def names_of(tokens: list[int]) -> list[bytes]:
     """The names of a prompt's chunks."""
     return list(chunks_of(tokens))
 
 
-def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving_cell):
+def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving_cell: MakeCell) -> None:
     """Three chunks of prompt, and one that the answer's first room completes; the names of three are known."""
     cell = make_saving_cell()
     cell.submit(prompt(3, tail=0), max_tokens=100, ignore_eos=True)
 
     (lease,) = leases_given(cell)
+    assert lease is not None
     assert (lease.depth, lease.parent) == (0, chain_root(namespace()))
     assert count_int32(lease.pages) == 4 * EACH == 64 - free_pages(cell)
     assert list(state_storage(cell).hidden_saving) == names_of(prompt(3))
@@ -41,15 +47,15 @@ def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving
     assert free_pages(cell) == 64
 
 
-def test_the_last_token_of_an_answer_is_never_computed(make_saving_cell):
+def test_the_last_token_of_an_answer_is_never_computed(make_saving_cell: MakeCell) -> None:
     """Neither is the chunk that it would complete, so nobody leases pages for that."""
     cell = make_saving_cell()
     cell.submit(prompt(1, tail=0), max_tokens=64, ignore_eos=True)
 
-    assert count_int32(leases_given(cell)[0].pages) == EACH
+    assert count_int32(present(leases_given(cell)[0]).pages) == EACH
 
 
-def test_what_is_cached_is_not_captured(make_saving_cell):
+def test_what_is_cached_is_not_captured(make_saving_cell: MakeCell) -> None:
     """A lease begins with the first chunk that the request computes whole, behind the identity before it."""
     cell = make_saving_cell()
     cell.submit(prompt(2, tail=PAGE), max_tokens=1)
@@ -57,6 +63,7 @@ def test_what_is_cached_is_not_captured(make_saving_cell):
     cell.submit([*prompt(2, tail=PAGE), *range(500, 700)], max_tokens=1)
 
     lease = leases_given(cell)[-1]
+    assert lease is not None
     assert lease.depth == 3 * CHUNK  # Half of the third chunk is cached.
     tokens = pack_int32([*prompt(2, tail=PAGE), *range(500, 700)])
     assert lease.parent == chain_pages(chain_root(namespace()), tokens[: 4 * 3 * CHUNK], 4 * PAGE)[-16:]
@@ -64,7 +71,7 @@ def test_what_is_cached_is_not_captured(make_saving_cell):
     cell.check_answers()
 
 
-def test_a_lease_goes_on_from_something_known(make_saving_cell):
+def test_a_lease_goes_on_from_something_known(make_saving_cell: MakeCell) -> None:
     """The next whole chunk begins within the answer, and of that nobody knows a token: it is saved as KV."""
     cell = make_saving_cell()
     cell.submit(prompt(2, tail=PAGE), max_tokens=1)
@@ -77,17 +84,17 @@ def test_a_lease_goes_on_from_something_known(make_saving_cell):
 
 
 @pytest.mark.parametrize("form", ["state", "kv"])
-def test_what_is_known_below_is_skipped(make_saving_cell, form):
+def test_what_is_known_below_is_skipped(make_saving_cell: MakeCell, form: Any) -> None:
     """In either form; the lease begins behind it, though the request computes it again."""
     cell = make_saving_cell(restoring="recompute")
     chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))[:2]), form)
     cell.submit(prompt(3), max_tokens=1)
 
-    assert leases_given(cell)[0].depth == 2 * CHUNK
+    assert present(leases_given(cell)[0]).depth == 2 * CHUNK
     cell.drain()
 
 
-def test_nothing_new_needs_no_lease(make_saving_cell):
+def test_nothing_new_needs_no_lease(make_saving_cell: MakeCell) -> None:
     """All is known, and the answer completes no chunk."""
     cell = make_saving_cell(restoring="recompute")
     chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))), "state")
@@ -96,19 +103,20 @@ def test_nothing_new_needs_no_lease(make_saving_cell):
     assert leases_given(cell) == [None]
 
 
-def test_two_do_not_save_the_same(make_saving_cell):
+def test_two_do_not_save_the_same(make_saving_cell: MakeCell) -> None:
     """What another is saving is skipped where it comes first."""
     cell = make_saving_cell(defer_tokens=0)
     cell.submit(prompt(2), max_tokens=1)
     cell.submit([*prompt(2, tail=0), *range(500, 700)], max_tokens=1)
 
     first, second = leases_given(cell)
-    assert (first.depth, second.depth) == (0, 2 * CHUNK)
+    assert first is not None
+    assert (first.depth, present(second).depth) == (0, 2 * CHUNK)
     cell.drain()
     assert len(state_storage(cell).hidden_chunks) == 5
 
 
-def test_a_lease_ends_where_anothers_begins(make_saving_cell):
+def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
     """The disk lost what the other went on from."""
     cell = make_saving_cell(defer_tokens=0, restoring="recompute")
     known = b"".join(names_of(prompt(4))[:2])
@@ -117,7 +125,7 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell):
     chunks_gone(cell.state, state_storage(cell), known, "state")
     cell.submit(prompt(4), max_tokens=1)
 
-    spans = [(lease.depth, count_int32(lease.pages) // EACH) for lease in leases_given(cell)]
+    spans = [(present(lease).depth, count_int32(present(lease).pages) // EACH) for lease in leases_given(cell)]
     assert spans == [(2 * CHUNK, 2), (0, 2)]
     cell.drain()
     assert sorted(state_storage(cell).hidden_chunks) == sorted(names_of(prompt(4)))
@@ -132,10 +140,11 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell):
         {"state_form": "off"},
     ],
 )
-def test_settings_end_leasing(make_saving_cell, settings):
+def test_settings_end_leasing(make_saving_cell: MakeCell, settings: dict[str, Any]) -> None:
     """What was a cell that keeps state keeps no more of it; its pool stays."""
     cell = make_saving_cell()
-    config = CellConfig(**{"state_form": "0/1/0", "lease_tokens": 64} | settings)
+    fields: dict[str, Any] = {"state_form": "0/1/0", "lease_tokens": 64} | settings
+    config = CellConfig(**fields)
     cell.feed(CellConfigured(config=config))
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
@@ -143,7 +152,7 @@ def test_settings_end_leasing(make_saving_cell, settings):
     assert leases_given(cell) == [None]
 
 
-def test_a_request_that_must_leave_no_trace_gets_none(make_saving_cell):
+def test_a_request_that_must_leave_no_trace_gets_none(make_saving_cell: MakeCell) -> None:
     """Neither does one whose storage is late with a save."""
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1, write=False)
@@ -161,7 +170,7 @@ def test_a_request_that_must_leave_no_trace_gets_none(make_saving_cell):
     assert leases_given(cell)[-1] is not None
 
 
-def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell):
+def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell: MakeCell) -> None:
     """Its neighbour on the node does."""
     cell = make_saving_cell()
     cell.restoration = None
@@ -172,7 +181,7 @@ def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell):
     assert leases_given(cell) == [None]
 
 
-def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell):
+def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell: MakeCell) -> None:
     """The pool is there, but by now the disk is so fast that KV is the better copy."""
     cell = make_saving_cell(state_form="auto")
     rate = state_storage(cell).disk_rate
@@ -184,18 +193,18 @@ def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell):
     assert len(state_storage(cell).chunks) == 3
 
 
-def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell):
+def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell: MakeCell) -> None:
     """As many whole chunks as that is; what does not fit is saved as KV."""
     cell = make_saving_cell(state_pages=4 * EACH * 2)
     cell.submit(prompt(5), max_tokens=1)
     cell.drain()
 
-    assert count_int32(leases_given(cell)[0].pages) == 2 * EACH
+    assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))[:2]
     assert list(state_storage(cell).chunks) == names_of(prompt(5))[2:]
 
 
-def test_without_room_there_is_no_lease(make_saving_cell):
+def test_without_room_there_is_no_lease(make_saving_cell: MakeCell) -> None:
     """A pool of one chunk is one request's; the next does without."""
     cell = make_saving_cell(state_pages=EACH, defer_tokens=0)
     cell.submit(prompt(1), max_tokens=1)
@@ -207,7 +216,7 @@ def test_without_room_there_is_no_lease(make_saving_cell):
     assert list(state_storage(cell).chunks) == names_of(prompt(1, kind=2))
 
 
-def test_decode_room_brings_pages_along(make_saving_cell):
+def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
     """A long answer is saved chunk by chunk, too."""
     cell = make_saving_cell()
     cell.submit(prompt(1, tail=0), max_tokens=300, ignore_eos=True)
@@ -220,18 +229,18 @@ def test_decode_room_brings_pages_along(make_saving_cell):
     assert free_pages(cell) == 64
 
 
-def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell):
+def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell: MakeCell) -> None:
     """What was computed beyond its end is gone, so pages for what follows would be of no use."""
     cell = make_saving_cell(state_pages=8 * EACH)
     cell.submit(prompt(3, tail=0), max_tokens=200, ignore_eos=True)
     cell.drain()
 
-    assert count_int32(leases_given(cell)[0].pages) == 2 * EACH
+    assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert not any(extensions(cell))
     assert len(state_storage(cell).hidden_chunks) == 2
 
 
-def finish(cell, lease_id, *, tokens=b"", chunks=0):
+def finish(cell: CellModel, lease_id: int, *, tokens: bytes = b"", chunks: int = 0) -> list[Any]:
     """The worker answers a lease."""
     incarnation = cell.workers["worker-0"].incarnation
     return cell.feed(
@@ -250,7 +259,7 @@ def finish(cell, lease_id, *, tokens=b"", chunks=0):
         (1, prompt(1, kind=2, tail=0)),
     ],
 )
-def test_a_senseless_answer_saves_nothing(make_saving_cell, chunks, tokens):
+def test_a_senseless_answer_saves_nothing(make_saving_cell: MakeCell, chunks: int, tokens: list[int]) -> None:
     """More chunks than pages, fewer than none, tokens of another number, or others than those of the prompt."""
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
@@ -262,7 +271,7 @@ def test_a_senseless_answer_saves_nothing(make_saving_cell, chunks, tokens):
     assert free_pages(cell) == 64
 
 
-def test_an_answer_to_nothing_is_ignored(make_saving_cell):
+def test_an_answer_to_nothing_is_ignored(make_saving_cell: MakeCell) -> None:
     """Of an unknown lease, of another worker's, and a second one."""
     cell = make_saving_cell(workers=2)
     cell.submit(prompt(3), max_tokens=1)
@@ -277,7 +286,7 @@ def test_an_answer_to_nothing_is_ignored(make_saving_cell):
     cell.drain()
 
 
-def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell):
+def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell: MakeCell) -> None:
     """Whoever reads them later verifies them; the request begins again elsewhere, with a lease of its own."""
     cell = make_saving_cell(workers=2)
     cell.submit(prompt(3), max_tokens=1)
@@ -292,7 +301,7 @@ def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell):
     assert len(state_storage(cell).hidden_chunks) == 3
 
 
-def left_without_an_answer(cell):
+def left_without_an_answer(cell: CellModel) -> None:
     """A request left its worker, which says nothing of its lease."""
     cell.submit(prompt(3), max_tokens=1)
     worker = cell.workers["worker-0"]
@@ -305,7 +314,7 @@ def left_without_an_answer(cell):
         cell.feed(message)
 
 
-def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell):
+def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell: MakeCell) -> None:
     """Its deadline runs from when the request left; then others may save those chunks, and KV may take their place."""
     cell = make_saving_cell()
     left_without_an_answer(cell)
@@ -323,7 +332,7 @@ def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell):
     assert len(state_storage(cell).chunks) == 3
 
 
-def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell):
+def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell: MakeCell) -> None:
     """A chunk failed: what the attempt computed is dropped in both forms, and the next attempt has its own lease."""
     cell = make_saving_cell(max_batch_tokens=CHUNK)
     cell.submit(prompt(3), max_tokens=1, request_id="failing")
@@ -333,14 +342,15 @@ def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell)
 
     assert cell.state.counters["chunks_failed"] == 1
     first, second = leases_given(cell)
-    assert (first.depth, second.depth) == (0, CHUNK)
+    assert first is not None
+    assert (first.depth, present(second).depth) == (0, CHUNK)
     assert (
         sum(count_int32(order.tokens) for order in saves(cell)) + CHUNK * len(state_storage(cell).chunks) == CHUNK * 3
     )
     assert free_pages(cell) == 64
 
 
-def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell):
+def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell: MakeCell) -> None:
     """It leases from there on when it comes back; nothing is saved twice."""
     cell = make_saving_cell(pages=10, max_running=4, defer_tokens=0)
     for kind in (1, 2):
@@ -354,12 +364,12 @@ def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell):
     assert free_pages(cell) == 64
 
 
-def names_of_order(order):
+def names_of_order(order: SaveChunks) -> list[bytes]:
     """Chunks of a save."""
     return [order.identities[end - 16 : end] for end in range(16 * EACH, len(order.identities) + 1, 16 * EACH)]
 
 
-def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell):
+def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell: MakeCell) -> None:
     """After the answer, the next who computes the same has nothing to save."""
     cell = make_saving_cell(restoring="recompute")
     cell.submit(prompt(3), max_tokens=1)
@@ -374,7 +384,7 @@ def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell):
     assert len(saves(cell)) == 1
 
 
-def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell):
+def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell: MakeCell) -> None:
     """What it does not say that it holds is unknown; so KV or state of it is saved by whoever computes it next."""
     cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1)
@@ -392,7 +402,7 @@ def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell):
     assert unpack_int32(saves(cell)[-1].tokens) == prompt(2, tail=0)
 
 
-def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell):
+def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell: MakeCell) -> None:
     """As the request did."""
     cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1, salt="theirs", key_id="5a" * 16)
@@ -403,10 +413,10 @@ def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell):
     assert order.value > 0
 
 
-def test_profiles_may_differ_in_width(make_saving_cell):
+def test_profiles_may_differ_in_width(make_saving_cell: MakeCell) -> None:
     """A worker of other hidden states than the pool's leases none of it."""
     cell = make_saving_cell()
-    cell.restoration = structs.replace(cell.restoration, hidden=2)
+    cell.restoration = structs.replace(present(cell.restoration), hidden=2)
     cell.lose_worker("worker-0")
     cell.add_worker("worker-1", pages=64)
     cell.submit(prompt(3), max_tokens=1)

@@ -1,16 +1,20 @@
 """State pools: when they are asked for, who maps them, and what goes with them."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from services.scheduler.core import status
 from shared.messages.cell_events import CellConfig, CellConfigured
-from shared.messages.pools import PoolHandle
+from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.storage_events import ChunksFetched, HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
+from tests.present import present
 from tests.stateful.cell_model import CellModel, geometry
 from tests.stateful.model_state import COSTS, state_geometry
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt
 from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, worker_runs
 
@@ -18,18 +22,18 @@ SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 """On the disk as it is known at first, KV comes back sooner."""
 
 
-def all_asked(cell):
+def all_asked(cell: CellModel) -> list[KvGeometry]:
     """Every pool that was asked for, in order."""
     orders = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [order.geometry for order in orders if isinstance(order, CreateHostPool)]
 
 
-def asked(cell):
+def asked(cell: CellModel) -> list[KvGeometry]:
     """Every state pool that was asked for."""
     return [found for found in all_asked(cell) if found.is_state]
 
 
-def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
+def test_it_is_made_after_the_host_pool_and_mapped(make_cell: MakeCell, orders: FindOrders) -> None:
     """Of the geometry that is wanted; a worker that comes later maps it, too."""
     cell = saving_cell(make_cell)
 
@@ -42,7 +46,7 @@ def test_it_is_made_after_the_host_pool_and_mapped(make_cell, orders):
     assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == "state"] == [64]
 
 
-def join(cell, *members):
+def join(cell: CellModel, *members: str) -> None:
     """A storage that may keep state and a worker that restores it join, in this order."""
     cell.restoration = COSTS
     for member in members:
@@ -61,7 +65,9 @@ def join(cell, *members):
         ({"state_form": "0/1/0", "host_tier": False}, []),
     ],
 )
-def test_members_that_come_before_the_settings_wait_for_them(members, settings, pools):
+def test_members_that_come_before_the_settings_wait_for_them(
+    members: tuple[str, str], settings: dict[str, Any], pools: list[KvGeometry]
+) -> None:
     """By the defaults every pool would be asked for, and what they decide could not be undone."""
     cell = CellModel(page_size=PAGE)
     join(cell, *members)
@@ -87,14 +93,14 @@ def test_members_that_come_before_the_settings_wait_for_them(members, settings, 
         {"host_tier": False},
     ],
 )
-def test_it_is_not_asked_for_without_use_or_room(make_cell, shape):
+def test_it_is_not_asked_for_without_use_or_room(make_cell: MakeCell, shape: dict[str, Any]) -> None:
     """No budget, nothing below, not wanted, nobody who could restore, not worth it, no host memory at all."""
     settings = {"page_size": PAGE, "host_pages": 40, "disk_chunks": 100, "state_pages": 64, "costs": COSTS}
 
     assert asked(make_cell(**settings | {"state_form": "0/1/0"} | shape)) == []
 
 
-def test_a_worker_that_can_restore_may_come_later(make_cell):
+def test_a_worker_that_can_restore_may_come_later(make_cell: MakeCell) -> None:
     """The question is asked anew when one joins, and when settings change."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="off")
     cell.restoration = COSTS
@@ -105,10 +111,10 @@ def test_a_worker_that_can_restore_may_come_later(make_cell):
 
     assert asked(cell) == [state_geometry(PAGE)]
     cell.drain()
-    assert state_storage(cell).hidden_pool.total == 64
+    assert present(state_storage(cell).hidden_pool).total == 64
 
 
-def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell):
+def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> None:
     """A fetch is when that is found out."""
     cell = make_cell(
         page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, costs=SLOW_TO_PROJECT, state_form="auto"
@@ -122,13 +128,13 @@ def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell):
     assert asked(cell) == [state_geometry(PAGE)]
 
 
-def answer(cell, **fields):
+def answer(cell: CellModel, **fields: Any) -> list[Any]:
     """The storage says something of its state pool."""
     incarnation = cell.storages["storage"].incarnation
     return cell.feed(HostPoolCreated(storage_id="storage", incarnation=incarnation, form="state", **fields))
 
 
-def pool_handle(found):
+def pool_handle(found: KvGeometry) -> PoolHandle:
     return PoolHandle(kind="shm", layout="page_first", name="x", nbytes=0, pages=8, geometry=found)
 
 
@@ -142,7 +148,9 @@ def pool_handle(found):
         structs.replace(state_geometry(PAGE), from_hidden=3),
     ],
 )
-def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders, found):
+def test_a_pool_that_could_not_be_made_is_done_without(
+    make_cell: MakeCell, orders: FindOrders, found: KvGeometry | None
+) -> None:
     """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, state_form="0/1/0")
     storage = state_storage(cell)
@@ -157,7 +165,7 @@ def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders, found)
     assert asked(cell) == []
 
 
-def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell):
+def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell: MakeCell) -> None:
     """Neither is a second one."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100)
     answer(cell, handle=pool_handle(state_geometry(PAGE)))
@@ -166,21 +174,21 @@ def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell):
     other = saving_cell(make_cell)
     answer(other, handle=pool_handle(state_geometry(PAGE)))
 
-    assert state_storage(other).hidden_pool.total == 64
+    assert present(state_storage(other).hidden_pool).total == 64
     assert cell.state.counters["stale_inputs"] == other.state.counters["stale_inputs"] == 1
 
 
-def test_the_first_geometry_stays(make_cell):
+def test_the_first_geometry_stays(make_cell: MakeCell) -> None:
     """Another form is for the storage's next incarnation: its chunks could not be told apart otherwise."""
     cell = saving_cell(make_cell)
     cell.feed(CellConfigured(config=CellConfig(state_form="1/0/0")))
     cell.feed(CellConfigured(config=CellConfig(state_form="off")))
 
     assert len(asked(cell)) == 1
-    assert state_storage(cell).hidden_handle.geometry == state_geometry(PAGE)
+    assert present(state_storage(cell).hidden_handle).geometry == state_geometry(PAGE)
 
 
-def test_a_lost_storage_takes_leases_and_saves_along(make_cell, orders):
+def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders: FindOrders) -> None:
     """Workers unmap both pools by one order, what they answer is about nothing, and its successor begins anew."""
     cell = saving_cell(make_cell, max_batch_tokens=64)
     cell.submit(prompt(3), max_tokens=1, request_id="saved")
@@ -199,10 +207,10 @@ def test_a_lost_storage_takes_leases_and_saves_along(make_cell, orders):
     assert cell.workers["worker-0"].hidden_pools == {}
     cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=32)
     cell.drain()
-    assert state_storage(cell).hidden_pool.free == 32
+    assert present(state_storage(cell).hidden_pool).free == 32
 
 
-def test_another_geometry_makes_another_pool(make_cell):
+def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
     """While no worker is there, the cell's pages change their shape: what was kept of the old one is useless."""
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
@@ -218,13 +226,18 @@ def test_another_geometry_makes_another_pool(make_cell):
     assert state_storage(cell).hidden_chunks == {}
     assert state_storage(cell).hidden_pool is None
     cell.drain()
-    assert state_storage(cell).hidden_handle.geometry == state_geometry(16)
+    assert present(state_storage(cell).hidden_handle).geometry == state_geometry(16)
 
 
-def test_senseless_profiles_and_limits_count_for_nothing(make_cell):
+def test_senseless_profiles_and_limits_count_for_nothing(make_cell: MakeCell) -> None:
     """A worker without a profile serves as any other; a limit below nothing is none."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="0/1/0", workers=0)
-    for number, faults in enumerate(({"token_us": float("nan")}, {"hidden": -1}, {"link_bytes_per_us": float("inf")})):
+    senseless: tuple[dict[str, Any], ...] = (
+        {"token_us": float("nan")},
+        {"hidden": -1},
+        {"link_bytes_per_us": float("inf")},
+    )
+    for number, faults in enumerate(senseless):
         cell.restoration = structs.replace(COSTS, **faults)
         cell.add_worker(f"worker-{number}")
         assert cell.state.workers[f"worker-{number}"].restoration is None

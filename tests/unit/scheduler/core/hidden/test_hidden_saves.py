@@ -1,14 +1,19 @@
 """Saves of state: what one asks for, what it holds until the answer, and what is believed then."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.hidden import hidden_saves
+from services.scheduler.core.step import Output
 from services.scheduler.core.tiers.catalogue import chunks_added
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import ChunksDropped, ChunksListed, ChunksSaved
-from tests.stateful.cell_model import namespace
+from shared.messages.storage_plans import SaveChunks
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
 from tests.unit.scheduler.core.saving_hidden import free_pages, saves, state_storage, worker_runs
 
@@ -16,7 +21,7 @@ EACH = CHUNK // PAGE
 
 
 @pytest.fixture
-def saving(make_saving_cell):
+def saving(make_saving_cell: MakeCell) -> CellModel:
     """A cell that has just ordered the state of three chunks to be saved."""
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
@@ -24,7 +29,7 @@ def saving(make_saving_cell):
     return cell
 
 
-def answer(cell, order, **fields):
+def answer(cell: CellModel, order: SaveChunks, **fields: Any) -> list[Output]:
     """The storage answers a save that it never carried out."""
     storage = cell.storages["storage"]
     storage.inbox.clear()
@@ -33,12 +38,12 @@ def answer(cell, order, **fields):
     return cell.feed(message)
 
 
-def names_of(tokens):
+def names_of(tokens: list[int]) -> list[bytes]:
     """The names of a prompt's chunks."""
     return list(chunks_of(tokens))
 
 
-def test_an_order_reads_the_state_pool_alone(saving):
+def test_an_order_reads_the_state_pool_alone(saving: CellModel) -> None:
     """Whole chunks, their identities from the root, no page of a device."""
     (order,) = saves(saving)
 
@@ -52,7 +57,7 @@ def test_an_order_reads_the_state_pool_alone(saving):
     assert order.value > 0
 
 
-def test_pages_are_held_until_the_answer(saving):
+def test_pages_are_held_until_the_answer(saving: CellModel) -> None:
     """Those of chunks that were not completed are free before."""
     assert free_pages(saving) == 64 - 3 * EACH
 
@@ -64,7 +69,7 @@ def test_pages_are_held_until_the_answer(saving):
     assert saving.state.counters["state_saves_done"] == 1
 
 
-def test_long_runs_are_cut(make_saving_cell, monkeypatch):
+def test_long_runs_are_cut(make_saving_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each order goes on where the one before ends."""
     monkeypatch.setattr(hidden_saves, "ORDER_CHUNKS", 2)
     cell = make_saving_cell()
@@ -78,7 +83,7 @@ def test_long_runs_are_cut(make_saving_cell, monkeypatch):
     assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))
 
 
-def test_what_became_known_meanwhile_is_not_saved(make_saving_cell):
+def test_what_became_known_meanwhile_is_not_saved(make_saving_cell: MakeCell) -> None:
     """Its pages are free at once; what surrounds it makes two orders."""
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
@@ -90,7 +95,7 @@ def test_what_became_known_meanwhile_is_not_saved(make_saving_cell):
     cell.drain()
 
 
-def test_numbers_are_unique_over_both_forms(make_saving_cell):
+def test_numbers_are_unique_over_both_forms(make_saving_cell: MakeCell) -> None:
     """A storage's answers name no form."""
     cell = make_saving_cell(state_pages=4 * EACH)
     for kind in (1, 2):
@@ -102,7 +107,9 @@ def test_numbers_are_unique_over_both_forms(make_saving_cell):
     assert len(set(numbers)) == len(numbers)
 
 
-def test_no_more_is_ordered_than_a_storage_may_have_before_it(make_saving_cell, monkeypatch):
+def test_no_more_is_ordered_than_a_storage_may_have_before_it(
+    make_saving_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rest is given up, its pages are free, and its KV is saved when somebody uses it again."""
     monkeypatch.setattr(hidden_saves, "SAVING_CHUNKS", 2)
     cell = make_saving_cell()
@@ -117,7 +124,7 @@ def test_no_more_is_ordered_than_a_storage_may_have_before_it(make_saving_cell, 
     assert list(state_storage(cell).chunks) == names_of(prompt(3))[2:]
 
 
-def test_saving_can_be_switched_off_under_a_lease(make_saving_cell):
+def test_saving_can_be_switched_off_under_a_lease(make_saving_cell: MakeCell) -> None:
     """What was captured is dropped."""
     cell = make_saving_cell()
     cell.submit(prompt(3), max_tokens=1)
@@ -128,7 +135,7 @@ def test_saving_can_be_switched_off_under_a_lease(make_saving_cell):
     assert free_pages(cell) == 64
 
 
-def test_a_late_save_keeps_its_pages_and_stops_others(saving):
+def test_a_late_save_keeps_its_pages_and_stops_others(saving: CellModel) -> None:
     """The storage may still read them. It gets no save in either form before it answers, and is believed then."""
     (order,) = saves(saving)
     saving.fire(f"save.{order.save_id}")
@@ -147,7 +154,7 @@ def test_a_late_save_keeps_its_pages_and_stops_others(saving):
     assert (counters["state_saves_failed"], counters.get("state_saves_done", 0)) == (1, 0)
 
 
-def test_what_made_room_is_of_the_same_form(saving):
+def test_what_made_room_is_of_the_same_form(saving: CellModel) -> None:
     """KV of the same name stays known; a chunk that is named as saved and dropped is not believed to be there."""
     storage = state_storage(saving)
     first, second, third = names_of(prompt(3))
@@ -160,7 +167,7 @@ def test_what_made_room_is_of_the_same_form(saving):
     assert list(storage.chunks) == [first, second]
 
 
-def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving):
+def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving: CellModel) -> None:
     """Nothing of it is believed."""
     (order,) = saves(saving)
 
@@ -171,7 +178,7 @@ def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving):
     assert free_pages(saving) == 64
 
 
-def test_answers_count_once_and_from_whom_was_asked(saving):
+def test_answers_count_once_and_from_whom_was_asked(saving: CellModel) -> None:
     """Another storage's and a second one are ignored."""
     (order,) = saves(saving)
     other = saving.add_storage("other", node="elsewhere")
@@ -185,7 +192,7 @@ def test_answers_count_once_and_from_whom_was_asked(saving):
     assert free_pages(saving) == 64
 
 
-def test_kv_is_not_saved_beside_state(make_saving_cell):
+def test_kv_is_not_saved_beside_state(make_saving_cell: MakeCell) -> None:
     """Neither while it is being computed nor when the answer's end is saved."""
     cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=100, ignore_eos=True)
@@ -195,7 +202,7 @@ def test_kv_is_not_saved_beside_state(make_saving_cell):
     assert len(state_storage(cell).hidden_chunks) == 3
 
 
-def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell):
+def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell: MakeCell) -> None:
     """Also of what there is state of."""
     cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1)
@@ -207,11 +214,11 @@ def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell):
     assert list(state_storage(cell).chunks) == names_of(prompt(2))
 
 
-def test_each_form_is_listed_and_dropped_for_itself(saving):
+def test_each_form_is_listed_and_dropped_for_itself(saving: CellModel) -> None:
     """A storage says of which form it speaks."""
     storage = state_storage(saving)
     names = names_of(prompt(3, kind=3))
-    who = {"storage_id": "storage", "incarnation": storage.incarnation}
+    who: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation}
     saving.feed(ChunksListed(**who, chunks=b"".join(names), form="state"))
     saving.feed(ChunksListed(**who, chunks=b"".join(names)))
 

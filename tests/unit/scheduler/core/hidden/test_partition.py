@@ -30,7 +30,7 @@ times = st.builds(
 )
 
 
-def paper_times(compute_hidden, io_hidden):
+def paper_times(compute_hidden: float, io_hidden: float) -> LayerTimes:
     """As in multi-head attention: KV twice the bytes, tokens six times the work."""
     return LayerTimes(
         io_kv=2 * io_hidden, io_hidden=io_hidden, compute_hidden=compute_hidden, compute_tokens=6 * compute_hidden
@@ -39,7 +39,9 @@ def paper_times(compute_hidden, io_hidden):
 
 @settings(max_examples=200)
 @given(st.integers(1, 12), times, st.floats(0, 30), st.floats(0, 30))
-def test_the_three_way_partition_is_the_least_of_all(layers, layer, io_queued, queued):
+def test_the_three_way_partition_is_the_least_of_all(
+    layers: int, layer: LayerTimes, io_queued: float, queued: float
+) -> None:
     """No other whole numbers of layers take less."""
     every = (
         made(layer, tokens=tokens, hidden=hidden, kv=layers - tokens - hidden, io_queued=io_queued, queued=queued)
@@ -54,7 +56,7 @@ def test_the_three_way_partition_is_the_least_of_all(layers, layer, io_queued, q
 
 @settings(max_examples=200)
 @given(st.integers(1, 80), times)
-def test_no_baseline_is_faster(layers, layer):
+def test_no_baseline_is_faster(layers: int, layer: LayerTimes) -> None:
     """Neither one method alone, nor the naive hybrid, nor two ways, nor the paper's formula."""
     others = [kv_only, hidden_only, tokens_only, naive_hybrid, best_two_way, closed_form]
 
@@ -64,7 +66,9 @@ def test_no_baseline_is_faster(layers, layer):
 
 @settings(max_examples=200)
 @given(st.integers(1, 80), st.floats(0.1, 10), st.floats(0.1, 10))
-def test_the_papers_formula_is_within_a_layer_of_the_best_two(layers, compute_hidden, io_hidden):
+def test_the_papers_formula_is_within_a_layer_of_the_best_two(
+    layers: int, compute_hidden: float, io_hidden: float
+) -> None:
     """Under its premises rounding up costs at most what a layer takes."""
     layer = paper_times(compute_hidden, io_hidden)
 
@@ -72,7 +76,7 @@ def test_the_papers_formula_is_within_a_layer_of_the_best_two(layers, compute_hi
     assert -1e-9 <= gap <= max(compute_hidden, io_hidden) + 1e-9
 
 
-def test_slow_computing_adds_kv_and_slow_loading_adds_tokens():
+def test_slow_computing_adds_kv_and_slow_loading_adds_tokens() -> None:
     """Which other method fills the bubble follows from which side is slower (HCache 4.1.2)."""
     slow_device = closed_form(32, paper_times(1.1, 1.0))
     slow_link = closed_form(40, paper_times(1.0, 2.0))
@@ -82,7 +86,7 @@ def test_slow_computing_adds_kv_and_slow_loading_adds_tokens():
     assert (slow_link.hidden, slow_link.kv, slow_link.tokens) == (35, 0, 5)
 
 
-def test_both_sides_finish_together():
+def test_both_sides_finish_together() -> None:
     """Nothing waits for longer than a layer takes."""
     found = best_partition(48, paper_times(1.0, 2.0))
 
@@ -90,7 +94,7 @@ def test_both_sides_finish_together():
     assert found.time_us < hidden_only(48, paper_times(1.0, 2.0)).time_us
 
 
-def test_hidden_states_as_large_as_kv_are_never_used():
+def test_hidden_states_as_large_as_kv_are_never_used() -> None:
     """They would only add computing."""
     layer = LayerTimes(io_kv=1.0, io_hidden=1.0, compute_hidden=0.1, compute_tokens=2.0)
     found = best_partition(32, layer)
@@ -99,7 +103,7 @@ def test_hidden_states_as_large_as_kv_are_never_used():
     assert found.kv > found.tokens > 0
 
 
-def test_layer_times_follow_the_costs():
+def test_layer_times_follow_the_costs() -> None:
     """Bytes over the link's speed; tokens with the attention that their context takes."""
     layer = layer_times(costs(1, pair_us=0.1), 10, 2.0, context=5)
 
@@ -108,7 +112,7 @@ def test_layer_times_follow_the_costs():
 
 
 @pytest.mark.parametrize(("hidden_us", "others"), [(0.2, "tokens"), (2.0, "kv")])
-def test_a_token_wise_partition_balances_every_layer(hidden_us, others):
+def test_a_token_wise_partition_balances_every_layer(hidden_us: float, others: str) -> None:
     """Tokens from hidden states, and the others by what is idle, with equal times on both sides (HCache 4.1.1)."""
     cost = costs(4, hidden_us=hidden_us)
     found = token_wise(cost, 1000, 1.0)
@@ -120,7 +124,7 @@ def test_a_token_wise_partition_balances_every_layer(hidden_us, others):
     assert io == pytest.approx(computing, abs=4)
 
 
-def test_a_token_wise_partition_can_be_rounded():
+def test_a_token_wise_partition_can_be_rounded() -> None:
     """Hidden states of multiples of 64 tokens only."""
     found = token_wise(costs(4, hidden_us=0.2), 1000, 1.0, multiple=64)
 

@@ -1,5 +1,7 @@
 """A prefix that comes back from state: fetched, admitted with its first part, restored as it arrives."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.queue.batch_builder import BatchBuilder
@@ -10,6 +12,7 @@ from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_events import BatchDone
 from shared.messages.worker_plans import RestoreChunk, RunBatch
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     bring,
@@ -21,7 +24,7 @@ from tests.unit.scheduler.core.restoring_cells import (
 )
 
 
-def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
+def test_state_is_fetched_into_leased_pages(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """The order is of the form, names the run's pages, and the tree has no part in it."""
     cell = make_restoring_cell()
     names = put_state(cell, prompt(3))
@@ -30,6 +33,7 @@ def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
 
     (order,) = orders(cell.outputs[-1], FetchChunks)
     run = cell.state.requests[name].hidden.run
+    assert run is not None
     assert (order.form, order.depth, order.host_pages, order.identities) == ("state", 0, run.pages, run.identities)
     assert (run.end, run.arrived, run.kind) == (3 * CHUNK, 0, "hidden from disk")
     assert run.identities[-16:] == names[-1]
@@ -37,7 +41,9 @@ def test_state_is_fetched_into_leased_pages(make_restoring_cell, orders):
     assert not cell.state.tree.nodes
 
 
-def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arrives(make_restoring_cell):
+def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arrives(
+    make_restoring_cell: MakeCell,
+) -> None:
     """Three chunks arrive one by one; each is restored before the next is there, and then the tail is computed."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -59,7 +65,9 @@ def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arri
     assert cell.workers["worker-0"].prefilled_tokens == 3
 
 
-def test_nothing_is_planned_while_the_next_part_is_on_its_way(make_restoring_cell, orders):
+def test_nothing_is_planned_while_the_next_part_is_on_its_way(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """What has arrived is planned; until more does the request has no chunk, and others are served."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -75,7 +83,7 @@ def test_nothing_is_planned_while_the_next_part_is_on_its_way(make_restoring_cel
     assert batch.restores == ()
 
 
-def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell):
+def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell: MakeCell) -> None:
     """It is in the tree as soon as the worker says so, and a second request finds it on the device."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -90,7 +98,7 @@ def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell):
     cell.check_answers()
 
 
-def test_state_pages_come_back_part_by_part(make_restoring_cell):
+def test_state_pages_come_back_part_by_part(make_restoring_cell: MakeCell) -> None:
     """With each chunk that the worker has restored its pages are free; with the last, the run is over."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -110,10 +118,11 @@ def test_state_pages_come_back_part_by_part(make_restoring_cell):
     assert hidden_pool(cell).leased == 0
     found = cell.state.predictions.by_kind["hidden from disk"]
     # The disk took 10 us a chunk and the worker 7 us: all of one, and a third of the other.
-    assert (found.observations, found.observed_us) == (1, pytest.approx(30 + 21 / 3))
+    assert found.observations == 1
+    assert found.observed_us == pytest.approx(30 + 21 / 3)
 
 
-def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell):
+def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell: MakeCell) -> None:
     """A restored token counts as an eighth of a computed one here, in whole pages."""
     cell = make_restoring_cell(max_batch_tokens=20, batches_ahead=1)
     put_state(cell, prompt(3))
@@ -127,7 +136,7 @@ def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell):
     cell.check_answers()
 
 
-def test_a_budget_below_a_page_restores_a_page(make_restoring_cell):
+def test_a_budget_below_a_page_restores_a_page(make_restoring_cell: MakeCell) -> None:
     """Whole pages are restored, so a batch takes one however small its budget is."""
     cell = make_restoring_cell(max_batch_tokens=1)
     put_state(cell, prompt(2))
@@ -138,7 +147,7 @@ def test_a_budget_below_a_page_restores_a_page(make_restoring_cell):
     cell.check_answers()
 
 
-def test_the_last_token_is_always_computed(make_restoring_cell):
+def test_the_last_token_is_always_computed(make_restoring_cell: MakeCell) -> None:
     """A prompt that is whole chunks keeps its last chunk to compute."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -150,7 +159,7 @@ def test_the_last_token_is_always_computed(make_restoring_cell):
     cell.check_answers()
 
 
-def test_kv_comes_before_state_in_one_batch(make_restoring_cell):
+def test_kv_comes_before_state_in_one_batch(make_restoring_cell: MakeCell) -> None:
     """The first chunk is loaded from the host pool, the others are restored: the run begins where the load ends."""
     cell = make_restoring_cell(host_writes="through")
     cell.submit(prompt(1))
@@ -167,12 +176,13 @@ def test_kv_comes_before_state_in_one_batch(make_restoring_cell):
     cell.check_answers()
 
 
-def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cell):
+def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cell: MakeCell) -> None:
     """A page that is not what was saved: the request starts again, computes, and no failure is held against it."""
     cell = make_restoring_cell(max_attempts=1)
     put_state(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 2)
+    assert cell.storages["storage"].hidden_pool is not None
     for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
 
@@ -187,7 +197,7 @@ def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cel
     assert cell.state.counters["state_runs"] == 1
 
 
-def test_refused_state_gives_way_to_kv(make_restoring_cell):
+def test_refused_state_gives_way_to_kv(make_restoring_cell: MakeCell) -> None:
     """Where the disk has both forms, the second attempt fetches the other."""
     cell = make_restoring_cell()
     put_on_disk(cell, prompt(3))
@@ -195,6 +205,7 @@ def test_refused_state_gives_way_to_kv(make_restoring_cell):
     name = cell.submit(prompt(3))
     assert cell.state.requests[name].hidden.run is not None
     bring(cell, 2)
+    assert cell.storages["storage"].hidden_pool is not None
     for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     cell.drain()
@@ -204,7 +215,7 @@ def test_refused_state_gives_way_to_kv(make_restoring_cell):
     cell.check_answers()
 
 
-def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell):
+def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell: MakeCell) -> None:
     """The worker learns how fast it restores, and its fit of computing has seen computed tokens alone."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -217,12 +228,12 @@ def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell):
     assert cell.state.counters["restored_tokens"] == 3 * CHUNK
 
 
-def flush_device():
+def flush_device() -> FlushCache:
     """Forget what is on devices."""
     return FlushCache(call_id="call", tiers=("device",))
 
 
-def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_restoring_cell):
+def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_restoring_cell: MakeCell) -> None:
     """Once it was observed to take half the time of computing, twice the budget's tokens are restored at once."""
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1)
     worker = cell.state.workers["worker-0"]
@@ -234,7 +245,9 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_resto
     assert [(order.start, order.end) for order in restores(cell)] == [(0, 2 * CHUNK)]
 
 
-def test_a_budget_that_restoring_has_used_up_computes_nothing_more(make_restoring_cell, orders):
+def test_a_budget_that_restoring_has_used_up_computes_nothing_more(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """A restored token counts as much as a computed one here: the other request's chunk is in a later batch."""
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring="state", schedule="fcfs")
     cell.state.workers["worker-0"].restoring.note(1000.0, 1000.0 * COSTS.token_us)
@@ -251,7 +264,7 @@ def test_a_budget_that_restoring_has_used_up_computes_nothing_more(make_restorin
     cell.check_answers()
 
 
-def test_a_restoration_counts_as_a_load_of_its_bytes():
+def test_a_restoration_counts_as_a_load_of_its_bytes() -> None:
     """Hidden states of a quarter of KV's bytes, restored in an eighth of the time of computing."""
     draft = BatchBuilder(budget=100, places=1)
     order = RestoreChunk(
@@ -263,7 +276,7 @@ def test_a_restoration_counts_as_a_load_of_its_bytes():
     assert (draft.budget, draft.loaded, draft.beside, draft.computed, draft.tokens) == (92, 16, 8, 0, 64)
 
 
-def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell):
+def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell: MakeCell) -> None:
     """The batch's time to load as many tokens is added to the fetch's; a failed load says nothing."""
     cell = make_restoring_cell()
     put_on_disk(cell, prompt(3))
@@ -272,11 +285,18 @@ def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell):
     request = cell.state.requests["request-1"]
     (batch,) = cell.state.workers["worker-0"].batches
     fetched = request.prefetch.kv
-    done = {"worker_id": "worker-0", "incarnation": "1", "plan": 1, "loaded_tokens": 6 * CHUNK, "load_us": 1000}
+    done: dict[str, Any] = {
+        "worker_id": "worker-0",
+        "incarnation": "1",
+        "plan": 1,
+        "loaded_tokens": 6 * CHUNK,
+        "load_us": 1000,
+    }
 
     note_loads(cell.state, batch, BatchDone(**done))
 
     found = cell.state.predictions.by_kind["kv from disk"]
+    assert fetched is not None
     assert (found.observations, found.predicted_us) == (1, fetched.predicted_us)
     assert found.observed_us == pytest.approx(fetched.disk_us + 500)
     assert request.prefetch.kv is None

@@ -8,7 +8,7 @@ from tests.unit.bench.planner.cases import costs
 from tests.unit.bench.planner.test_model_shape import GROUPED, PAPER
 
 
-def test_multi_head_attention_keeps_hidden_states():
+def test_multi_head_attention_keeps_hidden_states() -> None:
     """A device and a link like the paper's keep most layers as hidden states, at about half the bytes (Table 3)."""
     found = worth_storing(
         costs_of_shape(PAPER, product_flops=190e12, attention_flops=125e12), tokens=2000, bytes_per_us=24_000
@@ -19,7 +19,7 @@ def test_multi_head_attention_keeps_hidden_states():
     assert 1.8 < found.kv_token_bytes / found.token_bytes < 2.4
 
 
-def test_grouped_queries_keep_kv():
+def test_grouped_queries_keep_kv() -> None:
     """Where a hidden state is larger it is not kept, and the explanation says so."""
     found = worth_storing(
         costs_of_shape(GROUPED, product_flops=190e12, attention_flops=125e12), tokens=2000, bytes_per_us=24_000
@@ -29,7 +29,7 @@ def test_grouped_queries_keep_kv():
     assert "2.0 times the bytes" in found.explanation
 
 
-def test_a_hopeless_link_keeps_nothing():
+def test_a_hopeless_link_keeps_nothing() -> None:
     """Where computing is about as fast as the best mix, no copy is worth its room."""
     found = worth_storing(costs(32, token_us=0.1, hidden_us=0.09), tokens=100, bytes_per_us=0.01)
 
@@ -37,7 +37,7 @@ def test_a_hopeless_link_keeps_nothing():
     assert found.partition.tokens == 32
 
 
-def test_a_slow_device_keeps_a_mix():
+def test_a_slow_device_keeps_a_mix() -> None:
     """Some layers as KV where projecting all would take longer than the link."""
     found = worth_storing(costs(32, hidden_us=1.5, token_us=50.0), tokens=100, bytes_per_us=1.0)
 
@@ -47,7 +47,7 @@ def test_a_slow_device_keeps_a_mix():
     assert found.token_bytes == found.partition.hidden * 1.0 + found.partition.kv * 2.0
 
 
-def test_a_worker_that_cannot_project_keeps_kv():
+def test_a_worker_that_cannot_project_keeps_kv() -> None:
     """Whatever hidden states would save, none are kept."""
     cost = costs_of_shape(PAPER, product_flops=190e12, attention_flops=125e12)
     found = worth_storing(cost, tokens=2000, bytes_per_us=24_000, may_keep_hidden=False)
@@ -56,7 +56,7 @@ def test_a_worker_that_cannot_project_keeps_kv():
     assert "restores nothing from hidden states" in found.explanation
 
 
-def test_first_layers_may_be_kept_nowhere():
+def test_first_layers_may_be_kept_nowhere() -> None:
     """On a slow link the first layers are computed, which takes no room at all (HCache 6.1.3)."""
     shape: ModelShape = replace(PAPER, layers=48)
     cost = costs_of_shape(shape, product_flops=190e12, attention_flops=125e12)

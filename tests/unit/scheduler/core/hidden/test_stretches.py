@@ -1,5 +1,8 @@
 """Runs of state with holes: what lies where, and a request that is restored and computed in turns."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.cache.identities import ChunkNames
@@ -26,8 +29,10 @@ from shared.ids import chain_root
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import FetchChunks
-from shared.messages.worker_plans import AdmitRequest, RestoreChunk, RunBatch
-from tests.stateful.cell_model import namespace
+from shared.messages.worker_plans import AdmitRequest, PrefillChunk, RestoreChunk, RunBatch
+from tests.present import present
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     SLOW_DISK,
@@ -42,13 +47,13 @@ EACH = CHUNK // PAGE
 
 
 @pytest.fixture
-def names_of(make_cell):
+def names_of(make_cell: MakeCell) -> Callable[..., ChunkNames]:
     """The names of a prompt's chunks."""
     tree = make_cell(page_size=PAGE).state.tree
     return lambda tokens: ChunkNames(tree, namespace(), pack_int32(tokens), [], len(tokens) // PAGE)
 
 
-def put_state_with_holes(cell, tokens, holes):
+def put_state_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -> list[bytes]:
     """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
     names = put_state(cell, tokens)
     for index in holes:
@@ -57,12 +62,13 @@ def put_state_with_holes(cell, tokens, holes):
     return names
 
 
-def planned(cell, orders):
+def planned(cell: CellModel, orders: FindOrders) -> list[tuple[bool, int, int]]:
     """What is ordered of a request, in turn, what follows itself put together: (restored or not, first token, end)."""
-    found = []
+    found: list[Any] = []
     for outputs in cell.outputs:
         for batch in orders(outputs, RunBatch):
-            for chunk in (*batch.restores, *batch.chunks):
+            chunks: tuple[RestoreChunk | PrefillChunk, ...] = (*batch.restores, *batch.chunks)
+            for chunk in chunks:
                 is_restored, start = isinstance(chunk, RestoreChunk), chunk.start
                 if is_restored and found and found[-1][::2] == (True, start):
                     start = found.pop()[1]
@@ -70,14 +76,20 @@ def planned(cell, orders):
     return found
 
 
-def a_run(depth=0, end=6 * CHUNK):
+def a_run(depth: int = 0, end: int = 6 * CHUNK) -> HiddenRun:
     """A run of six chunks with holes at the second and at the fourth and fifth."""
     holes = [Hole(CHUNK, 2 * CHUNK, b"a" * 16), Hole(3 * CHUNK, 5 * CHUNK, b"b" * 16)]
-    fields = {"storage_id": "storage", "fetch": 0, "pages": b"", "identities": b"x" * 16, "recomputed": 0}
+    fields: dict[str, Any] = {
+        "storage_id": "storage",
+        "fetch": 0,
+        "pages": b"",
+        "identities": b"x" * 16,
+        "recomputed": 0,
+    }
     return HiddenRun(depth=depth, end=end, arrived=end, goal=6 * CHUNK, holes=holes, **fields)
 
 
-def test_pages_are_packed_without_holes():
+def test_pages_are_packed_without_holes() -> None:
     """A position in a hole is where the first page behind it is."""
     run = a_run()
 
@@ -87,7 +99,7 @@ def test_pages_are_packed_without_holes():
     assert [page_at(a_run(depth=CHUNK + 5), chunk * CHUNK, PAGE) for chunk in (2, 3, 6)] == [0, EACH, 2 * EACH]
 
 
-def test_positions_know_their_stretch_and_their_hole():
+def test_positions_know_their_stretch_and_their_hole() -> None:
     """A hole begins with its first token and ends before its last."""
     run = a_run()
 
@@ -97,7 +109,7 @@ def test_positions_know_their_stretch_and_their_hole():
     assert tokens_of_run(run, 10, 3 * CHUNK + 1) == 2 * CHUNK - 10
 
 
-def test_a_run_that_ends_in_a_hole_ends_before_it():
+def test_a_run_that_ends_in_a_hole_ends_before_it() -> None:
     """What was computed of the hole is behind it all the same; holes further on are forgotten."""
     cut, behind, computed = a_run(), a_run(), a_run(depth=CHUNK + 9)
 
@@ -110,13 +122,13 @@ def test_a_run_that_ends_in_a_hole_ends_before_it():
     assert (computed.end, computed.goal) == (CHUNK + 9, CHUNK + 9)
 
 
-def test_what_follows_a_hole_is_chained_to_its_last_page():
+def test_what_follows_a_hole_is_chained_to_its_last_page() -> None:
     """Where a run ends at no hole, its own last page is what goes before."""
     assert identity_before(a_run(end=CHUNK)) == b"a" * 16
     assert identity_before(a_run()) == b"x" * 16
 
 
-def test_stretches_are_what_the_disk_has(names_of):
+def test_stretches_are_what_the_disk_has(names_of: Callable[..., ChunkNames]) -> None:
     """Of twelve chunks the disk has four stretches; those before the one that is asked for are not looked at."""
     names = names_of(prompt(12))
     known = {names[index]: None for index in (0, 1, 3, 4, 6, 9, 10, 11)}
@@ -127,7 +139,7 @@ def test_stretches_are_what_the_disk_has(names_of):
     assert stretches_behind(storage, names, 12, 99) == ()
 
 
-def test_the_search_for_stretches_is_bounded(names_of):
+def test_the_search_for_stretches_is_bounded(names_of: Callable[..., ChunkNames]) -> None:
     """By how long a hole may be, and by how many stretches there may be."""
     names = names_of(prompt(2 * MOST_STRETCHES + 4))
     far = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
@@ -140,7 +152,7 @@ def test_the_search_for_stretches_is_bounded(names_of):
     assert len(stretches_behind(many, names, 0, names.count)) == MOST_STRETCHES
 
 
-def test_holes_lie_before_and_between_stretches(names_of):
+def test_holes_lie_before_and_between_stretches(names_of: Callable[..., ChunkNames]) -> None:
     """Each knows the page before its end, or the root."""
     names = names_of(prompt(6))
 
@@ -162,7 +174,9 @@ def test_holes_lie_before_and_between_stretches(names_of):
         ([4, 5], [(True, 0, 4)]),
     ],
 )
-def test_holes_are_computed_and_stretches_restored_in_turn(make_restoring_cell, orders, holes, spans):
+def test_holes_are_computed_and_stretches_restored_in_turn(
+    make_restoring_cell: MakeCell, orders: FindOrders, holes: list[int], spans: list[tuple[bool, int, int]]
+) -> None:
     """What is behind the last stretch is computed with the rest of the prompt."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), holes)
@@ -180,7 +194,9 @@ def test_holes_are_computed_and_stretches_restored_in_turn(make_restoring_cell, 
     assert [order.depth for order in fetched] == [start for is_restored, start, _ in expected if is_restored]
 
 
-def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_restoring_cell, orders):
+def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """Its fetch begins when the one before is over, whatever the worker has done by then."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(4), [1])
@@ -189,6 +205,7 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_resto
     bring(cell, 2)
 
     run = cell.state.requests[name].hidden.run
+    assert run is not None
     assert (run.end, run.arrived, run.goal) == (4 * CHUNK, 2 * CHUNK, 4 * CHUNK)
     assert cell.state.requests[name].computed == 0
     assert [order.depth for outputs in cell.outputs for order in orders(outputs, FetchChunks)] == [0, 2 * CHUNK]
@@ -197,7 +214,9 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_resto
     cell.check_answers()
 
 
-def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(make_restoring_cell, orders):
+def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """Each computes as much as it may, and none goes past where state goes on."""
     cell = make_restoring_cell(max_batch_tokens=100)
     put_state_with_holes(cell, prompt(5), [1, 2, 3])
@@ -210,7 +229,7 @@ def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(make_restorin
     assert computed == [(64, 164), (164, 256), (320, 323)]
 
 
-def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell, orders):
+def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Two chunks are on the device, the third has no state and no KV: the request is admitted at once."""
     cell = make_restoring_cell(disk_writes="off")
     cell.submit(prompt(2))
@@ -220,7 +239,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
     name = cell.submit(prompt(6))
 
     assert cell.admitted[-1].request_id == name
-    assert cell.state.requests[name].hidden.run.goal == 6 * CHUNK
+    assert present(cell.state.requests[name].hidden.run).goal == 6 * CHUNK
     cell.drain()
     cell.check_answers()
     assert planned(cell, orders)[-3:] == [
@@ -231,7 +250,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
     assert hidden_pool(cell).leased == 0
 
 
-def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell):
+def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell: MakeCell) -> None:
     """A second request finds all of it on the device."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(4), [1])
@@ -245,7 +264,7 @@ def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell):
     cell.check_answers()
 
 
-def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell, orders):
+def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """A worker captures tokens in a row: what lies between two stretches is not among them."""
     cell = make_restoring_cell(disk_writes="through", min_prefetch_tokens=1)
     names = put_state_with_holes(cell, prompt(6), [1, 4, 5])
@@ -254,13 +273,14 @@ def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell, order
     cell.drain()
 
     (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
+    assert admitted.state_lease is not None
     assert admitted.state_lease.depth == 4 * CHUNK
     known = cell.state.storages["storage"].hidden_chunks
     assert [name in known for name in names] == [True, False, True, True, True, True]
     cell.check_answers()
 
 
-def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell, orders):
+def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """The costs decide on stretches as on all else."""
     cell = make_restoring_cell(costs=SLOW_DISK)
     put_state_with_holes(cell, prompt(4), [1])
@@ -273,7 +293,9 @@ def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell, or
 
 
 @pytest.mark.parametrize("restoring", ["planned", "state"])
-def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(make_restoring_cell, orders, restoring):
+def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(
+    make_restoring_cell: MakeCell, orders: FindOrders, restoring: str
+) -> None:
     """Left to itself the planner fetches KV, for computing the hole costs more than all of its disk time."""
     cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(4))
@@ -287,7 +309,9 @@ def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(make_r
     assert fetched == (["kv"] if restoring == "planned" else ["state", "state"])
 
 
-def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restoring_cell, orders):
+def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """The first stretch is restored, the rest is computed in one go, and no page stays behind."""
     cell = make_restoring_cell()
     names = put_state_with_holes(cell, prompt(6), [1])
@@ -296,7 +320,7 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restori
     bring(cell, 2)
     bring(cell, 2)
     assert cell.state.requests[name].hidden.refusals == 1
-    assert cell.state.requests[name].hidden.run.goal == 3 * CHUNK
+    assert present(cell.state.requests[name].hidden.run).goal == 3 * CHUNK
 
     cell.drain()
 
@@ -305,7 +329,7 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restori
     assert hidden_pool(cell).leased == 0
 
 
-def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell):
+def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell: MakeCell) -> None:
     """The run ends before the hole though that was being computed for it."""
     cell = make_restoring_cell()
     names = put_state_with_holes(cell, prompt(6), [1])
@@ -319,7 +343,7 @@ def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell)
 
 
 @pytest.mark.parametrize("is_hole_computed", [False, True])
-def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
+def test_a_late_later_stretch_is_cut_off(make_restoring_cell: MakeCell, is_hole_computed: bool) -> None:
     """The deadline of its fetch passes before or after the hole was computed: the rest is computed."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
@@ -340,7 +364,7 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell, is_hole_computed):
     assert (hidden_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
 
 
-def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell):
+def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell: MakeCell) -> None:
     """What was restored and computed before it stays; the next attempt does without state."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
@@ -350,6 +374,7 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cel
     worker_goes_on(cell)
     assert cell.state.requests[name].computed == 2 * CHUNK
     bring(cell, 1)
+    assert cell.storages["storage"].hidden_pool is not None
     for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     cell.drain()
@@ -361,7 +386,7 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cel
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 2, 3, 4])
-def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell, chunks):
+def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell: MakeCell, chunks: int) -> None:
     """Wherever it has come to: the fetch that runs keeps its own until it is over."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1, 3])
@@ -375,7 +400,7 @@ def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell, c
     assert cell.state.hidden_fetches == {}
 
 
-def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell):
+def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell: MakeCell) -> None:
     """Its request begins anew elsewhere, and all pages come back."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
@@ -392,7 +417,7 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cel
     assert hidden_pool(cell).leased == 0
 
 
-def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
+def test_a_small_pool_brings_one_part_after_another(make_restoring_cell: MakeCell) -> None:
     """Half of it is two chunks: stretches are brought in parts, and what follows a hole waits for pages."""
     cell = make_restoring_cell(state_pages=4 * EACH)
     put_state_with_holes(cell, prompt(7), [3])
@@ -405,7 +430,7 @@ def test_a_small_pool_brings_one_part_after_another(make_restoring_cell):
     assert hidden_pool(cell).leased == 0
 
 
-def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
+def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell: MakeCell) -> None:
     """Called off between two stretches it ends before the hole."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
@@ -413,6 +438,7 @@ def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
     bring(cell, 2)
     request = cell.state.requests[name]
     (fetch,) = cell.state.hidden_fetches.values()
+    assert request.hidden.run is not None
     assert request.hidden.run.arrived == 2 * CHUNK
 
     cut_off_hidden(Step(cell.state, cell.seq, cell.time_ns), fetch)
@@ -423,7 +449,7 @@ def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell):
     assert chunks_of(prompt(1)).keys() == {request.hidden.run.identities[-16:]}
 
 
-def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell):
+def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell: MakeCell) -> None:
     """The request is preempted with its run; the next attempt begins another where the device's KV ends."""
     cell = make_restoring_cell()
     put_state_with_holes(cell, prompt(6), [1])
@@ -442,7 +468,7 @@ def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restor
     assert hidden_pool(cell).leased == 0
 
 
-def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell):
+def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell: MakeCell) -> None:
     """Each of five turns leaves one chunk that nobody passes through the model at once; all others come back."""
     cell = make_restoring_cell(disk_writes="through", lease_tokens=64)
     tokens = prompt(3, tail=30)

@@ -1,5 +1,7 @@
 """Workers that were asked to end: nothing new, what runs goes on for a while, what is hot is handed over."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import status
@@ -8,9 +10,11 @@ from shared.errors import IllegalTransition
 from shared.messages.storage_plans import BackupPages, SaveChunks
 from shared.messages.worker_events import WorkerDraining, WorkerLeft
 from shared.messages.worker_plans import AdmitRequest, AttachNeighbour, LeaveCell, PageLoad, PreemptRequest, RunBatch
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
 
 
-def start_drain(cell, worker_id="worker-0", grace_ms=1_000):
+def start_drain(cell: CellModel, worker_id: str = "worker-0", grace_ms: int = 1_000) -> list[Any]:
     """A worker asks to leave; returns what follows at once."""
     cell.workers[worker_id].drain(grace_ms)
     while len(cell.workers[worker_id].outbox) > 1:
@@ -19,17 +23,17 @@ def start_drain(cell, worker_id="worker-0", grace_ms=1_000):
     return cell.outputs[-1]
 
 
-def drain_timer(cell):
+def drain_timer(cell: CellModel) -> str:
     """The timer of the one drain under way."""
     (name,) = [name for name in cell.timers if name.startswith("drain.")]
     return name
 
 
-def hits(cell, tier):
+def hits(cell: CellModel, tier: str) -> int:
     return cell.state.counters.get(f"hit_tokens_{tier}", 0)
 
 
-def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell, orders):
+def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell: MakeCell, orders: FindOrders) -> None:
     """There is nothing to wait for."""
     cell = make_cell(workers=2, host_pages=20)
 
@@ -41,7 +45,9 @@ def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell, orders):
     assert not cell.timers
 
 
-def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(make_cell, orders):
+def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(
+    make_cell: MakeCell, orders: FindOrders
+) -> None:
     """It is copied before the worker may leave, though nothing was short of room."""
     cell = make_cell(workers=1, host_pages=20)
     cell.submit([1] * 16, max_tokens=1)
@@ -61,7 +67,7 @@ def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(make
     cell.check_answers()
 
 
-def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell, orders):
+def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell: MakeCell, orders: FindOrders) -> None:
     """Only what would be lost goes."""
     cell = make_cell(workers=2, pages=64, host_pages=40, host_writes="through")
     cell.submit([1] * 16, max_tokens=1)
@@ -73,7 +79,7 @@ def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell, orders)
     assert len(orders(outputs, LeaveCell)) == 1
 
 
-def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell, set_heat):
+def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """The host pool has room for one of three prefixes, and a colder one in it."""
     cell = make_cell(workers=1, pages=40, host_pages=4, host_writes="on_evict")
     for kind in (1, 2, 3):
@@ -94,7 +100,9 @@ def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell, 
     assert cell.admitted[-1].cached_tokens == 16
 
 
-def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(make_cell, orders, set_heat):
+def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(
+    make_cell: MakeCell, orders: FindOrders, set_heat: SetHeat
+) -> None:
     """Host memory is full of what another worker's requests use more; the disk takes the rest."""
     cell = make_cell(workers=1, page_size=64, pages=8, host_pages=1, disk_chunks=10, disk_writes="on_evict")
     cell.submit([1] * 64 + [5], max_tokens=1)
@@ -118,7 +126,7 @@ def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(make_cell, or
     assert cell.state.storages["storage"].chunks
 
 
-def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell, orders):
+def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell: MakeCell, orders: FindOrders) -> None:
     """There is no place for what it holds."""
     cell = make_cell(workers=1)
     cell.submit([1] * 16, max_tokens=1)
@@ -129,7 +137,7 @@ def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell, orders)
     assert len(orders(outputs, LeaveCell)) == 1
 
 
-def test_a_storage_that_is_late_is_not_waited_for(make_cell, orders):
+def test_a_storage_that_is_late_is_not_waited_for(make_cell: MakeCell, orders: FindOrders) -> None:
     """Its deadline ends the hand-over, long before the grace is over."""
     cell = make_cell(workers=1, host_pages=20)
     cell.submit([1] * 16, max_tokens=1)
@@ -142,7 +150,7 @@ def test_a_storage_that_is_late_is_not_waited_for(make_cell, orders):
     assert len(orders(cell.outputs[-1], LeaveCell)) == 1
 
 
-def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell, orders):
+def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell: MakeCell, orders: FindOrders) -> None:
     """What runs goes on where it is, with its pages and its leases."""
     cell = make_cell(workers=2, pages=64, max_running=1)
     names = [cell.submit([number] * 10, max_tokens=12, ignore_eos=True) for number in range(6)]
@@ -161,7 +169,7 @@ def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell, orders):
     cell.check_answers()
 
 
-def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell, orders):
+def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell: MakeCell, orders: FindOrders) -> None:
     """It is preempted, so that its gateway is asked nothing, and not one token changes."""
     cell = make_cell(workers=2, pages=64)
     name = cell.submit([1] * 10, max_tokens=30, ignore_eos=True)
@@ -180,7 +188,7 @@ def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell, ord
     cell.check_answers()
 
 
-def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell, orders):
+def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell: MakeCell, orders: FindOrders) -> None:
     """After all of the grace; what it runs goes on elsewhere, as after a loss."""
     cell = make_cell(workers=2, pages=64)
     name = cell.submit([1] * 10, max_tokens=30, ignore_eos=True)
@@ -201,7 +209,7 @@ def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell, orders):
     cell.check_answers()
 
 
-def test_requests_wait_while_the_only_worker_drains(make_cell):
+def test_requests_wait_while_the_only_worker_drains(make_cell: MakeCell) -> None:
     """They are neither refused nor given to it; the next worker that joins gets them."""
     cell = make_cell(workers=1, pages=64, max_running=1)
     first = cell.submit([1] * 10, max_tokens=6, ignore_eos=True)
@@ -219,7 +227,7 @@ def test_requests_wait_while_the_only_worker_drains(make_cell):
     cell.check_answers()
 
 
-def test_a_worker_that_dies_while_it_drains_is_lost(make_cell):
+def test_a_worker_that_dies_while_it_drains_is_lost(make_cell: MakeCell) -> None:
     """Its requests resume, its timer goes, and what was being handed over is free again."""
     cell = make_cell(workers=2, pages=64, host_pages=40)
     cell.submit([5] * 16, max_tokens=1)
@@ -238,7 +246,7 @@ def test_a_worker_that_dies_while_it_drains_is_lost(make_cell):
     cell.check_answers()
 
 
-def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell, orders):
+def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell: MakeCell, orders: FindOrders) -> None:
     """CUDA memory goes with the process that made it; and after that nobody begins to read."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1] * 16, max_tokens=1)
@@ -268,7 +276,7 @@ def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell, orders):
     assert holder not in attached
 
 
-def test_the_status_says_who_drains_and_bounds_come_from_the_others(make_cell):
+def test_the_status_says_who_drains_and_bounds_come_from_the_others(make_cell: MakeCell) -> None:
     """What fits only a worker that is leaving fits nowhere."""
     cell = make_cell(workers=1, pages=16)
     cell.add_worker("large", pages=64)
@@ -282,7 +290,7 @@ def test_the_status_says_who_drains_and_bounds_come_from_the_others(make_cell):
     assert found.max_context == 64
 
 
-def test_a_drain_follows_its_table():
+def test_a_drain_follows_its_table() -> None:
     """A pair that the table lacks raises, and no other does; a worker that is released stays so."""
     for state in DrainState:
         for event in DrainEvent:
@@ -297,7 +305,9 @@ def test_a_drain_follows_its_table():
 
 
 @pytest.mark.parametrize("incarnation", [None, "another"])
-def test_a_repeated_or_foreign_message_changes_nothing(make_cell, orders, incarnation):
+def test_a_repeated_or_foreign_message_changes_nothing(
+    make_cell: MakeCell, orders: FindOrders, incarnation: str | None
+) -> None:
     """One drain is begun, by the incarnation that asked."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1] * 10, max_tokens=30, ignore_eos=True)

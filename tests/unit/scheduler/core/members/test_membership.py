@@ -1,5 +1,7 @@
 """Workers come and go."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import status
@@ -7,11 +9,20 @@ from shared.messages.gateway_notices import ResumeNeeded
 from shared.messages.pools import PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
-from shared.messages.worker_plans import AttachHostPool, Dismiss
-from tests.stateful.cell_model import MODEL, geometry
+from shared.messages.worker_plans import AttachHostPool, Dismiss, WorkerPlan
+from tests.stateful.cell_model import MODEL, CellModel, geometry
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def join(cell, *, worker_id="stranger", model=MODEL, page_size=4, pages=8, incarnation="x"):
+def join(
+    cell: CellModel,
+    *,
+    worker_id: str = "stranger",
+    model: str = MODEL,
+    page_size: int = 4,
+    pages: int = 8,
+    incarnation: str = "x",
+) -> WorkerJoined:
     """A WorkerJoined without a model worker behind it."""
     handle = PoolHandle(kind="shm", layout="layer_first", name="x", nbytes=0, pages=pages, geometry=geometry(page_size))
     return WorkerJoined(
@@ -20,19 +31,20 @@ def join(cell, *, worker_id="stranger", model=MODEL, page_size=4, pages=8, incar
 
 
 @pytest.mark.parametrize("difference", [{"model": "another"}, {"page_size": 8}, {"pages": 0}])
-def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell, difference):
+def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell: MakeCell, difference: dict[str, Any]) -> None:
     """The first worker fixes model and geometry while any worker is joined."""
     cell = make_cell()
     cell.known_workers["stranger", "x"] = type("Sink", (), {"receive": staticmethod(lambda plan: None)})()
 
     (output,) = cell.feed(join(cell, **difference))
 
+    assert isinstance(output, WorkerPlan)
     assert isinstance(output.order, Dismiss)
     assert (output.worker_id, output.incarnation, output.number) == ("stranger", "x", 1)
     assert list(cell.state.workers) == ["worker-0"]
 
 
-def test_pools_are_introduced_in_order(make_cell, orders):
+def test_pools_are_introduced_in_order(make_cell: MakeCell, orders: FindOrders) -> None:
     """The storage makes its pool once and maps each device; a worker gets the host pool once it exists."""
     cell = make_cell(workers=0)
     cell.add_storage("storage")
@@ -49,7 +61,7 @@ def test_pools_are_introduced_in_order(make_cell, orders):
     assert sorted(cell.workers["one"].hosts) == ["storage"]
 
 
-def test_a_storage_of_another_node_is_not_introduced(make_cell):
+def test_a_storage_of_another_node_is_not_introduced(make_cell: MakeCell) -> None:
     """Memory is shared on a node only."""
     cell = make_cell(workers=0)
     cell.add_storage("storage", node="far")
@@ -61,7 +73,7 @@ def test_a_storage_of_another_node_is_not_introduced(make_cell):
 
 
 @pytest.mark.parametrize("is_graceful", [True, False])
-def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell, orders, is_graceful):
+def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell: MakeCell, orders: FindOrders, is_graceful: bool) -> None:
     """Waiting ones move, running ones resume after the tokens that their gateway has, and tokens never change."""
     cell = make_cell(workers=2, pages=64, max_running=1, host_pages=20)
     names = [cell.submit([number] * 10, max_tokens=12, ignore_eos=True) for number in range(4)]
@@ -89,7 +101,7 @@ def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell, orders, is_gracefu
     assert all(len(gateway.tokens[name]) == 12 for name in names)
 
 
-def test_a_new_incarnation_means_the_old_one_is_lost(make_cell):
+def test_a_new_incarnation_means_the_old_one_is_lost(make_cell: MakeCell) -> None:
     """Its pages are gone and its requests resume; events of the old one are stale."""
     cell = make_cell(pages=64)
     name = cell.submit([1] * 10, max_tokens=6, ignore_eos=True)
@@ -110,7 +122,7 @@ def test_a_new_incarnation_means_the_old_one_is_lost(make_cell):
     assert cell.gateways["gateway"].ended == {name: "finished"}
 
 
-def test_the_cache_of_other_workers_survives(make_cell):
+def test_the_cache_of_other_workers_survives(make_cell: MakeCell) -> None:
     """Only what the lost worker alone held is gone."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1] * 20, max_tokens=1, request_id="a")
@@ -123,13 +135,14 @@ def test_the_cache_of_other_workers_survives(make_cell):
     assert (pool.owner, pool.cached) == ("worker-1", 5)
 
 
-def test_the_last_worker_gone_another_model_may_be_served(make_cell):
+def test_the_last_worker_gone_another_model_may_be_served(make_cell: MakeCell) -> None:
     """Requests that wait are of the old model and are told; pages of another geometry are gone."""
     cell = make_cell(host_pages=30, pages=12)
     for number in range(2):
         cell.submit([number] * 40, max_tokens=1)
         cell.drain()
     cell.lose_worker("worker-0")
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.cached > 0
     name = cell.submit([3] * 4)
     cell.known_workers["stranger", "x"] = type("Sink", (), {"receive": staticmethod(lambda plan: None)})()

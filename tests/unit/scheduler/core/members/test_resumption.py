@@ -1,16 +1,21 @@
 """Requests whose worker is gone."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
 from services.scheduler.core.members.membership import RESUME_TIMEOUT_MS
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.gateway_notices import ResumeNeeded
-from shared.messages.requests import ReclaimRequest, ResumeRequest
+from shared.messages.requests import ReclaimRequest, ResumeRequest, SubmitRequest
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 @pytest.fixture
-def orphan(make_cell):
+def orphan(make_cell: MakeCell) -> CellModel:
     """A cell whose only worker died while a request ran."""
     cell = make_cell(pages=64)
     cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
@@ -20,12 +25,12 @@ def orphan(make_cell):
     return cell
 
 
-def answer(attempt=2, output=(), gateway_id="gateway"):
+def answer(attempt: int = 2, output: Sequence[int] = (), gateway_id: str = "gateway") -> ResumeRequest:
     """A ResumeRequest."""
     return ResumeRequest(request_id="a", gateway_id=gateway_id, attempt=attempt, output=pack_int32(output))
 
 
-def test_the_next_attempt_starts_after_what_the_gateway_has(orphan):
+def test_the_next_attempt_starts_after_what_the_gateway_has(orphan: CellModel) -> None:
     """Prompt and received tokens are computed; nothing is sent twice or skipped."""
     received = list(orphan.gateways["gateway"].tokens["a"])
     assert received
@@ -41,21 +46,21 @@ def test_the_next_attempt_starts_after_what_the_gateway_has(orphan):
 
 
 @pytest.mark.parametrize("wrong", [{"attempt": 1}, {"attempt": 3}, {"gateway_id": "other"}])
-def test_an_answer_to_another_question_is_stale(orphan, wrong):
+def test_an_answer_to_another_question_is_stale(orphan: CellModel, wrong: dict[str, Any]) -> None:
     """Only the attempt that was asked for resumes."""
     orphan.feed(answer(**wrong))
 
     assert orphan.state.requests["a"].state.value == "resuming"
 
 
-def test_a_gateway_with_every_token_still_gets_the_end(orphan):
+def test_a_gateway_with_every_token_still_gets_the_end(orphan: CellModel) -> None:
     """At least one token is sampled again, because it brings the finish reason."""
     orphan.feed(answer(output=[1, 2, 3, 4, 5, 6]))
 
     assert orphan.state.requests["a"].output == pack_int32([1, 2, 3, 4, 5])
 
 
-def test_a_gateway_that_never_answers_is_not_waited_for(orphan):
+def test_a_gateway_that_never_answers_is_not_waited_for(orphan: CellModel) -> None:
     """The timer ends the request."""
     (timer,) = orphan.timers
     assert orphan.timers[timer] == orphan.time_ns + RESUME_TIMEOUT_MS * 1_000_000
@@ -66,7 +71,7 @@ def test_a_gateway_that_never_answers_is_not_waited_for(orphan):
     assert orphan.gateways["gateway"].ended == {"a": "service_unavailable"}
 
 
-def test_workers_may_die_only_so_often(make_cell):
+def test_workers_may_die_only_so_often(make_cell: MakeCell) -> None:
     """max_attempts bounds the starts."""
     cell = make_cell(pages=64, max_attempts=2)
     cell.submit([1] * 8, max_tokens=50, ignore_eos=True, request_id="a")
@@ -79,7 +84,7 @@ def test_workers_may_die_only_so_often(make_cell):
     assert cell.gateways["gateway"].ended == {"a": "attempts_exhausted"}
 
 
-def reopen(cell, *, keep):
+def reopen(cell: CellModel, *, keep: int) -> SubmitRequest:
     """Have the gateway miss the end of request "a" and all tokens but the first ``keep``; returns the request."""
     gateway, submitted = cell.gateways["gateway"], cell.submitted["a"]
     assert gateway.ended.pop("a") == "finished"
@@ -89,7 +94,7 @@ def reopen(cell, *, keep):
 
 
 @pytest.mark.parametrize("keep", [0, 3])
-def test_a_request_whose_end_was_lost_begins_again(make_cell, keep):
+def test_a_request_whose_end_was_lost_begins_again(make_cell: MakeCell, keep: int) -> None:
     """What a dead worker said last reached nobody: the answer goes on behind what did, as another attempt."""
     cell = make_cell(pages=64)
     cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
@@ -107,7 +112,7 @@ def test_a_request_whose_end_was_lost_begins_again(make_cell, keep):
     assert cell.state.counters["requests_reclaimed"] == 1
 
 
-def test_a_reclaimed_request_may_have_been_answered_meanwhile(make_cell):
+def test_a_reclaimed_request_may_have_been_answered_meanwhile(make_cell: MakeCell) -> None:
     """Its gateway says so instead of where to go on, and nothing is computed."""
     cell = make_cell(pages=64)
     cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
@@ -122,7 +127,7 @@ def test_a_reclaimed_request_may_have_been_answered_meanwhile(make_cell):
     assert cell.state.requests == {}
 
 
-def test_what_is_under_way_is_not_begun_again(make_cell):
+def test_what_is_under_way_is_not_begun_again(make_cell: MakeCell) -> None:
     """A gateway asked too early: the request waits, runs or has just been submitted again."""
     cell = make_cell(pages=64)
     cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
@@ -135,7 +140,7 @@ def test_what_is_under_way_is_not_begun_again(make_cell):
     assert cell.gateways["gateway"].ended == {"a": "finished"}
 
 
-def test_a_reclaimed_request_keeps_its_deadline(make_cell):
+def test_a_reclaimed_request_keeps_its_deadline(make_cell: MakeCell) -> None:
     """What was left of it when the gateway asked."""
     cell = make_cell(pages=64)
     cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a", deadline_ms=60_000)

@@ -5,9 +5,10 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def test_a_lost_storage_takes_its_copies_along(make_cell, orders):
+def test_a_lost_storage_takes_its_copies_along(make_cell: MakeCell, orders: FindOrders) -> None:
     """Its residency vanishes and workers unmap it; on return it starts empty."""
     cell = make_cell(pages=12, host_pages=60)
     for number in range(3):
@@ -24,7 +25,7 @@ def test_a_lost_storage_takes_its_copies_along(make_cell, orders):
     assert sorted(cell.workers["worker-0"].hosts) == ["storage"]
 
 
-def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders):
+def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell, orders: FindOrders) -> None:
     """The cell serves from the device alone."""
     cell = make_cell()
     storage = cell.add_storage("storage")
@@ -41,7 +42,7 @@ def test_a_pool_that_could_not_be_made_is_done_without(make_cell, orders):
     assert list(cell.gateways["gateway"].ended.values()) == ["finished"]
 
 
-def test_the_host_tier_can_be_switched(make_cell, orders):
+def test_the_host_tier_can_be_switched(make_cell: MakeCell, orders: FindOrders) -> None:
     """Off, no pool is asked for and none used; on, the pool is made."""
     cell = make_cell(host_tier=False, host_pages=60, pages=12)
     assert cell.storages["storage"].pool is None

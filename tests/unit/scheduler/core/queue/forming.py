@@ -1,14 +1,17 @@
 """Candidates of whom only names and counts matter, and the order in which a schedule takes them."""
 
+from typing import Any
+
 from services.scheduler.core.cache.prefix_match import PrefixMatch
 from services.scheduler.core.queue.batch_builder import BatchBuilder, Candidate
+from services.scheduler.core.queue.schedules import Schedule
 from services.scheduler.core.request import Request
-from services.scheduler.core.state import Worker
+from services.scheduler.core.state import CellState, Worker
 from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.stateful.cell_model import namespace
 
 
-def candidate(name, load, compute, *, priority=0, pages=0):
+def candidate(name: str, load: int, compute: int, *, priority: int = 0, pages: int = 0) -> Candidate:
     """A candidate of whom only the name, the counts and the priority matter."""
     submit = SubmitRequest(
         request_id=name,
@@ -21,13 +24,16 @@ def candidate(name, load, compute, *, priority=0, pages=0):
     return Candidate(Request(submit, 1, 1), [], PrefixMatch(loaded_pages=pages), load, compute, 0)
 
 
-def form(state, schedule, waiting, *, budget=10_000, places=100):
+def form(
+    state: CellState, schedule: Schedule, waiting: list[Candidate], *, budget: int = 10_000, places: int = 100
+) -> list[str]:
     """Names in the order in which a batch takes them, nothing of it in the tree."""
     builder = BatchBuilder(budget, places)
-    worker = Worker("w", "1", "n", None, 1, None)
+    nothing: Any = None  # No decision here looks into a pool.
+    worker = Worker("w", "1", "n", nothing, 1, nothing)
     taken, put_aside = [], []
 
-    def take(item):
+    def take(item: Candidate) -> None:
         if not builder.is_full:
             taken.append(item.request.request_id)
             builder.loaded += item.load

@@ -1,16 +1,20 @@
 """Admission: what is reused and what is said about it."""
 
+from typing import Any
+
 import pytest
 
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from services.scheduler.core.cache.residency import give_host
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.worker_plans import AdmitRequest
-from tests.stateful.cell_model import namespace
+from tests.present import present
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_fully_cached_prompt_recomputes_its_last_token(make_cell, page_size):
+def test_a_fully_cached_prompt_recomputes_its_last_token(make_cell: MakeCell, page_size: int) -> None:
     """Whole pages are reused, but never the last token, whose logits are needed."""
     cell = make_cell(page_size=page_size, pages=256 // page_size)
     prompt = list(range(32))
@@ -23,7 +27,7 @@ def test_a_fully_cached_prompt_recomputes_its_last_token(make_cell, page_size):
     assert cell.workers["worker-0"].prefilled_tokens == 32 + 32 - expected
 
 
-def test_tenants_never_share(make_cell):
+def test_tenants_never_share(make_cell: MakeCell) -> None:
     """Another salt finds nothing."""
     cell = make_cell()
     cell.submit(list(range(20)), salt="a")
@@ -35,7 +39,7 @@ def test_tenants_never_share(make_cell):
 
 
 @pytest.mark.parametrize("hints", [{"read": False}, {"prompt_logprobs": 1}])
-def test_a_request_that_may_not_read_matches_nothing(make_cell, hints):
+def test_a_request_that_may_not_read_matches_nothing(make_cell: MakeCell, hints: dict[str, Any]) -> None:
     """``cache.read`` off and prompt logprobs both compute the whole prompt."""
     cell = make_cell()
     cell.submit(list(range(20)))
@@ -46,7 +50,7 @@ def test_a_request_that_may_not_read_matches_nothing(make_cell, hints):
     assert cell.admitted[1].cached_tokens == 0
 
 
-def test_a_request_that_may_not_write_leaves_nothing(make_cell):
+def test_a_request_that_may_not_write_leaves_nothing(make_cell: MakeCell) -> None:
     """``cache.write`` off caches no page."""
     cell = make_cell()
     cell.submit(list(range(20)), write=False)
@@ -56,7 +60,7 @@ def test_a_request_that_may_not_write_leaves_nothing(make_cell):
     assert cell.state.workers["worker-0"].pool.free == 32
 
 
-def test_pages_cover_the_prompt_and_a_lease_and_no_more(make_cell, orders):
+def test_pages_cover_the_prompt_and_a_lease_and_no_more(make_cell: MakeCell, orders: FindOrders) -> None:
     """The lease ends where the longest answer does."""
     cell = make_cell(lease_tokens=8)
     cell.submit([1] * 10, max_tokens=100)
@@ -66,7 +70,7 @@ def test_pages_cover_the_prompt_and_a_lease_and_no_more(make_cell, orders):
     assert [len(order.pages) // 4 for order in admitted] == [5, 4]
 
 
-def test_nobody_overtakes_a_request_that_waits_for_pages(make_cell):
+def test_nobody_overtakes_a_request_that_waits_for_pages(make_cell: MakeCell) -> None:
     """A small request behind a large one waits with it."""
     cell = make_cell(pages=16)
     cell.submit([1] * 40, max_tokens=20, request_id="running")
@@ -77,7 +81,7 @@ def test_nobody_overtakes_a_request_that_waits_for_pages(make_cell):
     assert [order.request_id for order in cell.admitted][:3] == ["running", "large", "small"]
 
 
-def test_a_long_cached_node_does_not_keep_out_who_shares_its_start(make_cell):
+def test_a_long_cached_node_does_not_keep_out_who_shares_its_start(make_cell: MakeCell) -> None:
     """Only the matched part of a node counts as in use."""
     cell = make_cell(pages=10)
     cell.submit(list(range(36)), max_tokens=4)
@@ -89,7 +93,7 @@ def test_a_long_cached_node_does_not_keep_out_who_shares_its_start(make_cell):
     assert cell.admitted[1].cached_tokens == 4
 
 
-def test_usage_speaks_of_the_callers_prompt(make_cell):
+def test_usage_speaks_of_the_callers_prompt(make_cell: MakeCell) -> None:
     """A preempted request that finds its own output again reports at most its prompt as cached."""
     cell = make_cell(pages=7, page_size=1, lease_tokens=1)
     cell.submit([1, 2], max_tokens=5, request_id="a", ignore_eos=True)
@@ -103,22 +107,24 @@ def test_usage_speaks_of_the_callers_prompt(make_cell):
         assert order.device_tokens <= order.prompt_tokens
 
 
-def node_of(cell, tokens):
+def node_of(cell: CellModel, tokens: list[int]) -> Node:
     """The one node of these tokens."""
     ((node, _),) = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
     return node
 
 
-def copy_to_host(cell, node):
+def copy_to_host(cell: CellModel, node: Node) -> None:
     """Let host memory hold a copy of what the only worker has."""
     storage, host = cell.state.storages["storage"], cell.storages["storage"].pool
     pages = unpack_int32(node.device["worker-0"])
-    give_host(cell.state, node, storage, storage.pool.allocate(len(pages)))
+    assert storage.pool is not None
+    give_host(cell.state, node, storage, present(storage.pool.allocate(len(pages))))
     for page, source in zip(unpack_int32(node.host["storage"]), pages, strict=True):
+        assert host is not None
         host.memory[page] = cell.workers["worker-0"].memory[source]
 
 
-def test_what_a_request_stands_on_may_be_cut_while_room_is_made_for_it(make_cell):
+def test_what_a_request_stands_on_may_be_cut_while_room_is_made_for_it(make_cell: MakeCell) -> None:
     """A backup that its admission leads to displaces a part of the host copy of its prefix: it has all pages still."""
     cell = make_cell(page_size=16, pages=41, host_pages=38)
     prefix, leaving, dropped = [

@@ -1,20 +1,22 @@
 """Batches."""
 
-from shared.messages.worker_plans import RunBatch
+from shared.messages.worker_plans import RunBatch, WorkerPlan
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
-def batches(cell):
+def batches(cell: CellModel) -> list[RunBatch]:
     """Every batch sent so far."""
-    plans = [output for outputs in cell.outputs for output in outputs]
-    return [plan.order for plan in plans if isinstance(getattr(plan, "order", None), RunBatch)]
+    plans = [output for outputs in cell.outputs for output in outputs if isinstance(output, WorkerPlan)]
+    return [plan.order for plan in plans if isinstance(plan.order, RunBatch)]
 
 
-def spans(cell):
+def spans(cell: CellModel) -> list[list[tuple[str, int, int]]]:
     """Each batch as (request, start, end) triples."""
     return [[(chunk.request_id, chunk.start, chunk.end) for chunk in batch.chunks] for batch in batches(cell)]
 
 
-def test_a_long_prompt_is_computed_in_chunks_and_others_fill_the_rest(make_cell):
+def test_a_long_prompt_is_computed_in_chunks_and_others_fill_the_rest(make_cell: MakeCell) -> None:
     """Started prompts go on first; new ones take what is left of the budget."""
     cell = make_cell(max_batch_tokens=10, batches_ahead=1)
     cell.submit([1] * 25, request_id="long")
@@ -29,7 +31,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_others_fill_the_rest(make_cell)
     ]
 
 
-def test_a_few_batches_are_sent_ahead(make_cell):
+def test_a_few_batches_are_sent_ahead(make_cell: MakeCell) -> None:
     """The worker has the next batch before it has answered the last, and no more than that."""
     cell = make_cell(max_batch_tokens=4, batches_ahead=3)
 
@@ -41,7 +43,7 @@ def test_a_few_batches_are_sent_ahead(make_cell):
     assert len(spans(cell)) == 4
 
 
-def test_no_more_than_max_running_run(make_cell):
+def test_no_more_than_max_running_run(make_cell: MakeCell) -> None:
     """The next is admitted when one has finished."""
     cell = make_cell(max_running=2)
     for number in range(5):
@@ -54,7 +56,7 @@ def test_no_more_than_max_running_run(make_cell):
     assert len(cell.gateways["gateway"].ended) == 5
 
 
-def test_computed_pages_are_shared_before_their_request_ends(make_cell):
+def test_computed_pages_are_shared_before_their_request_ends(make_cell: MakeCell) -> None:
     """A request that comes while another decodes finds that one's prompt."""
     cell = make_cell(pages=64)
     cell.submit(list(range(20)), max_tokens=30, seed=3)
@@ -69,7 +71,7 @@ def test_computed_pages_are_shared_before_their_request_ends(make_cell):
     cell.check_answers()
 
 
-def test_equal_prompts_in_one_batch_keep_their_own_pages(make_cell):
+def test_equal_prompts_in_one_batch_keep_their_own_pages(make_cell: MakeCell) -> None:
     """Both compute; the tree keeps one copy and the other's pages return at its end."""
     cell = make_cell(pages=64)
     cell.submit(list(range(20)), max_tokens=4, seed=1)

@@ -6,12 +6,14 @@ from services.scheduler.core.queue.batch_builder import BatchBuilder, stand_on, 
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.worker_plans import PageLoad, RunBatch
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 SHARED = list(range(40))
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell whose host pool alone holds a prompt of 10 pages; a long answer keeps the worker's only place."""
     cell = make_cell(pages=60, host_pages=60, max_running=4, batches_ahead=1, schedule="balanced")
     cell.submit(SHARED, max_tokens=1, request_id="cached")
@@ -23,7 +25,7 @@ def cell(make_cell):
     return cell
 
 
-def submit_together(cell, *prompts):
+def submit_together(cell: CellModel, *prompts: list[int]) -> RunBatch:
     """Requests that are waiting when the next batch is formed, named by letters in order."""
     cell.submit([900], max_tokens=1, request_id="ahead")  # Its batch is on its way, so the others must wait.
     for name, prompt in zip("abcd", prompts, strict=False):
@@ -34,19 +36,20 @@ def submit_together(cell, *prompts):
     return last_batch(cell)
 
 
-def last_batch(cell):
+def last_batch(cell: CellModel) -> RunBatch:
     """The newest RunBatch."""
     plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [order for order in plans if isinstance(order, RunBatch)][-1]
 
 
-def rot(cell, tokens):
+def rot(cell: CellModel, tokens: list[int]) -> None:
     """Spoil the host copies of pages that begin with one of these tokens."""
+    assert cell.storages["storage"].pool is not None
     for page in cell.storages["storage"].pool.memory.values():
         page.is_corrupt = page.is_corrupt or page.tokens[0] in tokens
 
 
-def test_output_that_a_request_brings_back_counts_as_its_prompt(cell):
+def test_output_that_a_request_brings_back_counts_as_its_prompt(cell: CellModel) -> None:
     """One that was preempted stands on a load with what it has generated, too; one that goes another way does not."""
     (node,) = [node for node in cell.state.tree.nodes.values() if node.tokens == pack_int32(SHARED)]
     draft = BatchBuilder(budget=0, places=0, loading={node.id: ""})
@@ -59,7 +62,7 @@ def test_output_that_a_request_brings_back_counts_as_its_prompt(cell):
     assert stand_on(cell.state, starts_of_loads(cell.state.tree, draft), requests) == [requests[1]]
 
 
-def test_one_load_serves_all_that_share_it(cell):
+def test_one_load_serves_all_that_share_it(cell: CellModel) -> None:
     """Both are admitted to the batch that loads, and the load is ordered once."""
     batch = submit_together(cell, [*SHARED, 7], [*SHARED, 8, 8])
 
@@ -73,7 +76,7 @@ def test_one_load_serves_all_that_share_it(cell):
     assert [order.host_tokens for order in cell.admitted[-2:]] == [40, 40]
 
 
-def test_a_bundle_hit_does_not_pass_a_more_urgent_request(cell):
+def test_a_bundle_hit_does_not_pass_a_more_urgent_request(cell: CellModel) -> None:
     """What stands on the load comes first among its equals, and behind a higher priority."""
     cell.submit([900], max_tokens=1, request_id="ahead")
     for name, prompt, priority in (("a", [*SHARED, 7], 2), ("b", [600] * 9, 1), ("c", [*SHARED, 8], 0)):
@@ -87,7 +90,7 @@ def test_a_bundle_hit_does_not_pass_a_more_urgent_request(cell):
     cell.check_answers()
 
 
-def test_a_part_of_a_load_can_be_shared(cell):
+def test_a_part_of_a_load_can_be_shared(cell: CellModel) -> None:
     """One stands on the first pages only, another goes on with a load of its own behind them."""
     batch = submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8], [*SHARED[:12], 9, 9])
 
@@ -97,7 +100,7 @@ def test_a_part_of_a_load_can_be_shared(cell):
     cell.check_answers()
 
 
-def test_a_node_that_is_cut_while_it_is_being_loaded_can_be_joined_again(cell):
+def test_a_node_that_is_cut_while_it_is_being_loaded_can_be_joined_again(cell: CellModel) -> None:
     """The second and the third stand on the same start of what the first loads."""
     batch = submit_together(cell, [*SHARED, 7], [*SHARED[:12], 8], [*SHARED[:12], 9, 9])
 
@@ -117,7 +120,9 @@ def test_a_node_that_is_cut_while_it_is_being_loaded_can_be_joined_again(cell):
         ([0, 36], ["a", "b", "c"]),
     ],
 )
-def test_a_rotten_page_restarts_those_who_stand_on_it_and_no_others(cell, rotten, restarted):
+def test_a_rotten_page_restarts_those_who_stand_on_it_and_no_others(
+    cell: CellModel, rotten: list[int], restarted: list[str]
+) -> None:
     """Every answer is right and every page comes back, whichever page of a shared load fails."""
     submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8], [*SHARED[:12], 9, 9])
     rot(cell, rotten)
@@ -134,7 +139,9 @@ def test_a_rotten_page_restarts_those_who_stand_on_it_and_no_others(cell, rotten
 @pytest.mark.parametrize("gone", ["a", "b", "c"])
 @pytest.mark.parametrize("rotten", [[], [8], [36]])
 @pytest.mark.parametrize("finishes_first", [False, True])
-def test_anybody_may_leave_before_the_load_is_reported(cell, gone, rotten, finishes_first):
+def test_anybody_may_leave_before_the_load_is_reported(
+    cell: CellModel, gone: str, rotten: list[int], finishes_first: bool
+) -> None:
     """A cancelled request takes nothing away from those who stand on its load."""
     cell.workers["worker-0"].finishes_before_batch_done = finishes_first
     submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8], [*SHARED[:12], 9, 9])
@@ -148,7 +155,7 @@ def test_anybody_may_leave_before_the_load_is_reported(cell, gone, rotten, finis
 
 
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
-def test_a_chunk_that_fails_spoils_nothing_for_others(cell, failing):
+def test_a_chunk_that_fails_spoils_nothing_for_others(cell: CellModel, failing: str) -> None:
     """What others proved to be loaded stays on the device."""
     submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8], [*SHARED[:12], 9, 9])
     cell.workers["worker-0"].fail_next_chunk_of = failing
@@ -160,7 +167,7 @@ def test_a_chunk_that_fails_spoils_nothing_for_others(cell, failing):
     assert again == [failing]
 
 
-def test_a_worker_lost_under_a_shared_load_leaves_no_lock_behind(cell):
+def test_a_worker_lost_under_a_shared_load_leaves_no_lock_behind(cell: CellModel) -> None:
     """The host copies are free to go, and all requests resume."""
     submit_together(cell, [*SHARED[:20], 7], [*SHARED, 8])
     cell.lose_worker("worker-0")

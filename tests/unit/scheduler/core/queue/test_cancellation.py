@@ -5,9 +5,10 @@ import pytest
 from shared.messages.cell_events import GatewayLost
 from shared.messages.requests import CancelRequest
 from shared.messages.worker_plans import AbortRequest
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def test_a_waiting_request_is_dropped(make_cell):
+def test_a_waiting_request_is_dropped(make_cell: MakeCell) -> None:
     """No worker hears of it."""
     cell = make_cell(workers=0)
     name = cell.submit([1, 2, 3])
@@ -17,7 +18,7 @@ def test_a_waiting_request_is_dropped(make_cell):
     assert cell.state.queued == cell.state.queued_tokens == 0
 
 
-def test_a_running_request_keeps_its_pages_until_the_worker_answers(make_cell, orders):
+def test_a_running_request_keeps_its_pages_until_the_worker_answers(make_cell: MakeCell, orders: FindOrders) -> None:
     """Abort first, free later."""
     cell = make_cell()
     name = cell.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
@@ -32,7 +33,7 @@ def test_a_running_request_keeps_its_pages_until_the_worker_answers(make_cell, o
     assert cell.state.workers["worker-0"].pool.leased == 0
 
 
-def test_only_its_own_gateway_cancels_a_request(make_cell):
+def test_only_its_own_gateway_cancels_a_request(make_cell: MakeCell) -> None:
     """Another gateway's word is stale."""
     cell = make_cell()
     name = cell.submit([1, 2, 3])
@@ -42,7 +43,9 @@ def test_only_its_own_gateway_cancels_a_request(make_cell):
 
 
 @pytest.mark.parametrize(("is_running", "code"), [(False, "deadline_exceeded"), (True, "finished")])
-def test_a_deadline_ends_a_request_wherever_it_is(make_cell, orders, is_running, code):
+def test_a_deadline_ends_a_request_wherever_it_is(
+    make_cell: MakeCell, orders: FindOrders, is_running: bool, code: str
+) -> None:
     """In the queue it fails; at a worker it is aborted with reason deadline."""
     cell = make_cell(workers=1 if is_running else 0)
     name = cell.submit([1, 2, 3], max_tokens=20, deadline_ms=50, ignore_eos=True)
@@ -57,7 +60,7 @@ def test_a_deadline_ends_a_request_wherever_it_is(make_cell, orders, is_running,
     assert cell.gateways["gateway"].ended == {name: code}
 
 
-def test_a_lost_gateways_requests_are_all_cancelled(make_cell):
+def test_a_lost_gateways_requests_are_all_cancelled(make_cell: MakeCell) -> None:
     """Waiting and running ones; others go on."""
     cell = make_cell(max_running=2)
     for number, gateway in enumerate(("dead", "alive", "dead", "alive")):
@@ -70,7 +73,7 @@ def test_a_lost_gateways_requests_are_all_cancelled(make_cell):
     assert cell.state.counters["finished_cancelled"] == cell.state.counters["failed_cancelled"] == 1
 
 
-def test_a_request_that_is_cancelled_while_it_yields_does_not_start_again(make_cell):
+def test_a_request_that_is_cancelled_while_it_yields_does_not_start_again(make_cell: MakeCell) -> None:
     """It ends when the worker has let go of it."""
     cell = make_cell(max_batch_tokens=4)
     name = cell.submit([1] * 12)

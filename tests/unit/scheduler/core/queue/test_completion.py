@@ -1,13 +1,18 @@
 """What workers report."""
 
+from typing import Any
+
 import pytest
 
+from services.scheduler.policies.thermocline import ThermoclinePolicy
 from shared.messages.base import pack_int32
 from shared.messages.worker_events import BatchDone, RequestFinished
 from shared.messages.worker_plans import PreemptRequest
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def finish(cell, name, output, reason="stop"):
+def finish(cell: CellModel, name: str, output: list[int], reason: Any = "stop") -> RequestFinished:
     """A worker's RequestFinished."""
     return RequestFinished(
         worker_id="worker-0",
@@ -19,7 +24,7 @@ def finish(cell, name, output, reason="stop"):
     )
 
 
-def test_prompt_and_output_are_cached_but_the_last_token(make_cell):
+def test_prompt_and_output_are_cached_but_the_last_token(make_cell: MakeCell) -> None:
     """KV of the last sampled token was never computed."""
     cell = make_cell(page_size=1)
     cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
@@ -28,7 +33,7 @@ def test_prompt_and_output_are_cached_but_the_last_token(make_cell):
     assert cell.state.workers["worker-0"].pool.cached == 3 + 3
 
 
-def test_a_next_turn_finds_the_last_answer(make_cell):
+def test_a_next_turn_finds_the_last_answer(make_cell: MakeCell) -> None:
     """A conversation's prompt contains the answer before; its pages are reused."""
     cell = make_cell(page_size=1)
     cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True, request_id="a")
@@ -45,7 +50,9 @@ def test_a_next_turn_finds_the_last_answer(make_cell):
 @pytest.mark.parametrize(
     ("reason", "output", "cached"), [("cancelled", [], 0), ("error", [5, 6, 7], 0), ("stop", [5, 6, 7], 8)]
 )
-def test_only_what_was_certainly_computed_is_cached(make_cell, reason, output, cached):
+def test_only_what_was_certainly_computed_is_cached(
+    make_cell: MakeCell, reason: Any, output: list[int], cached: int
+) -> None:
     """An end before the first chunk was reported, or after an error, leaves nothing behind."""
     cell = make_cell()
     cell.submit([1] * 6, max_tokens=8, request_id="a")
@@ -56,7 +63,7 @@ def test_only_what_was_certainly_computed_is_cached(make_cell, reason, output, c
     assert cell.state.workers["worker-0"].pool.leased == 0
 
 
-def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell):
+def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell: MakeCell) -> None:
     """BatchDone for a request that is gone changes nothing."""
     cell = make_cell()
     cell.submit([1] * 6, max_tokens=8, request_id="a")
@@ -70,7 +77,7 @@ def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell):
     assert cell.state.workers["worker-0"].pool.cached == cached
 
 
-def test_a_failed_chunk_starts_its_request_again(make_cell, orders):
+def test_a_failed_chunk_starts_its_request_again(make_cell: MakeCell, orders: FindOrders) -> None:
     """The attempt is preempted and a new one planned; chunks sent meanwhile cannot count."""
     cell = make_cell(max_batch_tokens=4, batches_ahead=3)
     cell.submit([1] * 12, request_id="a")
@@ -83,7 +90,7 @@ def test_a_failed_chunk_starts_its_request_again(make_cell, orders):
     assert cell.gateways["gateway"].ended == {"a": "finished"}
 
 
-def test_a_request_that_fails_too_often_is_given_up(make_cell):
+def test_a_request_that_fails_too_often_is_given_up(make_cell: MakeCell) -> None:
     """max_attempts bounds the starts."""
     cell = make_cell(max_attempts=3)
     cell.submit([1] * 4, request_id="a")
@@ -97,7 +104,7 @@ def test_a_request_that_fails_too_often_is_given_up(make_cell):
     assert cell.state.workers["worker-0"].pool.free == 32
 
 
-def test_eviction_policies_hear_how_long_each_answer_is(make_cell):
+def test_eviction_policies_hear_how_long_each_answer_is(make_cell: MakeCell) -> None:
     """Those of the device and of its node's host pool, of the request that the tokens were computed for."""
     cell = make_cell(policy="thermocline", page_size=1, pages=64, host_pages=64, host_writes="through")
     cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
@@ -106,6 +113,7 @@ def test_eviction_policies_hear_how_long_each_answer_is(make_cell):
 
     assert len(cell.state.orders) == 2
     for order in cell.state.orders.values():
+        assert isinstance(order, ThermoclinePolicy)
         used_by = [order.records.contexts[record.context] for record in order.records.by_digest.values()]
         assert {(context.prompt, context.answer) for context in used_by} == {(3, 4), (4, 30)}
         assert not order.running

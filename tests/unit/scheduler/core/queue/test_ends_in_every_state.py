@@ -1,31 +1,36 @@
 """A client that goes away, a deadline that passes, a gateway that dies: in every state, and nothing is left behind."""
 
+from collections.abc import Callable
+
 import pytest
 
 from services.scheduler.core import status
+from services.scheduler.core.request import Request
 from shared.messages.cell_events import FlushCache, GatewayLost
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 
 NAME = "it"
 
 
-def ask(cell, tokens, *, max_tokens=20):
+def ask(cell: CellModel, tokens: list[int], *, max_tokens: int = 20) -> None:
     """The request that is about to end."""
     cell.submit(tokens, request_id=NAME, gateway_id="its", max_tokens=max_tokens, deadline_ms=1_000, ignore_eos=True)
 
 
-def request(cell):
+def request(cell: CellModel) -> Request:
     return cell.state.requests[NAME]
 
 
-def unplaced(make_cell):
+def unplaced(make_cell: MakeCell) -> CellModel:
     """No worker takes requests."""
     cell = make_cell(workers=0)
     ask(cell, [1, 2, 3])
     return cell
 
 
-def waiting(make_cell):
+def waiting(make_cell: MakeCell) -> CellModel:
     """Another has the only place."""
     cell = make_cell(max_running=1)
     cell.submit([9] * 4, max_tokens=30, ignore_eos=True)
@@ -34,7 +39,7 @@ def waiting(make_cell):
     return cell
 
 
-def deferred(make_cell):
+def deferred(make_cell: MakeCell) -> CellModel:
     """Another is about to compute its prefix."""
     cell = make_cell(pages=64, defer_tokens=4)
     cell.submit([*range(60), 1], max_tokens=2)
@@ -43,7 +48,7 @@ def deferred(make_cell):
     return cell
 
 
-def prefetching(make_cell):
+def prefetching(make_cell: MakeCell) -> CellModel:
     """A storage brings its prefix from the disk."""
     cell = make_cell(page_size=PAGE, pages=40, host_pages=40, disk_chunks=40)
     put_on_disk(cell, prompt(3))
@@ -52,7 +57,7 @@ def prefetching(make_cell):
     return cell
 
 
-def loading(make_cell):
+def loading(make_cell: MakeCell) -> CellModel:
     """Its batch loads its prefix from host memory."""
     cell = make_cell(pages=40, host_pages=60, host_writes="through")
     cell.submit(list(range(40)), max_tokens=1)
@@ -63,7 +68,7 @@ def loading(make_cell):
     return cell
 
 
-def prefilling(make_cell):
+def prefilling(make_cell: MakeCell) -> CellModel:
     """A part of its prompt is computed."""
     cell = make_cell(max_batch_tokens=4, batches_ahead=1)
     ask(cell, [1] * 12)
@@ -74,7 +79,7 @@ def prefilling(make_cell):
     return cell
 
 
-def decoding(make_cell):
+def decoding(make_cell: MakeCell) -> CellModel:
     """Its answer has begun."""
     cell = make_cell()
     ask(cell, [1, 2, 3])
@@ -84,7 +89,7 @@ def decoding(make_cell):
     return cell
 
 
-def resuming(make_cell):
+def resuming(make_cell: MakeCell) -> CellModel:
     """Its worker died, and its gateway was asked for what it has."""
     cell = make_cell(workers=2)
     ask(cell, [1, 2, 3])
@@ -94,7 +99,7 @@ def resuming(make_cell):
     return cell
 
 
-def moving(make_cell):
+def moving(make_cell: MakeCell) -> CellModel:
     """Its worker drains, and was told to stop it so that it starts again elsewhere."""
     cell = make_cell(workers=2)
     ask(cell, [1, 2, 3])
@@ -111,21 +116,23 @@ def moving(make_cell):
 STATES = (unplaced, waiting, deferred, prefetching, loading, prefilling, decoding, resuming, moving)
 
 
-def cancel(cell):
+def cancel(cell: CellModel) -> None:
     cell.cancel(NAME)
 
 
-def let_deadline_pass(cell):
+def let_deadline_pass(cell: CellModel) -> None:
     cell.fire(request(cell).deadline_timer)
 
 
-def lose_gateway(cell):
+def lose_gateway(cell: CellModel) -> None:
     cell.feed(GatewayLost(gateway_id="its"))
 
 
 @pytest.mark.parametrize("end", [cancel, let_deadline_pass, lose_gateway])
 @pytest.mark.parametrize("reach_state", STATES, ids=lambda state: state.__name__)
-def test_a_request_ends_in_every_state_and_frees_all_that_it_had(make_cell, reach_state, end):
+def test_a_request_ends_in_every_state_and_frees_all_that_it_had(
+    make_cell: MakeCell, reach_state: MakeCell, end: Callable[..., None]
+) -> None:
     """It is over once, its timers are gone, nothing is computed for it any more, and no page stays leased or locked."""
     cell = reach_state(make_cell)
 
@@ -146,7 +153,7 @@ def test_a_request_ends_in_every_state_and_frees_all_that_it_had(make_cell, reac
 
 
 @pytest.mark.parametrize("reach_state", STATES, ids=lambda state: state.__name__)
-def test_ending_twice_is_ending_once(make_cell, reach_state):
+def test_ending_twice_is_ending_once(make_cell: MakeCell, reach_state: MakeCell) -> None:
     """The client goes away, and then its deadline passes or its gateway dies."""
     cell = reach_state(make_cell)
 

@@ -1,10 +1,13 @@
 """Decode leases and preemption."""
 
+from services.scheduler.core.step import Output
 from shared.messages.worker_events import LeaseRequested
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def ask(cell, name, generated, attempt=1):
+def ask(cell: CellModel, name: str, generated: int, attempt: int = 1) -> list[Output]:
     """A lease request as a worker sends it."""
     worker = cell.workers["worker-0"]
     return cell.feed(
@@ -18,7 +21,7 @@ def ask(cell, name, generated, attempt=1):
     )
 
 
-def test_a_lease_is_extended_up_to_the_longest_answer(make_cell, orders):
+def test_a_lease_is_extended_up_to_the_longest_answer(make_cell: MakeCell, orders: FindOrders) -> None:
     """Each grant reaches a lease beyond what is generated, and never beyond max_tokens."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=9, request_id="a")
@@ -31,7 +34,7 @@ def test_a_lease_is_extended_up_to_the_longest_answer(make_cell, orders):
     assert orders(ask(cell, "a", 6), ExtendLease) == []
 
 
-def test_an_old_lease_request_is_stale(make_cell, orders):
+def test_an_old_lease_request_is_stale(make_cell: MakeCell, orders: FindOrders) -> None:
     """What was asked earlier than the last grant, or by an earlier attempt, gives nothing."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -41,7 +44,7 @@ def test_an_old_lease_request_is_stale(make_cell, orders):
     assert orders(ask(cell, "a", 5, attempt=2), ExtendLease) == []
 
 
-def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell, orders):
+def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell: MakeCell, orders: FindOrders) -> None:
     """It may want more room than a lease; not answering could leave it waiting for good."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -50,7 +53,7 @@ def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell, orders)
     assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
 
 
-def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell, orders):
+def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell: MakeCell, orders: FindOrders) -> None:
     """It will not ask again before it used it, so an early request must not come to nothing."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -58,7 +61,7 @@ def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell, orders):
     assert len(orders(ask(cell, "a", 0), ExtendLease)) == 1
 
 
-def test_the_latest_arrival_yields_its_pages(make_cell, orders):
+def test_the_latest_arrival_yields_its_pages(make_cell: MakeCell, orders: FindOrders) -> None:
     """When nothing can be evicted, the request that came last is preempted, and starts again later."""
     cell = make_cell(pages=8, lease_tokens=4)
     for name in ("a", "b"):
@@ -73,7 +76,7 @@ def test_the_latest_arrival_yields_its_pages(make_cell, orders):
     assert cell.gateways["gateway"].attempts["b"] > 1
 
 
-def test_a_preempted_request_keeps_its_place(make_cell):
+def test_a_preempted_request_keeps_its_place(make_cell: MakeCell) -> None:
     """It goes before requests that arrived after it."""
     cell = make_cell(pages=8, lease_tokens=4, max_running=2)
     for name in ("a", "b", "c"):
@@ -84,7 +87,7 @@ def test_a_preempted_request_keeps_its_place(make_cell):
     assert started.index(("b", 2)) < started.index(("c", 1))
 
 
-def test_cached_pages_go_before_anybody_is_preempted(make_cell, orders):
+def test_cached_pages_go_before_anybody_is_preempted(make_cell: MakeCell, orders: FindOrders) -> None:
     """Eviction is tried first."""
     cell = make_cell(pages=12, lease_tokens=4)
     cell.submit([9] * 20, max_tokens=1)
@@ -97,7 +100,7 @@ def test_cached_pages_go_before_anybody_is_preempted(make_cell, orders):
     assert "preemptions" not in cell.state.counters
 
 
-def test_a_request_alone_always_finishes(make_cell):
+def test_a_request_alone_always_finishes(make_cell: MakeCell) -> None:
     """A pool that holds exactly the longest answer is enough."""
     for page_size in (1, 4):
         cell = make_cell(pages=20 // page_size, page_size=page_size, lease_tokens=1)

@@ -1,16 +1,18 @@
 """Where requests go."""
 
+from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import put_state
 
 
-def placed(cell, name):
+def placed(cell: CellModel, name: str) -> str:
     """The worker that a request was given to."""
     return cell.state.requests[name].worker_id
 
 
-def test_a_request_goes_where_its_prefix_is(make_cell):
+def test_a_request_goes_where_its_prefix_is(make_cell: MakeCell) -> None:
     """Cached tokens outweigh an equal backlog, on whichever worker they are."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([9] * 40, request_id="other")
@@ -24,7 +26,7 @@ def test_a_request_goes_where_its_prefix_is(make_cell):
     assert placed(cell, "second") == home
 
 
-def test_a_long_backlog_outweighs_a_short_prefix(make_cell):
+def test_a_long_backlog_outweighs_a_short_prefix(make_cell: MakeCell) -> None:
     """Waiting behind much work is worse than computing a little."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1, 2, 3, 4], request_id="first")
@@ -38,7 +40,7 @@ def test_a_long_backlog_outweighs_a_short_prefix(make_cell):
     assert placed(cell, "second") == "worker-1"
 
 
-def test_ties_go_to_the_worker_that_joined_first(make_cell):
+def test_ties_go_to_the_worker_that_joined_first(make_cell: MakeCell) -> None:
     """Equal estimates do not depend on names."""
     cell = make_cell(workers=0)
     cell.add_worker("z")
@@ -49,7 +51,7 @@ def test_ties_go_to_the_worker_that_joined_first(make_cell):
     assert placed(cell, "first") == "z"
 
 
-def test_waiting_requests_move_when_a_worker_joins(make_cell):
+def test_waiting_requests_move_when_a_worker_joins(make_cell: MakeCell) -> None:
     """A new worker takes its share of what already waits."""
     cell = make_cell(max_running=1)
     for number in range(4):
@@ -61,7 +63,7 @@ def test_waiting_requests_move_when_a_worker_joins(make_cell):
     cell.drain()
 
 
-def test_host_copies_count_for_part_of_their_worth(make_cell):
+def test_host_copies_count_for_part_of_their_worth(make_cell: MakeCell) -> None:
     """A worker whose node has the prefix in host memory beats one that has it nowhere."""
     cell = make_cell(pages=14, host_pages=40)
     cell.submit(list(range(40)))
@@ -78,7 +80,7 @@ def test_host_copies_count_for_part_of_their_worth(make_cell):
     assert cell.admitted[-1].host_tokens > 0
 
 
-def test_a_request_goes_where_its_prefix_is_being_computed(make_cell):
+def test_a_request_goes_where_its_prefix_is_being_computed(make_cell: MakeCell) -> None:
     """What another is about to bring is worth as much as what is cached, if waiting for it is cheaper."""
     cell = make_cell(workers=2, pages=128, defer_tokens=8)
     cell.submit([7] * 4, request_id="small")
@@ -92,7 +94,7 @@ def test_a_request_goes_where_its_prefix_is_being_computed(make_cell):
     assert cell.state.counters["prefill_tokens_planned"] == 4 + 200 + 1
 
 
-def test_a_busy_producer_is_not_waited_for(make_cell):
+def test_a_busy_producer_is_not_waited_for(make_cell: MakeCell) -> None:
     """Computing a prefix twice beats standing behind much other work."""
     cell = make_cell(workers=2, pages=512, defer_tokens=8)
     cell.submit([7] * 100, request_id="other")
@@ -105,7 +107,7 @@ def test_a_busy_producer_is_not_waited_for(make_cell):
     assert workers[0] == "worker-1"
 
 
-def test_measured_speed_decides_between_unequal_workers(make_cell):
+def test_measured_speed_decides_between_unequal_workers(make_cell: MakeCell) -> None:
     """A worker that computes ten times as fast gets the work, though the other joined first."""
     cell = make_cell(workers=2)
     for name, time in (("worker-0", 100_000), ("worker-1", 10_000)):
@@ -116,7 +118,7 @@ def test_measured_speed_decides_between_unequal_workers(make_cell):
     assert placed(cell, "first") == "worker-1"
 
 
-def test_of_many_workers_a_holder_of_the_prefix_is_found(make_cell):
+def test_of_many_workers_a_holder_of_the_prefix_is_found(make_cell: MakeCell) -> None:
     """A cell of forty compares few of them, and those that hold something are among these."""
     cell = make_cell(workers=40, pages=32)
     for number in range(40):
@@ -130,7 +132,7 @@ def test_of_many_workers_a_holder_of_the_prefix_is_found(make_cell):
         assert placed(cell, name) == homes[number]
 
 
-def test_an_idle_worker_takes_over_what_waits_elsewhere(make_cell):
+def test_an_idle_worker_takes_over_what_waits_elsewhere(make_cell: MakeCell) -> None:
     """When it has nothing left, it takes the waiting request that loses least by moving."""
     cell = make_cell(workers=2, pages=256, max_running=1, defer_tokens=0)
     cell.submit([1] * 80, request_id="long", max_tokens=60, ignore_eos=True)
@@ -148,7 +150,7 @@ def test_an_idle_worker_takes_over_what_waits_elsewhere(make_cell):
     assert cell.gateways["gateway"].ended == dict.fromkeys(before, "finished")
 
 
-def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell):
+def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell: MakeCell) -> None:
     """An idle worker leaves alone what finds its long prefix where it waits."""
     cell = make_cell(workers=0, max_running=1)
     cell.add_worker("worker-0", pages=256)
@@ -164,7 +166,7 @@ def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell):
     cell.drain()
 
 
-def test_only_the_queue_of_a_lost_worker_moves(make_cell):
+def test_only_the_queue_of_a_lost_worker_moves(make_cell: MakeCell) -> None:
     """Requests that wait elsewhere stay where they are, and deferred ones are placed anew."""
     cell = make_cell(workers=2, pages=256, max_running=1, defer_tokens=8)
     for number in range(8):
@@ -181,7 +183,7 @@ def test_only_the_queue_of_a_lost_worker_moves(make_cell):
     assert len(cell.gateways["gateway"].ended) == 8
 
 
-def two_nodes_with_disks(make_cell):
+def two_nodes_with_disks(make_cell: MakeCell) -> CellModel:
     """Each node has a worker and a storage; only the second node's disk holds the prompt."""
     cell = make_cell(page_size=PAGE, pages=64, prefetch_wait="full")
     cell.add_storage("other", pages=40, disk_chunks=100)
@@ -192,7 +194,7 @@ def two_nodes_with_disks(make_cell):
     return cell
 
 
-def test_a_request_goes_where_the_disk_holds_its_prefix(make_cell):
+def test_a_request_goes_where_the_disk_holds_its_prefix(make_cell: MakeCell) -> None:
     """Fetching is taken to cost less than computing as long as nobody knows better."""
     cell = two_nodes_with_disks(make_cell)
 
@@ -203,7 +205,7 @@ def test_a_request_goes_where_the_disk_holds_its_prefix(make_cell):
     assert cell.state.workers["worker-1"].pool.cached > 0
 
 
-def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell):
+def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell: MakeCell) -> None:
     """What was measured of it counts."""
     cell = two_nodes_with_disks(make_cell)
     storage = cell.state.storages["storage"]
@@ -215,7 +217,7 @@ def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell):
     assert cell.state.workers["worker-0"].running
 
 
-def test_a_request_goes_where_the_disk_holds_its_state(make_cell):
+def test_a_request_goes_where_the_disk_holds_its_state(make_cell: MakeCell) -> None:
     """Restoring there is cheaper than computing elsewhere."""
     cell = make_cell(page_size=PAGE, workers=0, state_form="0/1/0")
     cell.restoration = COSTS

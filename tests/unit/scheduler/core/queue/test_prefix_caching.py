@@ -1,11 +1,15 @@
 """Without prefix caching every prompt is computed whole, and nothing is kept of it on any tier."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import check_invariants
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.requests import ReclaimRequest
 from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER
 
@@ -13,27 +17,29 @@ DOCUMENT = list(range(200))
 
 
 @pytest.fixture
-def make_tiers(make_cell):
+def make_tiers(make_cell: MakeCell) -> MakeCell:
     """A cell with a host pool and a disk, which keeps nothing unless told otherwise."""
 
-    def make(**options):
+    def make(**options: Any) -> CellModel:
         defaults = {"page_size": 16, "pages": 32, "host_pages": 32, "disk_chunks": 50, "prefix_caching": False}
         return make_cell(**defaults | options)
 
     return make
 
 
-def ordered(cell, orders, *kinds):
+def ordered(
+    cell: CellModel, orders: FindOrders, *kinds: type[SaveChunks] | type[BackupPages] | type[FetchChunks]
+) -> list[Any]:
     """Every order of these kinds so far."""
     return [order for kind in kinds for outputs in cell.outputs for order in orders(outputs, kind)]
 
 
-def hits(cell):
+def hits(cell: CellModel) -> int:
     """Tokens that any request found anywhere."""
     return sum(count for name, count in cell.state.counters.items() if name.startswith("hit_tokens"))
 
 
-def test_a_repeated_prompt_is_computed_again(make_tiers, orders):
+def test_a_repeated_prompt_is_computed_again(make_tiers: MakeCell, orders: FindOrders) -> None:
     """No request finds anything, the tree stays empty, and nothing is copied or saved."""
     cell = make_tiers(host_writes="through", disk_writes="through")
     for _ in range(3):
@@ -50,7 +56,7 @@ def test_a_repeated_prompt_is_computed_again(make_tiers, orders):
     assert worker.pool.free == worker.pool.total
 
 
-def test_two_at_once_do_not_wait_for_each_other(make_tiers):
+def test_two_at_once_do_not_wait_for_each_other(make_tiers: MakeCell) -> None:
     """Nobody is about to bring anything that another could use."""
     cell = make_tiers(defer_tokens=1)
     cell.submit(DOCUMENT)
@@ -61,7 +67,7 @@ def test_two_at_once_do_not_wait_for_each_other(make_tiers):
     cell.check_answers()
 
 
-def test_what_was_there_before_is_not_read(make_tiers, orders):
+def test_what_was_there_before_is_not_read(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Neither what is cached on a device nor what lies on a disk."""
     cell = make_tiers(prefix_caching=True)
     cell.submit(DOCUMENT)
@@ -79,7 +85,7 @@ def test_what_was_there_before_is_not_read(make_tiers, orders):
     assert len(ordered(cell, orders, FetchChunks)) == fetched
 
 
-def test_what_may_be_read_in_part_is_computed_exactly(make_tiers):
+def test_what_may_be_read_in_part_is_computed_exactly(make_tiers: MakeCell) -> None:
     """The caller allowed less than everything, and gets everything."""
     cell = make_tiers()
     name = cell.submit(DOCUMENT, importance=QUARTER)
@@ -89,7 +95,7 @@ def test_what_may_be_read_in_part_is_computed_exactly(make_tiers):
     cell.check_answers()
 
 
-def test_a_reclaimed_request_reads_nothing_either(make_tiers):
+def test_a_reclaimed_request_reads_nothing_either(make_tiers: MakeCell) -> None:
     """It is accepted by another way, under the same rule."""
     cell = make_tiers()
     name = cell.submit(DOCUMENT)
@@ -101,7 +107,7 @@ def test_a_reclaimed_request_reads_nothing_either(make_tiers):
     assert not cell.state.requests[name].submit.cache.read
 
 
-def test_a_cell_goes_back_to_caching(make_tiers):
+def test_a_cell_goes_back_to_caching(make_tiers: MakeCell) -> None:
     """From the next request on."""
     cell = make_tiers()
     cell.submit(DOCUMENT)

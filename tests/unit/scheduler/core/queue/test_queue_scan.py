@@ -1,13 +1,16 @@
 """A look at a queue while a batch is formed: what it found is matched again once somebody may have cut it."""
 
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.storage_plans import FetchChunks
-from tests.stateful.cell_model import namespace
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 
 
-def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(make_cell, orders):
+def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
+    make_cell: MakeCell, orders: FindOrders
+) -> None:
     """All are looked at before the first is admitted, whose prefix was whole when it was."""
     cell = make_cell(
         page_size=PAGE,
@@ -43,6 +46,6 @@ def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
     cell.check_answers()
 
 
-def path_of(cell, tokens):
+def path_of(cell: CellModel, tokens: list[int]) -> list[tuple[Node, int]]:
     """What the tree knows of these tokens."""
     return match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))

@@ -1,13 +1,16 @@
 """Acceptance and order of waiting requests."""
 
+from typing import Any
+
 import pytest
 
-from shared.messages.gateway_notices import RequestFailed
+from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def test_a_full_queue_refuses_with_a_time_to_retry(make_cell, orders):
+def test_a_full_queue_refuses_with_a_time_to_retry(make_cell: MakeCell, orders: FindOrders) -> None:
     """One more than ``max_queued`` gets queue_full; the others stay."""
     cell = make_cell(max_queued=2, workers=0)
     for _ in range(3):
@@ -19,7 +22,7 @@ def test_a_full_queue_refuses_with_a_time_to_retry(make_cell, orders):
     assert cell.state.queued == 2
 
 
-def test_queued_tokens_are_bounded(make_cell):
+def test_queued_tokens_are_bounded(make_cell: MakeCell) -> None:
     """Few long prompts fill the queue as well as many short ones."""
     cell = make_cell(max_queued_tokens=10, workers=0)
     cell.submit([1] * 8)
@@ -28,7 +31,7 @@ def test_queued_tokens_are_bounded(make_cell):
     assert cell.gateways["gateway"].ended == {refused: "queue_full"}
 
 
-def test_requests_are_served_by_priority_then_arrival(make_cell):
+def test_requests_are_served_by_priority_then_arrival(make_cell: MakeCell) -> None:
     """A higher priority goes first; equals keep their order."""
     cell = make_cell(workers=0, max_running=1)
     for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", 5)):
@@ -40,7 +43,7 @@ def test_requests_are_served_by_priority_then_arrival(make_cell):
     assert [admitted.request_id for admitted in cell.admitted] == ["c", "d", "a", "b"]
 
 
-def test_a_repeated_request_does_not_end_the_original(make_cell, orders):
+def test_a_repeated_request_does_not_end_the_original(make_cell: MakeCell, orders: FindOrders) -> None:
     """The same gateway repeating itself is ignored; another gateway with that id is told."""
     cell = make_cell()
     cell.submit([1, 2, 3], request_id="a", gateway_id="one")
@@ -50,12 +53,13 @@ def test_a_repeated_request_does_not_end_the_original(make_cell, orders):
 
     assert same == []
     (refusal,) = orders(other, RequestFailed)
+    assert isinstance(other[0], GatewayNotice)
     assert (refusal.code, other[0].gateway_id) == ("duplicate_request", "two")
     cell.drain()
     assert cell.gateways["one"].ended == {"a": "finished"}
 
 
-def fields(message):
+def fields(message: SubmitRequest) -> dict[str, Any]:
     """A message's fields by name."""
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
@@ -64,10 +68,10 @@ def fields(message):
     "change",
     [{"prompt": b""}, {"prompt": b"abc"}, {"namespace": "secret"}, {"sampling": SamplingParams(max_tokens=0)}],
 )
-def test_what_is_no_request_is_refused(make_cell, orders, change):
+def test_what_is_no_request_is_refused(make_cell: MakeCell, orders: FindOrders, change: dict[str, Any]) -> None:
     """A senseless message is answered, not raised about."""
     cell = make_cell()
-    good = {
+    good: dict[str, Any] = {
         "request_id": "a",
         "gateway_id": "gateway",
         "namespace": namespace(),
@@ -81,7 +85,7 @@ def test_what_is_no_request_is_refused(make_cell, orders, change):
     assert cell.state.requests == {}
 
 
-def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell, orders):
+def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell: MakeCell, orders: FindOrders) -> None:
     """Context and pool of every worker are too small: the caller hears it at once, or when a worker joins."""
     cell = make_cell(pages=4)
     cell.submit([1] * 15, max_tokens=2, request_id="too-long")
@@ -97,7 +101,7 @@ def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell, orders)
     assert list(waiting.gateways["gateway"].ended.values()) == ["context_length_exceeded"]
 
 
-def test_an_id_that_comes_again_counts_its_attempts_on(make_cell):
+def test_an_id_that_comes_again_counts_its_attempts_on(make_cell: MakeCell) -> None:
     """Late events of the first life of an id cannot be taken for the second."""
     cell = make_cell()
     cell.submit([1, 2, 3], request_id="a")
@@ -116,7 +120,7 @@ def test_an_id_that_comes_again_counts_its_attempts_on(make_cell):
         ({"max_queued_per_tenant": 2}, "max_queued_per_tenant"),
     ],
 )
-def test_a_refusal_names_the_bound(make_cell, orders, bounds, named):
+def test_a_refusal_names_the_bound(make_cell: MakeCell, orders: FindOrders, bounds: dict[str, int], named: str) -> None:
     """The caller and the operator see which setting it was."""
     cell = make_cell(workers=0, **bounds)
     for _ in range(3):
@@ -127,7 +131,7 @@ def test_a_refusal_names_the_bound(make_cell, orders, bounds, named):
     assert cell.state.queued == 2
 
 
-def test_a_tenants_bound_is_its_own(make_cell):
+def test_a_tenants_bound_is_its_own(make_cell: MakeCell) -> None:
     """One tenant's full queue keeps nobody else out, and places come free again."""
     cell = make_cell(workers=0, max_queued_per_tenant=1)
     first = cell.submit([1], tenant="a")
@@ -141,7 +145,7 @@ def test_a_tenants_bound_is_its_own(make_cell):
     assert cell.state.tenants == {"b": 1, "a": 1}
 
 
-def test_a_requests_own_bound_wins_over_the_cells(make_cell, orders):
+def test_a_requests_own_bound_wins_over_the_cells(make_cell: MakeCell, orders: FindOrders) -> None:
     """What its gateway says its tenant may have, be it more or less."""
     cell = make_cell(workers=0, max_queued_per_tenant=2)
     for tenant, bound in (("less", 1), ("more", 3)):
@@ -156,7 +160,7 @@ def test_a_requests_own_bound_wins_over_the_cells(make_cell, orders):
     )
 
 
-def test_tenants_take_turns(make_cell):
+def test_tenants_take_turns(make_cell: MakeCell) -> None:
     """One that floods the queue is served in turn with one that has a single request."""
     cell = make_cell(workers=0, max_running=1)
     for number in range(6):
@@ -169,7 +173,7 @@ def test_tenants_take_turns(make_cell):
     assert [admitted.request_id for admitted in cell.admitted].index("other") <= 1
 
 
-def test_without_fair_share_arrival_decides(make_cell):
+def test_without_fair_share_arrival_decides(make_cell: MakeCell) -> None:
     """All tenants stand in one line."""
     cell = make_cell(workers=0, max_running=1, fair_share=False)
     for number in range(3):
@@ -182,7 +186,7 @@ def test_without_fair_share_arrival_decides(make_cell):
     assert [admitted.request_id for admitted in cell.admitted][-1] == "other"
 
 
-def test_the_output_of_a_tenant_counts_too(make_cell):
+def test_the_output_of_a_tenant_counts_too(make_cell: MakeCell) -> None:
     """Who was served long answers is served later."""
     cell = make_cell(pages=64, max_running=1)
     cell.submit([1] * 4, tenant="long", max_tokens=60, ignore_eos=True)

@@ -1,29 +1,31 @@
 """Which candidates a batch takes, and in which order."""
 
 import random
+from typing import Any
 
 import pytest
 
 from services.scheduler.core import new_state
 from services.scheduler.core.queue.batch_builder import BatchBuilder, is_loading_bound
 from services.scheduler.core.queue.schedules import SCHEDULES, Schedule, register_schedule
-from services.scheduler.core.state import Worker
+from services.scheduler.core.state import CellState, Worker
 from services.scheduler.policies.balanced import Balanced
 from shared.messages.cell_events import CellConfig, FlushCache
 from shared.messages.worker_plans import RunBatch
 from tests.cases import case
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.queue.forming import candidate, form
 
 
 @pytest.fixture
-def state():
+def state() -> CellState:
     """A state whose ratio is 10 loaded tokens per computed token."""
     state = new_state()
     state.config = CellConfig(load_compute_ratio=10.0)
     return state
 
 
-def test_a_name_has_one_schedule():
+def test_a_name_has_one_schedule() -> None:
     """Another of the same name is refused, and the first stays; registering that one again changes nothing."""
 
     class Another(Schedule):
@@ -36,7 +38,7 @@ def test_a_name_has_one_schedule():
     assert type(SCHEDULES["balanced"]) is Balanced
 
 
-def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
+def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state: CellState) -> None:
     """Computation is taken before more loads; those fill up what is left, in their order."""
     waiting = [
         candidate("head", 1000, 10),
@@ -49,23 +51,24 @@ def test_balanced_takes_the_head_and_puts_aside_what_lengthens_the_wait(state):
     assert form(state, Balanced(), waiting) == ["head", "compute-1", "compute-2", "load-1", "load-2"]
 
 
-def test_balanced_takes_a_load_that_computation_hides(state):
+def test_balanced_takes_a_load_that_computation_hides(state: CellState) -> None:
     """Enough was taken that computes for long: the next load keeps nobody waiting."""
     waiting = [candidate("compute", 0, 100), candidate("load", 900, 5), candidate("last", 0, 1)]
 
     assert form(state, Balanced(), waiting) == ["compute", "load", "last"]
 
 
-def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state):
+def test_what_was_put_aside_waits_for_a_later_batch_when_this_one_is_full(state: CellState) -> None:
     """A full batch ends the formation."""
     waiting = [candidate("head", 1000, 10), candidate("load", 500, 1), candidate("compute", 0, 40)]
 
     assert form(state, Balanced(), waiting, places=2) == ["head", "compute"]
 
 
-def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state):
+def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state: CellState) -> None:
     """Loads above ten tokens per computed token are waited for."""
-    worker = Worker("w", "1", "n", None, 1, None)
+    nothing: Any = None  # No decision here looks into a pool.
+    worker = Worker("w", "1", "n", nothing, 1, nothing)
     draft = BatchBuilder(100, 100, loaded=100, computed=10)
 
     assert not is_loading_bound(state, worker, draft)
@@ -74,15 +77,16 @@ def test_a_batch_is_loading_bound_by_the_aggregated_ratio(state):
     assert not is_loading_bound(state, worker, BatchBuilder(100, 100))
 
 
-def test_nobody_starves_under_balanced(state):
+def test_nobody_starves_under_balanced(state: CellState) -> None:
     """Whatever keeps coming behind it, a request is taken at the latest when everybody before it was a head."""
     for seed in range(50):
         with case(seed=seed):
             _nobody_starves(state, random.Random(seed))
 
 
-def _nobody_starves(state, chance):
-    queue, due = [], {}
+def _nobody_starves(state: CellState, chance: random.Random) -> None:
+    queue: list[Any] = []
+    due: dict[Any, Any] = {}
     for number in range(300):
         for _ in range(chance.randrange(3)):
             name = f"r{number}-{len(due)}"
@@ -99,7 +103,9 @@ def _nobody_starves(state, chance):
 @pytest.mark.parametrize(
     ("is_filling", "ratio", "expected"), [(True, 2.0, True), (False, 2.0, False), (True, 50.0, False)]
 )
-def test_a_loading_bound_batch_is_filled_with_decode_steps(make_cell, is_filling, ratio, expected):
+def test_a_loading_bound_batch_is_filled_with_decode_steps(
+    make_cell: MakeCell, is_filling: bool, ratio: float, expected: bool
+) -> None:
     """Only where that is configured, and only when the batch waits for its loads."""
     cell = make_cell(pages=20, host_pages=60, bubble_filling=is_filling, load_compute_ratio=ratio)
     cell.submit(list(range(40)), max_tokens=1)

@@ -1,20 +1,25 @@
 """What storages say of fetches, and how fetches end."""
 
+from typing import Any
+
 import pytest
 
+from services.scheduler.core.step import Output
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksDropped, ChunksFetched
 from shared.messages.storage_plans import CancelFetch, DropChunks, FetchChunks
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, host_tokens, prompt, put_on_disk
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell whose requests wait for their fetches, and that writes nothing to disk."""
     return make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, prefetch_wait="full", disk_writes="off")
 
 
-def say(cell, fetch_id=1, chunks=0, is_over=False, **fields):
+def say(cell: CellModel, fetch_id: int = 1, chunks: int = 0, is_over: bool = False, **fields: Any) -> list[Output]:
     """The storage reports on a fetch."""
     incarnation = cell.storages["storage"].incarnation
     message = ChunksFetched(
@@ -23,7 +28,7 @@ def say(cell, fetch_id=1, chunks=0, is_over=False, **fields):
     return cell.feed(message)
 
 
-def test_each_report_makes_what_has_arrived_a_host_copy(cell):
+def test_each_report_makes_what_has_arrived_a_host_copy(cell: CellModel) -> None:
     """The nodes are there before the fetch is over, known to the policy and the hotness filter."""
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -37,7 +42,7 @@ def test_each_report_makes_what_has_arrived_a_host_copy(cell):
     assert cell.state.storages["storage"].fetch_pages == 0
 
 
-def test_reports_never_go_back_and_name_no_more_than_was_asked_for(cell):
+def test_reports_never_go_back_and_name_no_more_than_was_asked_for(cell: CellModel) -> None:
     """A report that is late, negative or too large is taken for what it can mean."""
     put_on_disk(cell, prompt(2))
     cell.submit(prompt(2))
@@ -51,7 +56,7 @@ def test_reports_never_go_back_and_name_no_more_than_was_asked_for(cell):
     assert cell.state.fetches == {}
 
 
-def test_a_report_on_a_fetch_that_is_over_is_stale(cell):
+def test_a_report_on_a_fetch_that_is_over_is_stale(cell: CellModel) -> None:
     """It is counted, and what it says of the disk is still believed."""
     (first, _) = put_on_disk(cell, prompt(2))
     before = cell.state.counters.get("stale_inputs", 0)
@@ -62,7 +67,7 @@ def test_a_report_on_a_fetch_that_is_over_is_stale(cell):
     assert first not in cell.state.storages["storage"].chunks
 
 
-def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell):
+def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell: CellModel) -> None:
     """The chunk that failed leaves the catalogue, its pages are free, and the request runs."""
     names = put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -71,11 +76,12 @@ def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell):
 
     assert cell.admitted[-1].disk_tokens == CHUNK
     assert list(cell.state.storages["storage"].chunks) == [names[0], names[2]]
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased == 0
     assert cell.state.counters["fetches_failed"] == 1
 
 
-def test_a_chunk_that_rots_on_disk_costs_a_recomputation_only(cell):
+def test_a_chunk_that_rots_on_disk_costs_a_recomputation_only(cell: CellModel) -> None:
     """The answer is right, and the chunk is not asked for again."""
     names = put_on_disk(cell, prompt(3))
     cell.disks["storage"].chunks[names[1]][0].is_corrupt = True
@@ -87,7 +93,7 @@ def test_a_chunk_that_rots_on_disk_costs_a_recomputation_only(cell):
     assert names[1] not in cell.state.storages["storage"].chunks
 
 
-def test_tokens_from_disk_and_store_are_told_apart(cell):
+def test_tokens_from_disk_and_store_are_told_apart(cell: CellModel) -> None:
     """The storage says how many chunks came from where."""
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -99,7 +105,7 @@ def test_tokens_from_disk_and_store_are_told_apart(cell):
     assert cell.state.counters["fetched_tokens_remote"] == 2 * CHUNK
 
 
-def test_a_storage_that_is_lost_takes_its_fetches_along(cell):
+def test_a_storage_that_is_lost_takes_its_fetches_along(cell: CellModel) -> None:
     """Who waited recomputes."""
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -112,7 +118,7 @@ def test_a_storage_that_is_lost_takes_its_fetches_along(cell):
     cell.check_answers()
 
 
-def test_a_storage_that_comes_back_lists_its_disk_again(cell):
+def test_a_storage_that_comes_back_lists_its_disk_again(cell: CellModel) -> None:
     """The disk outlives the process, and the next request has it fetched."""
     put_on_disk(cell, prompt(3))
     cell.lose_storage("storage")
@@ -125,7 +131,7 @@ def test_a_storage_that_comes_back_lists_its_disk_again(cell):
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell, orders):
+def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell: CellModel, orders: FindOrders) -> None:
     """The next worker of the node is served by the same storage."""
     put_on_disk(cell, prompt(3))
     cell.add_worker("worker-1", pages=64)
@@ -141,7 +147,7 @@ def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell, o
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_copies_that_came_meanwhile_keep_their_pages(cell):
+def test_copies_that_came_meanwhile_keep_their_pages(cell: CellModel) -> None:
     """What a backup made resident first stays, and the fetch's pages for it are free again."""
     cell.submit(prompt(1), max_tokens=1)
     cell.drain()
@@ -151,11 +157,12 @@ def test_copies_that_came_meanwhile_keep_their_pages(cell):
     cell.submit([*prompt(2, kind=1), 9], read=False, max_tokens=1)
     cell.drain()
 
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased == 0
     cell.check_answers()
 
 
-def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell):
+def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: CellModel) -> None:
     """Nothing can hang under tokens that are resident nowhere: the pages are given back, the request recomputes."""
     cell.submit(prompt(1), max_tokens=1)
     cell.drain()
@@ -166,11 +173,12 @@ def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell):
     say(cell, chunks=2, is_over=True)
 
     assert host_tokens(cell, prompt(3)) == 0
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.free == 40
     assert cell.admitted[-1].cached_tokens == 0
 
 
-def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell):
+def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell: CellModel) -> None:
     """It gets a copy of just what was fetched."""
     cell.submit(prompt(4), max_tokens=1)
     cell.drain()
@@ -188,7 +196,7 @@ def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell):
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_flushing_lower_tiers_orders_the_storages_to_delete(cell, orders):
+def test_flushing_lower_tiers_orders_the_storages_to_delete(cell: CellModel, orders: FindOrders) -> None:
     """Fetches of them are cut off; the catalogue follows the storage's word."""
     names = put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -202,7 +210,7 @@ def test_flushing_lower_tiers_orders_the_storages_to_delete(cell, orders):
     assert cell.state.storages["storage"].chunks == {}
 
 
-def test_a_storage_without_lower_tiers_is_never_asked(make_cell, orders):
+def test_a_storage_without_lower_tiers_is_never_asked(make_cell: MakeCell, orders: FindOrders) -> None:
     """Neither for a fetch nor to delete."""
     cell = make_cell(page_size=PAGE, host_pages=40)
 
@@ -214,9 +222,10 @@ def test_a_storage_without_lower_tiers_is_never_asked(make_cell, orders):
     assert sent == []
 
 
-def test_the_speed_of_the_disk_is_learnt_from_its_fetches(cell):
+def test_the_speed_of_the_disk_is_learnt_from_its_fetches(cell: CellModel) -> None:
     """Bytes and seconds of fetches that are over, object stores aside."""
     put_on_disk(cell, prompt(2))
+    assert cell.state.geometry is not None
     page_bytes = cell.state.geometry.page_bytes
     cell.submit(prompt(2))
 

@@ -5,6 +5,8 @@ import pytest
 from services.scheduler.core.restoring.prefetch import NEAR
 from shared.messages.base import unpack_int32
 from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import (
     CHUNK,
     PAGE,
@@ -18,17 +20,17 @@ from tests.unit.scheduler.core.fetching import (
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell whose disk has room for a hundred chunks."""
     return make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, disk_writes="off")
 
 
-def fetch_orders(cell, orders, since=0):
+def fetch_orders(cell: CellModel, orders: FindOrders, since: int = 0) -> list[FetchChunks]:
     """FetchChunks of the inputs from number ``since`` on."""
     return [order for outputs in cell.outputs[since:] for order in orders(outputs, FetchChunks)]
 
 
-def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell, orders):
+def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell: CellModel, orders: FindOrders) -> None:
     """The order names every page of the whole chunks that the disk holds, and a leased host page for each."""
     names = put_on_disk(cell, prompt(3))
 
@@ -40,7 +42,7 @@ def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell, orders
     assert cell.state.storages["storage"].fetch_pages == 6
 
 
-def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell, orders):
+def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell: CellModel, orders: FindOrders) -> None:
     """A run ends at the first chunk that is not in the catalogue, whatever lies behind it."""
     names = list(chunks_of(prompt(4)))
     list_chunks(cell, [names[0], names[1], names[3]])
@@ -51,7 +53,7 @@ def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell, orders):
     assert len(order.host_pages) // 4 == 4
 
 
-def test_a_request_that_may_not_read_the_cache_has_nothing_fetched(cell, orders):
+def test_a_request_that_may_not_read_the_cache_has_nothing_fetched(cell: CellModel, orders: FindOrders) -> None:
     """Neither one that says so nor one that needs every token computed."""
     put_on_disk(cell, prompt(3))
 
@@ -61,7 +63,7 @@ def test_a_request_that_may_not_read_the_cache_has_nothing_fetched(cell, orders)
     assert fetch_orders(cell, orders) == []
 
 
-def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell, orders):
+def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell: CellModel, orders: FindOrders) -> None:
     """Of a prompt that ends with a chunk, that chunk is of no use."""
     put_on_disk(cell, prompt(3))
 
@@ -71,7 +73,7 @@ def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell, orders):
     assert len(order.host_pages) // 4 == 4
 
 
-def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell, orders):
+def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell: CellModel, orders: FindOrders) -> None:
     """Pages that are resident already go nowhere."""
     cell.submit(prompt(3)[: CHUNK + PAGE + 1], max_tokens=1)
     cell.drain()
@@ -84,7 +86,7 @@ def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell, o
     assert [page >= 0 for page in unpack_int32(order.host_pages)] == [False, True, True, True]
 
 
-def test_a_run_shorter_than_the_bound_is_recomputed(make_cell, orders):
+def test_a_run_shorter_than_the_bound_is_recomputed(make_cell: MakeCell, orders: FindOrders) -> None:
     """``min_prefetch_tokens`` says what is worth a fetch."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, min_prefetch_tokens=2 * CHUNK + 1)
     put_on_disk(cell, prompt(2))
@@ -97,7 +99,7 @@ def test_a_run_shorter_than_the_bound_is_recomputed(make_cell, orders):
     assert len(fetch_orders(cell, orders)) == 1
 
 
-def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell, orders):
+def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell: MakeCell, orders: FindOrders) -> None:
     """What has no room is fetched when the first part is there."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=16, disk_chunks=100, prefetch_fraction=0.25)
     put_on_disk(cell, prompt(3))
@@ -111,7 +113,7 @@ def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell, o
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_two_requests_share_the_fetch_of_what_they_share(cell, orders):
+def test_two_requests_share_the_fetch_of_what_they_share(cell: CellModel, orders: FindOrders) -> None:
     """The shorter one goes on as soon as its part is there, and the other finds that on the device."""
     put_on_disk(cell, prompt(3))
 
@@ -125,7 +127,7 @@ def test_two_requests_share_the_fetch_of_what_they_share(cell, orders):
     cell.check_answers()
 
 
-def test_room_is_not_made_at_the_price_of_what_the_run_goes_on_from(make_cell):
+def test_room_is_not_made_at_the_price_of_what_the_run_goes_on_from(make_cell: MakeCell) -> None:
     """The copies above a run are evicted last though they are the coldest."""
     cell = make_cell(page_size=PAGE, pages=16, host_pages=6, disk_chunks=100, policy="lru", disk_writes="off")
     put_on_disk(cell, prompt(3))
@@ -146,7 +148,9 @@ def test_room_is_not_made_at_the_price_of_what_the_run_goes_on_from(make_cell):
     cell.check_answers()
 
 
-def test_an_object_store_is_asked_for_a_few_chunks_and_then_for_the_rest(make_cell, orders):
+def test_an_object_store_is_asked_for_a_few_chunks_and_then_for_the_rest(
+    make_cell: MakeCell, orders: FindOrders
+) -> None:
     """Nothing is known of it beforehand; once what was asked for came, all that one fetch may bring is."""
     cell = make_cell(page_size=PAGE, pages=128, host_pages=128, has_remote=True)
     put_in_store(cell, prompt(20))
@@ -159,7 +163,7 @@ def test_an_object_store_is_asked_for_a_few_chunks_and_then_for_the_rest(make_ce
     assert cell.state.counters["hit_tokens_remote"] == 20 * CHUNK
 
 
-def test_an_object_store_that_has_nothing_costs_one_question(make_cell, orders):
+def test_an_object_store_that_has_nothing_costs_one_question(make_cell: MakeCell, orders: FindOrders) -> None:
     """The request goes on as soon as it is known, and the host pages are free again."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, has_remote=True)
 
@@ -171,7 +175,7 @@ def test_an_object_store_that_has_nothing_costs_one_question(make_cell, orders):
     assert cell.state.counters["fetches_failed"] == 1
 
 
-def test_a_request_that_ends_lets_go_of_its_fetch(cell, orders):
+def test_a_request_that_ends_lets_go_of_its_fetch(cell: CellModel, orders: FindOrders) -> None:
     """What nobody wants is cut off; what had arrived stays."""
     put_on_disk(cell, prompt(3))
     name = cell.submit(prompt(3))
@@ -188,7 +192,7 @@ def test_a_request_that_ends_lets_go_of_its_fetch(cell, orders):
     assert host_tokens(cell, prompt(3)) == CHUNK
 
 
-def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell, orders):
+def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell: CellModel, orders: FindOrders) -> None:
     """Requests that are placed anew on the same node keep what is fetched for them."""
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -200,7 +204,7 @@ def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell, orders):
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell, orders):
+def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell: MakeCell, orders: FindOrders) -> None:
     """Behind a long queue nothing is fetched that would be evicted again before its turn; order of arrival decides."""
     cell = make_cell(
         page_size=PAGE,
@@ -229,7 +233,7 @@ def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell,
     cell.check_answers()
 
 
-def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell):
+def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell: MakeCell) -> None:
     """Nothing is kept of it."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=16, disk_chunks=100, prefetch_fraction=0.4, max_running=1)
     for kind in (1, 2):
@@ -244,7 +248,7 @@ def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell):
     assert cell.state.storages["storage"].due == {}
 
 
-def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell, orders):
+def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell: MakeCell, orders: FindOrders) -> None:
     """What is put off begins when the request is among the first in line."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=60, disk_chunks=100, max_running=1, disk_writes="off")
     put_on_disk(cell, prompt(3))

@@ -1,6 +1,7 @@
 """Which way back is the fastest, against every mixture that could have been tried."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,12 +18,22 @@ LAYERS = 8
 KV = KvGeometry(layers=LAYERS, kv_heads=4, head_dim=16, page_size=16, dtype="float16")
 
 
-def layout(absent=0, from_hidden=LAYERS):
+def layout(absent: int = 0, from_hidden: int = LAYERS) -> KvGeometry:
     """State pages of these layers, and KV of the rest, under multi-head attention."""
     return structs.replace(KV, absent=absent, from_hidden=from_hidden, hidden=64 if from_hidden else 0)
 
 
-def prices(pages=None, *, disk=100.0, queued=0.0, link=1000.0, token=50.0, pair=0.0, hidden=5.0, restored=0.0):
+def prices(
+    pages: KvGeometry | None = None,
+    *,
+    disk: float = 100.0,
+    queued: float = 0.0,
+    link: float = 1000.0,
+    token: float = 50.0,
+    pair: float = 0.0,
+    hidden: float = 5.0,
+    restored: float = 0.0,
+) -> Prices:
     """A model of eight layers, with K, V and hidden states of 128 bytes each."""
     return Prices(
         costs=LayerCosts(
@@ -37,14 +48,23 @@ def prices(pages=None, *, disk=100.0, queued=0.0, link=1000.0, token=50.0, pair=
     )
 
 
-def ways(*, chunks=10, kv=0, state=0, following=None, covered=0, begin=0, tail=1):
+def ways(
+    *,
+    chunks: int = 10,
+    kv: int = 0,
+    state: int = 0,
+    following: int | None = None,
+    covered: int = 0,
+    begin: int = 0,
+    tail: int = 1,
+) -> Ways:
     """A prompt of so many chunks and a tail, of which there are so many as KV and as state from ``begin`` on."""
     kv_end = begin + kv * CHUNK
     following_end = kv_end if following is None else begin + following * CHUNK
     return Ways(chunks * CHUNK + tail, max(covered, begin), begin, kv_end, begin + state * CHUNK, following_end)
 
 
-def test_nothing_to_fetch_is_computed():
+def test_nothing_to_fetch_is_computed() -> None:
     """Without KV and state there is one way."""
     choice = choose(prices(), ways())
 
@@ -52,7 +72,7 @@ def test_nothing_to_fetch_is_computed():
     assert choice.total_us == LAYERS * 50.0 * (10 * CHUNK + 1)
 
 
-def test_kv_is_fetched_and_then_loaded():
+def test_kv_is_fetched_and_then_loaded() -> None:
     """Its time is the disk's and the link's, one after the other, and computing the tail."""
     choice = choose(prices(), ways(kv=10))
 
@@ -62,7 +82,7 @@ def test_kv_is_fetched_and_then_loaded():
     assert choice.total_us == pytest.approx(choice.restoring_us + LAYERS * 50.0)
 
 
-def test_state_of_half_the_bytes_wins_on_a_slow_disk():
+def test_state_of_half_the_bytes_wins_on_a_slow_disk() -> None:
     """Hidden states are half of KV and are projected while the next arrive."""
     choice = choose(prices(layout(), disk=10.0), ways(kv=10, state=10))
 
@@ -71,17 +91,17 @@ def test_state_of_half_the_bytes_wins_on_a_slow_disk():
     assert choice.restoring_us == pytest.approx(disk_us + device_us / 5)  # Two chunks at a time are heard of.
 
 
-def test_what_waits_at_the_disk_makes_computing_the_better_choice():
+def test_what_waits_at_the_disk_makes_computing_the_better_choice() -> None:
     """A hundred megabytes of others go first."""
     assert choose(prices(layout(), queued=1e8), ways(kv=10, state=10)).form == "recompute"
 
 
-def test_a_fetch_that_takes_longer_than_computing_is_not_chosen():
+def test_a_fetch_that_takes_longer_than_computing_is_not_chosen() -> None:
     """A disk of half a byte a microsecond."""
     assert choose(prices(disk=0.5), ways(kv=10)).form == "recompute"
 
 
-def test_what_the_device_does_for_others_hides_the_disk():
+def test_what_the_device_does_for_others_hides_the_disk() -> None:
     """A fetch that takes longer than computing is worth it where it is over before the device comes to the request."""
     alone, behind = prices(disk=3.0), replace(prices(disk=3.0), ahead_us=1e6)
 
@@ -94,7 +114,7 @@ def test_what_the_device_does_for_others_hides_the_disk():
     assert choice.restoring_us == pytest.approx(disk_us + load_us)
 
 
-def test_kv_that_state_goes_on_behind_is_weighed_with_it():
+def test_kv_that_state_goes_on_behind_is_weighed_with_it() -> None:
     """KV of two chunks alone is worse than the state of all, unless the other eight follow as state."""
     held = prices(layout(), disk=200.0, hidden=1.0)
 
@@ -106,13 +126,13 @@ def test_kv_that_state_goes_on_behind_is_weighed_with_it():
     assert followed.restoring_us == alone.restoring_us
 
 
-def test_what_was_observed_of_restoring_counts_more_than_the_profile():
+def test_what_was_observed_of_restoring_counts_more_than_the_profile() -> None:
     """A worker on which restoring takes longer than computing computes."""
     assert choose(prices(layout(), restored=1.0), ways(state=10)).form == "state"
     assert choose(prices(layout(), restored=1000.0), ways(state=10)).form == "recompute"
 
 
-def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there():
+def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there() -> None:
     """The link would take four times as long as projecting; the best mix is found among all."""
     held = prices(layout(), link=6.0, token=20.0, hidden=5.0, disk=1e6)
 
@@ -134,19 +154,19 @@ def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there():
         (layout(2, 3), 5, "kv from disk + tokens"),
     ],
 )
-def test_kinds_say_what_is_mixed(pages, recomputed, kind):
+def test_kinds_say_what_is_mixed(pages: KvGeometry, recomputed: int, kind: str) -> None:
     """In the words of a plan."""
     assert hidden_kind(pages, recomputed) == kind
 
 
-def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter():
+def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter() -> None:
     """One chunk is one part: nothing overlaps. Of many, the storage speaks nine times."""
     assert pipelined_us(100.0, 40.0, 1) == 140.0
     assert pipelined_us(100.0, 40.0, 4) == 110.0
     assert pipelined_us(40.0, 90.0, 90) == pytest.approx(90.0 + 40.0 / 9)
 
 
-def test_no_other_way_would_have_been_faster():
+def test_no_other_way_would_have_been_faster() -> None:
     """KV up to any chunk, then state up to any other, with any layers from tokens, then computing: none beats it.
 
     Whole runs are compared, so restoring a token must take the device less than computing it: else a part of a run
@@ -157,7 +177,7 @@ def test_no_other_way_would_have_been_faster():
             _no_other_way_is_faster(random.Random(seed))
 
 
-def _no_other_way_is_faster(chance):
+def _no_other_way_is_faster(chance: random.Random) -> None:
     absent = chance.randint(0, 3)
     pages = layout(absent, chance.randint(1, LAYERS - absent))
     held = prices(
@@ -177,12 +197,12 @@ def _no_other_way_is_faster(chance):
     assert best.total_us <= min(_every_way(held, way)) * (1 + 1e-9) + _parts_us(held, way)
 
 
-def in_part(ratio=0.25, *, token=1.0, calls=0.0, pace=1.0):
+def in_part(ratio: float = 0.25, *, token: float = 1.0, calls: float = 0.0, pace: float = 1.0) -> SparsePrices:
     """What reading in part costs: so many microseconds a token of the prefix."""
     return SparsePrices(ratio=ratio, calls_us=calls, token_us=token, pace=pace)
 
 
-def test_reading_in_part_is_on_the_critical_path():
+def test_reading_in_part_is_on_the_critical_path() -> None:
     """Its time is the queue at the disk, the calls, the bytes, and computing behind what was chosen."""
     held = replace(prices(disk=100.0, queued=1e5, pair=0.01), sparse=in_part(0.25, token=2.0, calls=300.0, pace=0.5))
     way = replace(ways(chunks=10, tail=7), sparse_end=10 * CHUNK)
@@ -195,7 +215,7 @@ def test_reading_in_part_is_on_the_critical_path():
     assert choice.total_us == pytest.approx(1e5 / 100 + reading_us + held.computing(160, 167))
 
 
-def test_what_the_device_does_for_others_hides_the_queue_and_not_the_reads():
+def test_what_the_device_does_for_others_hides_the_queue_and_not_the_reads() -> None:
     """The disk is done with others by then; the step waits for its own reads all the same."""
     held = replace(prices(disk=100.0, queued=1e5), sparse=in_part(), ahead_us=1e9)
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
@@ -203,7 +223,7 @@ def test_what_the_device_does_for_others_hides_the_queue_and_not_the_reads():
     assert choose(held, way).total_us == pytest.approx(640 + LAYERS * 50.0)
 
 
-def test_of_equals_what_is_exact_wins():
+def test_of_equals_what_is_exact_wins() -> None:
     """A lossy answer that comes no sooner is worth nothing."""
     held = replace(prices(), sparse=in_part(1.0, token=LAYERS * 50.0))
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
@@ -212,21 +232,21 @@ def test_of_equals_what_is_exact_wins():
     assert choose(replace(held, sparse=in_part(1.0, token=LAYERS * 49.9)), way).form == "sparse"
 
 
-def test_a_request_that_must_be_exact_has_no_such_way():
+def test_a_request_that_must_be_exact_has_no_such_way() -> None:
     """Whatever the disk could do."""
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
 
     assert [choice.form for choice in ways_back(prices(), way)] == ["recompute"]
 
 
-def test_reading_in_part_wins_where_nothing_else_is_faster():
+def test_reading_in_part_wins_where_nothing_else_is_faster() -> None:
     """Against every other way, its own time added up anew."""
     for seed in range(200):
         with case(seed=seed):
             _reading_in_part_wins_where_it_should(random.Random(seed))
 
 
-def _reading_in_part_wins_where_it_should(chance):
+def _reading_in_part_wins_where_it_should(chance: random.Random) -> None:
     held = prices(
         layout(chance.randint(0, 3), chance.randint(1, 5)),
         disk=10 ** chance.uniform(0, 4),
@@ -252,13 +272,13 @@ def _reading_in_part_wins_where_it_should(chance):
     assert (best.form == "sparse") == (in_all_us < min(others))
 
 
-def with_holes(state, later, *, chunks=12, covered=0, tail=1):
+def with_holes(state: int, later: list[tuple[int, int]], *, chunks: int = 12, covered: int = 0, tail: int = 1) -> Ways:
     """A prompt of so many chunks, of which there is state of the first and of chunks [start, end) ``later``."""
     spans = tuple((start * CHUNK, end * CHUNK) for start, end in later)
     return Ways(chunks * CHUNK + tail, covered, 0, 0, state * CHUNK, 0, spans)
 
 
-def test_a_hole_is_computed_between_what_is_restored():
+def test_a_hole_is_computed_between_what_is_restored() -> None:
     """Its time is added; the disk, which reads on meanwhile, is hidden by it here."""
     held = prices(layout(), disk=1e6, link=1e6)
 
@@ -273,7 +293,7 @@ def test_a_hole_is_computed_between_what_is_restored():
     assert choice.restoring_us == pytest.approx(one_us + two_us + disk_us / 5)
 
 
-def test_state_may_begin_with_a_hole():
+def test_state_may_begin_with_a_hole() -> None:
     """That is computed first, and state that is worth restoring follows."""
     held = prices(layout(), disk=1e6, link=1e6)
 
@@ -283,7 +303,7 @@ def test_state_may_begin_with_a_hole():
     assert choice.total_us == pytest.approx((54 * 50.0 + 11 * CHUNK * 5.0 + 50.0) * LAYERS)
 
 
-def test_kv_of_all_is_better_than_state_with_long_holes():
+def test_kv_of_all_is_better_than_state_with_long_holes() -> None:
     """The holes' computing counts."""
     held = prices(layout(), disk=10.0)
     short = with_holes(4, [(5, 12)])
@@ -293,7 +313,7 @@ def test_kv_of_all_is_better_than_state_with_long_holes():
     assert choose(held, replace(long, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "kv"
 
 
-def test_holes_behind_kv_are_weighed_with_it():
+def test_holes_behind_kv_are_weighed_with_it() -> None:
     """KV of the first chunks, then state with a hole: both count in what KV takes."""
     held = prices(layout(), disk=1000.0, link=1e5)
     alone = Ways(12 * CHUNK + 1, 0, 0, 2 * CHUNK, 0, 6 * CHUNK)
@@ -303,14 +323,14 @@ def test_holes_behind_kv_are_weighed_with_it():
     assert choose(held, further).total_us < choose(held, alone).total_us
 
 
-def test_a_run_goes_on_behind_holes_as_far_as_is_best():
+def test_a_run_goes_on_behind_holes_as_far_as_is_best() -> None:
     """None of the ways to stop after any of its stretches, or to begin none, is faster; times are added up anew."""
     for seed in range(200):
         with case(seed=seed):
             _a_run_goes_on_as_far_as_is_best(random.Random(seed))
 
 
-def _a_run_goes_on_as_far_as_is_best(chance):
+def _a_run_goes_on_as_far_as_is_best(chance: random.Random) -> None:
     held = prices(
         layout(chance.randint(0, 3), chance.randint(1, 5)),
         disk=10 ** chance.uniform(0, 3),
@@ -336,13 +356,14 @@ def _a_run_goes_on_as_far_as_is_best(chance):
         assert timed[best.later] == pytest.approx(best.total_us)
 
 
-def _stopped_after(held, way, stop):
+def _stopped_after(held: Prices, way: Ways, stop: int) -> float:
     """The time of a run that takes so many of the later stretches: disk and device, one event after another."""
     queue, moments = held.queued_bytes, {"disk": -held.ahead_us, "device": 0.0}
     position, layers = way.covered, None
     for begin, end in ((way.begin, way.hidden_end), *way.later[:stop]):
         if begin == end:
             continue
+        assert held.layout is not None
         moments["disk"] += (queue + (end - begin) * held.layout.token_bytes) / held.disk_bytes_per_us
         queue = 0.0
         if begin > position:
@@ -354,7 +375,7 @@ def _stopped_after(held, way, stop):
     return moments["device"] + held.computing(position, way.tokens)
 
 
-def _every_way(held, way):
+def _every_way(held: Prices, way: Ways) -> Iterator[float]:
     """The time of each way that the runs allow, put together from the numbers."""
     yield held.computing(way.covered, way.tokens)
     for kv_end in range(way.begin, way.kv_end + 1, CHUNK):
@@ -365,6 +386,7 @@ def _every_way(held, way):
             yield fetching + restoring + held.computing(hidden_end, way.tokens)
 
 
-def _parts_us(held, way):
+def _parts_us(held: Prices, way: Ways) -> float:
     """What whole parts make of a shorter run: a chunk's disk time and a chunk's time on the device, at the most."""
+    assert held.layout is not None
     return held.fetching(held.layout.token_bytes, CHUNK) + held.restoring(way.tokens - CHUNK, way.tokens)[0]

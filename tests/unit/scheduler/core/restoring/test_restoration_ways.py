@@ -4,12 +4,15 @@ import pytest
 from msgspec import structs
 
 from shared.messages.storage_plans import FetchChunks
+from tests.present import present
+from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_in_store, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, bring, put_state, restores
 
 
-def forms(cell, orders):
+def forms(cell: CellModel, orders: FindOrders) -> list[str]:
     """The forms of all fetches so far."""
     return [order.form for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
 
@@ -17,7 +20,9 @@ def forms(cell, orders):
 @pytest.mark.parametrize(
     ("restoring", "expected"), [("planned", ["state"]), ("state", ["state"]), ("kv", ["kv"]), ("recompute", [])]
 )
-def test_the_setting_says_which_form_is_fetched(make_restoring_cell, orders, restoring, expected):
+def test_the_setting_says_which_form_is_fetched(
+    make_restoring_cell: MakeCell, orders: FindOrders, restoring: str, expected: list[str]
+) -> None:
     """The disk has both, and state is half the bytes."""
     cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(3))
@@ -30,7 +35,9 @@ def test_the_setting_says_which_form_is_fetched(make_restoring_cell, orders, res
     cell.check_answers()
 
 
-def test_state_is_fetched_before_kv_is_shared_where_it_must_be(make_restoring_cell, orders):
+def test_state_is_fetched_before_kv_is_shared_where_it_must_be(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """With ``state``, a fetch of KV of the same chunks for another is nothing to join."""
     cell = make_restoring_cell(restoring="state", defer_tokens=0)
     put_on_disk(cell, prompt(3))
@@ -45,7 +52,9 @@ def test_state_is_fetched_before_kv_is_shared_where_it_must_be(make_restoring_ce
 
 
 @pytest.mark.parametrize("has_both", [True, False])
-def test_where_computing_is_faster_nothing_is_fetched(make_restoring_cell, orders, has_both):
+def test_where_computing_is_faster_nothing_is_fetched(
+    make_restoring_cell: MakeCell, orders: FindOrders, has_both: bool
+) -> None:
     """The worker's profile says so; the request does not wait."""
     cell = make_restoring_cell(costs=SLOW_DISK)
     put_on_disk(cell, prompt(3))
@@ -59,7 +68,7 @@ def test_where_computing_is_faster_nothing_is_fetched(make_restoring_cell, order
     assert [order.request_id for order in cell.admitted] == [name]
 
 
-def test_behind_a_queue_the_disk_costs_nothing(make_restoring_cell, orders):
+def test_behind_a_queue_the_disk_costs_nothing(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Computing would be faster, but the worker has other things to do until the fetch is over."""
     cell = make_restoring_cell(costs=structs.replace(SLOW_DISK, link_bytes_per_us=1e6), max_running=1)
     for kind in (1, 2):
@@ -74,7 +83,9 @@ def test_behind_a_queue_the_disk_costs_nothing(make_restoring_cell, orders):
     cell.check_answers()
 
 
-def test_kv_is_fetched_whatever_it_costs_where_that_is_asked_for(make_restoring_cell, orders):
+def test_kv_is_fetched_whatever_it_costs_where_that_is_asked_for(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """``kv`` is for comparing: it weighs nothing."""
     cell = make_restoring_cell(costs=SLOW_DISK, restoring="kv")
     put_on_disk(cell, prompt(3))
@@ -84,7 +95,7 @@ def test_kv_is_fetched_whatever_it_costs_where_that_is_asked_for(make_restoring_
     assert forms(cell, orders) == ["kv"]
 
 
-def test_without_a_profile_kv_is_fetched_as_ever(make_cell, orders):
+def test_without_a_profile_kv_is_fetched_as_ever(make_cell: MakeCell, orders: FindOrders) -> None:
     """Nothing can be weighed, so nothing is refused."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100)
     put_on_disk(cell, prompt(3))
@@ -95,7 +106,7 @@ def test_without_a_profile_kv_is_fetched_as_ever(make_cell, orders):
     assert cell.state.counters["restorations_planned_kv"] == 1
 
 
-def test_state_goes_on_where_the_kv_ends(make_restoring_cell, orders):
+def test_state_goes_on_where_the_kv_ends(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """One chunk is there as KV and the other two as state: both are fetched, in turn."""
     cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(1))
@@ -111,7 +122,7 @@ def test_state_goes_on_where_the_kv_ends(make_restoring_cell, orders):
     cell.check_answers()
 
 
-def test_too_little_state_is_not_fetched(make_restoring_cell, orders):
+def test_too_little_state_is_not_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """A chunk is less than ``min_prefetch_tokens`` here."""
     cell = make_restoring_cell(min_prefetch_tokens=CHUNK + 1)
     put_state(cell, prompt(1))
@@ -121,7 +132,7 @@ def test_too_little_state_is_not_fetched(make_restoring_cell, orders):
     assert forms(cell, orders) == []
 
 
-def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell, orders):
+def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Its model does not allow it: what others of its node saved is of no use to it."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -136,7 +147,7 @@ def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell,
     cell.check_answers()
 
 
-def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell, orders):
+def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Neither form is fetched for it."""
     cell = make_restoring_cell()
     put_state(cell, prompt(3))
@@ -146,7 +157,9 @@ def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell, orders):
     assert forms(cell, orders) == []
 
 
-def test_an_object_store_is_asked_where_nothing_else_is_known(make_restoring_cell, orders):
+def test_an_object_store_is_asked_where_nothing_else_is_known(
+    make_restoring_cell: MakeCell, orders: FindOrders
+) -> None:
     """What it may have cannot be weighed; it is asked as without costs, for state and then for KV."""
     cell = make_restoring_cell(has_remote=True, costs=SLOW_DISK)
     put_in_store(cell, prompt(3))
@@ -159,7 +172,7 @@ def test_an_object_store_is_asked_where_nothing_else_is_known(make_restoring_cel
     cell.check_answers()
 
 
-def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_cell):
+def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_cell: MakeCell) -> None:
     """With the batch that loads it; only where it was predicted at all."""
     cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(3))
@@ -168,13 +181,13 @@ def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_ce
 
     bring(cell, 4)
 
-    assert cell.state.requests[name].prefetch.kv.tokens == 3 * CHUNK
+    assert present(cell.state.requests[name].prefetch.kv).tokens == 3 * CHUNK
     cell.drain()
     cell.check_answers()
 
 
 @pytest.mark.parametrize("wait", ["best_effort", "deadline", "full"])
-def test_how_long_is_waited_is_as_for_kv(make_restoring_cell, wait):
+def test_how_long_is_waited_is_as_for_kv(make_restoring_cell: MakeCell, wait: str) -> None:
     """``best_effort`` waits for no part that is not there; a deadline ends the wait of the others."""
     cell = make_restoring_cell(prefetch_wait=wait)
     put_state(cell, prompt(3))

@@ -1,12 +1,18 @@
 """What an object store is asked for, of which nothing is known beforehand: which form first, and how it ends."""
 
+from typing import Any, Protocol
+
 import pytest
 from msgspec import structs
 
+from services.scheduler.core.step import Output
 from shared.messages.cell_events import CellConfigured
 from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.present import present
+from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_in_store, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     SLOW_DISK,
@@ -24,36 +30,42 @@ from tests.unit.scheduler.core.restoring_cells import (
 EACH = CHUNK // PAGE
 
 
+class Asked(Protocol):
+    """(Form, first token, chunks) of every fetch so far, from an input on."""
+
+    def __call__(self, cell: CellModel, since: int = 0) -> list[tuple[str, int, int]]: ...
+
+
 @pytest.fixture
-def cell_that(make_cell):
+def cell_that(make_cell: MakeCell) -> MakeCell:
     """A cell that keeps state, with an object store."""
     return lambda **settings: restoring_cell(make_cell, **{"has_remote": True} | settings)
 
 
 @pytest.fixture
-def asked(orders):
+def asked(orders: FindOrders) -> Asked:
     """(Form, first token, chunks) of every fetch so far, from an input on."""
 
-    def find(cell, since=0):
+    def find(cell: CellModel, since: int = 0) -> list[tuple[str, int, int]]:
         found = [order for outputs in cell.outputs[since:] for order in orders(outputs, FetchChunks)]
         return [(order.form, order.depth, len(order.host_pages) // 4 // EACH) for order in found]
 
     return find
 
 
-def say(cell, **fields):
+def say(cell: CellModel, **fields: Any) -> list[Output]:
     """A ChunksFetched of the only fetch of state there is."""
     (fetch_id,) = cell.state.hidden_fetches
-    who = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
+    who: dict[str, Any] = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
     return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
 
 
-def kv_cell(cell):
+def kv_cell(cell: CellModel) -> None:
     """From now on the cell saves KV, though it has a pool for state."""
     cell.feed(CellConfigured(config=structs.replace(cell.state.config, state_form="off")))
 
 
-def test_state_that_only_the_store_has_is_restored(cell_that, asked):
+def test_state_that_only_the_store_has_is_restored(cell_that: MakeCell, asked: Asked) -> None:
     """A node that knows of nothing restores what another has kept."""
     cell = cell_that()
     put_state_in_store(cell, prompt(3))
@@ -67,7 +79,7 @@ def test_state_that_only_the_store_has_is_restored(cell_that, asked):
     cell.check_answers()
 
 
-def test_another_node_restores_what_the_first_one_saved(cell_that, asked):
+def test_another_node_restores_what_the_first_one_saved(cell_that: MakeCell, asked: Asked) -> None:
     """Its state went to the object store as it was saved; of the first node nothing is left."""
     cell = cell_that(disk_writes="through")
     cell.submit(prompt(3), max_tokens=1)
@@ -88,7 +100,7 @@ def test_another_node_restores_what_the_first_one_saved(cell_that, asked):
     cell.check_answers()
 
 
-def test_a_few_chunks_are_asked_for_and_then_the_rest(cell_that, asked):
+def test_a_few_chunks_are_asked_for_and_then_the_rest(cell_that: MakeCell, asked: Asked) -> None:
     """Sixteen at first; once they came, as many as one fetch may bring."""
     cell = cell_that(state_pages=100 * EACH, pages=128)
     put_state_in_store(cell, prompt(20))
@@ -101,7 +113,7 @@ def test_a_few_chunks_are_asked_for_and_then_the_rest(cell_that, asked):
     cell.check_answers()
 
 
-def test_a_run_ends_where_the_store_has_no_more(cell_that, asked):
+def test_a_run_ends_where_the_store_has_no_more(cell_that: MakeCell, asked: Asked) -> None:
     """What follows is computed; nothing is refused, asked for twice or kept."""
     cell = cell_that(state_pages=100 * EACH, pages=128)
     put_state_in_store(cell, prompt(20), chunks=18)
@@ -116,7 +128,7 @@ def test_a_run_ends_where_the_store_has_no_more(cell_that, asked):
     cell.check_answers()
 
 
-def test_a_small_pool_is_used_again_and_again(cell_that):
+def test_a_small_pool_is_used_again_and_again(cell_that: MakeCell) -> None:
     """Half of it holds two chunks; all of the prompt is restored through it."""
     cell = cell_that(state_pages=4 * EACH)
     put_state_in_store(cell, prompt(8))
@@ -129,7 +141,7 @@ def test_a_small_pool_is_used_again_and_again(cell_that):
     cell.check_answers()
 
 
-def test_how_far_state_goes_is_waited_for(cell_that):
+def test_how_far_state_goes_is_waited_for(cell_that: MakeCell) -> None:
     """What comes of a question is not used before it is answered: the part that is missing can be saved then."""
     cell = cell_that()
     put_state_in_store(cell, prompt(3), chunks=2)
@@ -141,13 +153,13 @@ def test_how_far_state_goes_is_waited_for(cell_that):
     bring(cell, 2)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].hidden.run.goal == 2 * CHUNK
+    assert present(cell.state.requests[name].hidden.run).goal == 2 * CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 2 * CHUNK
     cell.check_answers()
 
 
-def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that):
+def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that: MakeCell) -> None:
     """Who waits for the answer goes on with it, though nothing new has come."""
     cell = cell_that()
     put_state_in_store(cell, prompt(3), chunks=2)
@@ -163,7 +175,9 @@ def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that):
 
 
 @pytest.mark.parametrize("saves_kv", [False, True])
-def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(cell_that, asked, saves_kv):
+def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(
+    cell_that: MakeCell, asked: Asked, saves_kv: bool
+) -> None:
     """First in the one that the cell saves; each ends with one word of the storage."""
     cell = cell_that()
     if saves_kv:
@@ -184,7 +198,7 @@ def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(cell_that,
     cell.check_answers()
 
 
-def test_state_is_found_where_the_cell_saves_kv(cell_that, asked):
+def test_state_is_found_where_the_cell_saves_kv(cell_that: MakeCell, asked: Asked) -> None:
     """The store has KV of the first chunk, and state of the others: a question of KV that ends short goes on in it."""
     cell = cell_that()
     kv_cell(cell)
@@ -200,7 +214,7 @@ def test_state_is_found_where_the_cell_saves_kv(cell_that, asked):
     cell.check_answers()
 
 
-def test_behind_kv_of_the_disk_state_is_asked_for(cell_that, asked):
+def test_behind_kv_of_the_disk_state_is_asked_for(cell_that: MakeCell, asked: Asked) -> None:
     """What is known is fetched as it is known; the store is asked for the rest."""
     cell = cell_that()
     put_on_disk(cell, prompt(1))
@@ -218,7 +232,12 @@ def test_behind_kv_of_the_disk_state_is_asked_for(cell_that, asked):
     ("restoring", "expected"),
     [("kv", [("kv", 0, 3)]), ("state", [("state", 0, 3)]), ("recompute", [])],
 )
-def test_the_setting_says_what_may_be_asked_for(cell_that, asked, restoring, expected):
+def test_the_setting_says_what_may_be_asked_for(
+    cell_that: MakeCell,
+    asked: Asked,
+    restoring: str,
+    expected: list[tuple[str, int, int]],
+) -> None:
     """``kv`` never asks for state, and ``state`` for nothing else."""
     cell = cell_that(restoring=restoring)
 
@@ -228,7 +247,7 @@ def test_the_setting_says_what_may_be_asked_for(cell_that, asked, restoring, exp
     assert asked(cell) == expected
 
 
-def test_without_a_pool_kv_is_asked_for_as_ever(make_cell, asked):
+def test_without_a_pool_kv_is_asked_for_as_ever(make_cell: MakeCell, asked: Asked) -> None:
     """State has nowhere to go, whatever the setting."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, has_remote=True, costs=COSTS, restoring="state")
 
@@ -237,7 +256,7 @@ def test_without_a_pool_kv_is_asked_for_as_ever(make_cell, asked):
     assert asked(cell) == [("kv", 0, 3)]
 
 
-def test_a_worker_that_cannot_project_asks_for_kv(cell_that, asked):
+def test_a_worker_that_cannot_project_asks_for_kv(cell_that: MakeCell, asked: Asked) -> None:
     """State of hidden layers is of no use to it."""
     cell = cell_that()
     cell.restoration = structs.replace(COSTS, hidden=0)
@@ -250,7 +269,7 @@ def test_a_worker_that_cannot_project_asks_for_kv(cell_that, asked):
     assert asked(cell) == [("kv", 0, 3)]
 
 
-def test_too_little_is_not_asked_for(cell_that, asked):
+def test_too_little_is_not_asked_for(cell_that: MakeCell, asked: Asked) -> None:
     """A chunk is less than ``min_prefetch_tokens`` here."""
     cell = cell_that(min_prefetch_tokens=CHUNK + 1)
 
@@ -259,7 +278,7 @@ def test_too_little_is_not_asked_for(cell_that, asked):
     assert asked(cell) == []
 
 
-def test_state_of_the_disk_is_not_asked_for_behind_its_end(cell_that, asked):
+def test_state_of_the_disk_is_not_asked_for_behind_its_end(cell_that: MakeCell, asked: Asked) -> None:
     """A question would hold up the restoration of what is there."""
     cell = cell_that()
     put_state(cell, prompt(3), chunks=2)
@@ -272,7 +291,7 @@ def test_state_of_the_disk_is_not_asked_for_behind_its_end(cell_that, asked):
     cell.check_answers()
 
 
-def test_who_shares_a_prefix_asks_once_for_all(cell_that, asked):
+def test_who_shares_a_prefix_asks_once_for_all(cell_that: MakeCell, asked: Asked) -> None:
     """The others wait for the answer, and take it for their own: neither form is asked for twice."""
     cell = cell_that(max_running=4)
 
@@ -284,7 +303,7 @@ def test_who_shares_a_prefix_asks_once_for_all(cell_that, asked):
     cell.check_answers()
 
 
-def test_who_shares_a_prefix_is_restored_once_for_all(cell_that, asked):
+def test_who_shares_a_prefix_is_restored_once_for_all(cell_that: MakeCell, asked: Asked) -> None:
     """The others find what the first has restored."""
     cell = cell_that(max_running=4)
     put_state_in_store(cell, prompt(3))
@@ -298,7 +317,7 @@ def test_who_shares_a_prefix_is_restored_once_for_all(cell_that, asked):
     cell.check_answers()
 
 
-def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that, asked):
+def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that: MakeCell, asked: Asked) -> None:
     """A pool of one chunk lends none of it."""
     cell = cell_that(state_pages=EACH, max_running=1)
     put_in_store(cell, prompt(3))
@@ -312,7 +331,7 @@ def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that
     cell.check_answers()
 
 
-def test_the_second_form_is_given_up_for_a_while(cell_that, asked):
+def test_the_second_form_is_given_up_for_a_while(cell_that: MakeCell, asked: Asked) -> None:
     """After eight prompts of which it brought nothing one in eight asks for it, and after the first hit each again."""
     cell = cell_that()
 
@@ -333,7 +352,7 @@ def test_the_second_form_is_given_up_for_a_while(cell_that, asked):
     cell.check_answers()
 
 
-def test_a_question_that_came_whole_is_answered_by_its_end(cell_that):
+def test_a_question_that_came_whole_is_answered_by_its_end(cell_that: MakeCell) -> None:
     """All parts are there before the storage says that it is over; the request goes on with that word."""
     cell = cell_that()
     put_state_in_store(cell, prompt(2))
@@ -344,13 +363,16 @@ def test_a_question_that_came_whole_is_answered_by_its_end(cell_that):
     say(cell, chunks=2, is_over=True)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert (cell.state.requests[name].hidden.run.further, cell.state.requests[name].hidden.run.goal) == (
+    assert (
+        present(cell.state.requests[name].hidden.run).further,
+        present(cell.state.requests[name].hidden.run).goal,
+    ) == (
         "store",
         2 * CHUNK,
     )
 
 
-def test_who_follows_waits_as_long_as_who_asks(cell_that):
+def test_who_follows_waits_as_long_as_who_asks(cell_that: MakeCell) -> None:
     """A part has arrived, and neither is admitted: how far it goes is not known yet."""
     cell = cell_that(max_running=4)
     put_state_in_store(cell, prompt(3))
@@ -365,7 +387,7 @@ def test_who_follows_waits_as_long_as_who_asks(cell_that):
     cell.check_answers()
 
 
-def test_kv_that_could_not_be_read_is_not_ordered_again(cell_that, asked):
+def test_kv_that_could_not_be_read_is_not_ordered_again(cell_that: MakeCell, asked: Asked) -> None:
     """The disk is still thought to have it, and the object store is asked for its state."""
     cell = cell_that()
     put_on_disk(cell, prompt(3))
@@ -381,7 +403,7 @@ def test_kv_that_could_not_be_read_is_not_ordered_again(cell_that, asked):
     cell.check_answers()
 
 
-def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that):
+def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that: MakeCell) -> None:
     """A request that starts again later, or elsewhere, asks again: others may have kept it since."""
     cell = cell_that(max_running=1)
     cell.submit([9] * 10, max_tokens=20)
@@ -404,7 +426,7 @@ def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that):
     cell.check_answers()
 
 
-def test_best_effort_waits_for_no_answer(cell_that, orders):
+def test_best_effort_waits_for_no_answer(cell_that: MakeCell, orders: FindOrders) -> None:
     """A question is called off when its request could run, and its pages come back."""
     cell = cell_that(prefetch_wait="best_effort")
     put_state_in_store(cell, prompt(3))
@@ -418,7 +440,7 @@ def test_best_effort_waits_for_no_answer(cell_that, orders):
     cell.check_answers()
 
 
-def test_a_wait_that_is_over_uses_what_has_come(cell_that):
+def test_a_wait_that_is_over_uses_what_has_come(cell_that: MakeCell) -> None:
     """With ``deadline``; the answer is not waited for any more."""
     cell = cell_that(prefetch_wait="deadline")
     put_state_in_store(cell, prompt(3))
@@ -429,13 +451,13 @@ def test_a_wait_that_is_over_uses_what_has_come(cell_that):
     cell.fire(timer)
 
     assert [order.request_id for order in cell.admitted] == [name]
-    assert cell.state.requests[name].hidden.run.arrived == CHUNK
+    assert present(cell.state.requests[name].hidden.run).arrived == CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
     cell.check_answers()
 
 
-def test_an_answer_that_is_late_is_a_fault(cell_that):
+def test_an_answer_that_is_late_is_a_fault(cell_that: MakeCell) -> None:
     """The storage let the deadline pass: the request computes, and its state is not asked for again."""
     cell = cell_that()
     put_state_in_store(cell, prompt(3))
@@ -450,7 +472,7 @@ def test_an_answer_that_is_late_is_a_fault(cell_that):
     assert restores(cell) == []
 
 
-def test_what_the_store_has_is_not_taken_for_the_disks_speed(cell_that):
+def test_what_the_store_has_is_not_taken_for_the_disks_speed(cell_that: MakeCell) -> None:
     """Neither form teaches the rate of the disk, and nothing is predicted of a question."""
     cell = cell_that()
     put_state_in_store(cell, prompt(3))
@@ -461,13 +483,14 @@ def test_what_the_store_has_is_not_taken_for_the_disks_speed(cell_that):
     assert cell.state.predictions.by_kind == {}
 
 
-def test_a_rotten_page_of_the_store_is_refused_like_any(cell_that):
+def test_a_rotten_page_of_the_store_is_refused_like_any(cell_that: MakeCell) -> None:
     """What is restored is verified, wherever it came from; the request computes."""
     cell = cell_that(costs=SLOW_DISK)
     put_state_in_store(cell, prompt(2))
     name = cell.submit(prompt(2))
     bring_at_once(cell, 2)
     bring(cell, 1)
+    assert cell.storages["storage"].hidden_pool is not None
     for page in cell.storages["storage"].hidden_pool.memory.values():
         page.is_corrupt = True
     worker_goes_on(cell)

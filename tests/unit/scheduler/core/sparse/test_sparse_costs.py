@@ -1,5 +1,7 @@
 """What reading in part is expected to cost, and what is learned of it."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -14,14 +16,16 @@ from services.scheduler.core.sparse.sparse_costs import (
 )
 from services.scheduler.core.state import Storage
 from shared.messages.pools import KvGeometry
+from tests.present import present
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring.test_restoration_choice import prices, replace, ways
+from tests.unit.scheduler.core.restoring.test_restoration_choice import prices, ways
 
 KV = KvGeometry(layers=8, kv_heads=12, head_dim=16, page_size=16, dtype="float16")
 
 
-def test_a_part_of_the_bytes_is_read():
+def test_a_part_of_the_bytes_is_read() -> None:
     """Keys of three heads of twelve, and a quarter of K and V; where probes disagree, all keys and V of a quarter."""
     agreed, fallen_back = 1 / 8 + 1 / 4, 1 / 2 + 1 / 8
 
@@ -29,26 +33,26 @@ def test_a_part_of_the_bytes_is_read():
     assert share_of_bytes(KV, 0.25) == pytest.approx(expected)
 
 
-def test_never_more_than_everything_is_read():
+def test_never_more_than_everything_is_read() -> None:
     """A ratio of one is not dearer than KV."""
     assert share_of_bytes(KV, 1.0) == 1.0
 
 
-def test_fewer_heads_than_probes_read_all_keys_at_once():
+def test_fewer_heads_than_probes_read_all_keys_at_once() -> None:
     """Under grouped queries there may be two KV heads in all."""
     few = structs.replace(KV, kv_heads=2)
 
     assert share_of_bytes(few, 0.25) == pytest.approx((1 - FALLBACK_SHARE) * 0.75 + FALLBACK_SHARE * 0.625)
 
 
-def test_a_pace_divides_calls_and_bytes_alike():
+def test_a_pace_divides_calls_and_bytes_alike() -> None:
     """A storage that was seen to take twice the time is expected to."""
     slow = SparsePrices(ratio=0.25, calls_us=100.0, token_us=2.0, pace=0.5)
 
     assert (slow.expecting(50), slow.reading(50), slow.unobserved().reading(50)) == (200.0, 400.0, 200.0)
 
 
-def test_prices_follow_the_disk(make_cell):
+def test_prices_follow_the_disk(make_cell: MakeCell) -> None:
     """The rate is that of whole chunks, with the limit that the storage named before anything was seen."""
     cell = sparse_cell(make_cell)
     storage, worker = storage_of(cell), cell.state.workers["worker-0"]
@@ -57,23 +61,25 @@ def test_prices_follow_the_disk(make_cell):
 
     after = sparse_prices(cell.state, worker, storage, QUARTER)
 
-    assert after.token_us > before.token_us
-    assert after.calls_us == before.calls_us == 2 * CALL_US * cell.state.geometry.layers
+    assert after is not None
+    assert after.token_us > present(before).token_us
+    assert cell.state.geometry is not None
+    assert after.calls_us == present(before).calls_us == 2 * CALL_US * cell.state.geometry.layers
 
 
-def test_the_pace_is_learned_from_what_reads_took(make_cell):
+def test_the_pace_is_learned_from_what_reads_took(make_cell: MakeCell) -> None:
     """Expected time over observed time, with each report."""
     cell = sparse_cell(make_cell, importance_caching=False)
     put_in_parts(cell, prompt(4))
     worker = cell.state.workers["worker-0"]
-    expected = sparse_prices(cell.state, worker, storage_of(cell), QUARTER).expecting(4 * CHUNK)
+    expected = present(sparse_prices(cell.state, worker, storage_of(cell), QUARTER)).expecting(4 * CHUNK)
 
     answered(cell, prompt(4), importance=QUARTER)
 
     assert storage_of(cell).sparse_pace.per_us(1.0) == pytest.approx(expected / 40)
 
 
-def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten():
+def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten() -> None:
     """No answer is made lossy to learn; after as many decisions as a trial would take, the pace is neutral again."""
     storage = Storage(storage_id="storage", incarnation="1", node="node", host_bytes=1)
     storage.sparse_pace.note(1.0, 1000.0)
@@ -92,7 +98,7 @@ def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten():
 
 
 @pytest.mark.parametrize(("pace", "token_us"), [(1.0, 1e6), (2.0, 1e6), (1e-3, 1e6)])
-def test_what_loses_by_itself_is_not_overruled(pace, token_us):
+def test_what_loses_by_itself_is_not_overruled(pace: float, token_us: float) -> None:
     """Nothing that was seen decides it."""
     held = replace(prices(), sparse=SparsePrices(ratio=0.25, calls_us=0.0, token_us=token_us, pace=pace))
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)

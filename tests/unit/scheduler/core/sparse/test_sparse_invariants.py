@@ -1,19 +1,25 @@
 """The checks of sparse prefixes find what they are for."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from services.scheduler.core import check_invariants
+from services.scheduler.core.request import Request
 from services.scheduler.core.sparse.sparse_invariants import check_sparse
 from services.scheduler.core.sparse.sparse_records import SparseChoice
 from shared.errors import InvariantViolated
-from shared.messages.requests import CacheHints
+from shared.messages.requests import CacheHints, SubmitRequest
+from tests.present import present
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell, storage_of
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell in which one lossy request runs and another waits."""
     found = sparse_cell(make_cell, max_running=1)
     put_in_parts(found, prompt(4))
@@ -22,17 +28,17 @@ def cell(make_cell):
     return found
 
 
-def exact(submit):
+def exact(submit: SubmitRequest) -> SubmitRequest:
     """The same request, had it not allowed anything."""
     return structs.replace(submit, cache=CacheHints())
 
 
-def void_choice(request, **changes):
-    request.sparse.choice = structs.replace(request.sparse.choice, **changes)
+def void_choice(request: Request, **changes: Any) -> None:
+    request.sparse.choice = structs.replace(present(request.sparse.choice), **changes)
 
 
-def set_span(request, **changes):
-    request.sparse.span = structs.replace(request.sparse.span, **changes)
+def set_span(request: Request, **changes: Any) -> None:
+    request.sparse.span = structs.replace(present(request.sparse.span), **changes)
 
 
 FAULTS = {
@@ -62,7 +68,7 @@ FAULTS = {
 }
 
 
-def test_a_sound_cell_passes(cell):
+def test_a_sound_cell_passes(cell: CellModel) -> None:
     """Before anything is broken."""
     assert cell.state.requests["runs"].sparse.span is not None
     assert cell.state.requests["waits"].sparse.choice is not None
@@ -71,7 +77,7 @@ def test_a_sound_cell_passes(cell):
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name in FAULTS for number in range(len(FAULTS[name]))])
-def test_what_is_wrong_with_a_request_is_found(cell, name, number):
+def test_what_is_wrong_with_a_request_is_found(cell: CellModel, name: str, number: int) -> None:
     """Whatever could make something lossy anybody else's, or lose a page."""
     FAULTS[name][number](cell.state.requests[name])
 
@@ -79,7 +85,7 @@ def test_what_is_wrong_with_a_request_is_found(cell, name, number):
         check_sparse(cell.state)
 
 
-def test_who_waits_for_something_lossy_is_found(cell):
+def test_who_waits_for_something_lossy_is_found(cell: CellModel) -> None:
     """Nobody may."""
     cell.state.waiters["runs"] = {"waits": CHUNK}
 
@@ -87,16 +93,17 @@ def test_who_waits_for_something_lossy_is_found(cell):
         check_sparse(cell.state)
 
 
-def test_a_lost_page_is_found(cell):
+def test_a_lost_page_is_found(cell: CellModel) -> None:
     """Those beside the page table are the request's own as well."""
     request = cell.state.requests["runs"]
+    assert request.sparse.span is not None
     cell.state.workers["worker-0"].pool.free_map[request.sparse.span.pages[0]] = 1
 
     with pytest.raises(InvariantViolated):
         check_invariants(cell.state)
 
 
-def test_a_storage_that_remembers_too_much_is_found(cell):
+def test_a_storage_that_remembers_too_much_is_found(cell: CellModel) -> None:
     """Both catalogues and shares are bounded."""
     storage = storage_of(cell)
     storage.shares.total += 1.0

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.prefix_tree import match_prefix
 from services.scheduler.core.queue import batching
 from services.scheduler.core.queue.batch_builder import BatchBuilder
@@ -15,8 +16,10 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.requests import Importance
 from shared.messages.storage_events import ChunksDropped
 from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
-from tests.stateful.cell_model import namespace
+from tests.present import present
+from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_state import COSTS
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
 from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_state, worker_goes_on
@@ -27,29 +30,29 @@ SLOW_DEVICE = structs.replace(COSTS, token_us=1e5)
 
 
 @pytest.fixture
-def cell_that(make_cell):
+def cell_that(make_cell: MakeCell) -> MakeCell:
     """A cell whose disk can be read in part."""
     return lambda **settings: sparse_cell(make_cell, **settings)
 
 
 @pytest.fixture
-def ordered(orders):
+def ordered(orders: FindOrders) -> FindOrdersOfCell:
     """Orders of one kind so far."""
     return lambda cell, kind: [order for outputs in cell.outputs for order in orders(outputs, kind)]
 
 
-def device(cell):
+def device(cell: CellModel) -> PagePool:
     """The core's pool of the worker's pages."""
     return cell.state.workers["worker-0"].pool
 
 
-def known_tokens(cell, tokens):
+def known_tokens(cell: CellModel, tokens: list[int]) -> int:
     """Leading tokens that the tree knows."""
     path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
     return sum(pages for _, pages in path) * PAGE
 
 
-def test_what_is_only_on_the_disk_is_read_in_part(cell_that, ordered):
+def test_what_is_only_on_the_disk_is_read_in_part(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """The request waits for nothing; its table has no pages there, and a quarter as many beside it."""
     cell = cell_that()
     names = put_in_parts(cell, prompt(4))
@@ -58,6 +61,7 @@ def test_what_is_only_on_the_disk_is_read_in_part(cell_that, ordered):
 
     (order,) = cell.admitted
     sparse = order.sparse
+    assert sparse is not None
     assert (sparse.start, sparse.end, sparse.depth) == (0, 4 * CHUNK, 0)
     assert sparse.chunks == b"".join(names)
     assert (sparse.storage_id, sparse.namespace, sparse.importance) == ("storage", namespace(), QUARTER)
@@ -74,7 +78,7 @@ def test_what_is_only_on_the_disk_is_read_in_part(cell_that, ordered):
     assert cell.workers["worker-0"].sparse_tokens == 4 * CHUNK
 
 
-def test_usage_counts_what_is_exact_alone(cell_that):
+def test_usage_counts_what_is_exact_alone(cell_that: MakeCell) -> None:
     """The worker says how much of a sparse prefix was loaded."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -87,7 +91,7 @@ def test_usage_counts_what_is_exact_alone(cell_that):
     assert cell.state.counters["sparse_disk_bytes"] > 0
 
 
-def test_nothing_computed_behind_it_is_kept(cell_that, ordered):
+def test_nothing_computed_behind_it_is_kept(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """Neither in the tree, nor in host memory, nor on the disk, whatever the settings of writing say."""
     cell = cell_that(host_writes="through", disk_writes="through", admission="all")
     put_in_parts(cell, prompt(4))
@@ -100,7 +104,7 @@ def test_nothing_computed_behind_it_is_kept(cell_that, ordered):
     assert cell.state.tree.nodes == {}
 
 
-def test_a_request_that_does_not_allow_it_is_exact(cell_that, ordered):
+def test_a_request_that_does_not_allow_it_is_exact(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """The same chunks are fetched for it as a whole."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -112,7 +116,7 @@ def test_a_request_that_does_not_allow_it_is_exact(cell_that, ordered):
     assert len(ordered(cell, FetchChunks)) == 1
 
 
-def test_what_the_worker_can_reuse_is_used_exactly(cell_that):
+def test_what_the_worker_can_reuse_is_used_exactly(cell_that: MakeCell) -> None:
     """Two chunks are on the device: they are shared, and only what follows is sparse."""
     cell = cell_that()
     answered(cell, prompt(2), max_tokens=1)
@@ -121,6 +125,7 @@ def test_what_the_worker_can_reuse_is_used_exactly(cell_that):
     cell.submit(prompt(6), importance=QUARTER)
 
     order = cell.admitted[-1]
+    assert order.sparse is not None
     assert (order.device_tokens, order.sparse.start, order.sparse.depth, order.sparse.end) == (
         2 * CHUNK,
         2 * CHUNK,
@@ -133,7 +138,7 @@ def test_what_the_worker_can_reuse_is_used_exactly(cell_that):
     assert known_tokens(cell, prompt(6)) == 2 * CHUNK
 
 
-def test_host_copies_are_loaded_in_front_of_it(cell_that):
+def test_host_copies_are_loaded_in_front_of_it(cell_that: MakeCell) -> None:
     """What is in host memory is loaded and enters the device's part of the tree; then comes the sparse part."""
     cell = cell_that(host_writes="through")
     answered(cell, prompt(2), max_tokens=1)
@@ -142,11 +147,12 @@ def test_host_copies_are_loaded_in_front_of_it(cell_that):
 
     order = answered(cell, prompt(6), importance=QUARTER)
 
+    assert order.sparse is not None
     assert (order.host_tokens, order.sparse.start, order.sparse.end) == (2 * CHUNK, 2 * CHUNK, 6 * CHUNK)
     assert known_tokens(cell, prompt(6)) == 2 * CHUNK
 
 
-def test_it_begins_within_a_chunk_where_the_worker_has_a_part_of_it(cell_that):
+def test_it_begins_within_a_chunk_where_the_worker_has_a_part_of_it(cell_that: MakeCell) -> None:
     """That chunk is named as a whole, and read from the first page on that is missing."""
     cell = cell_that()
     tokens = prompt(4)
@@ -155,20 +161,21 @@ def test_it_begins_within_a_chunk_where_the_worker_has_a_part_of_it(cell_that):
 
     order = answered(cell, tokens, importance=QUARTER)
 
+    assert order.sparse is not None
     assert (order.device_tokens, order.sparse.start, order.sparse.depth) == (CHUNK + PAGE, CHUNK + PAGE, CHUNK)
     assert order.sparse.chunks == b"".join(names[1:])
 
 
-def test_the_last_token_is_always_computed(cell_that):
+def test_the_last_token_is_always_computed(cell_that: MakeCell) -> None:
     """A prompt of whole chunks is not sparse to its end."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
 
-    assert answered(cell, prompt(4, tail=0), importance=QUARTER).sparse.end == 3 * CHUNK
+    assert present(answered(cell, prompt(4, tail=0), importance=QUARTER).sparse).end == 3 * CHUNK
 
 
 @pytest.mark.parametrize("settings", [{"restoring": "kv"}, {"restoring": "state"}, {"restoring": "recompute"}])
-def test_ways_that_lose_nothing_are_compared_without_it(cell_that, settings):
+def test_ways_that_lose_nothing_are_compared_without_it(cell_that: MakeCell, settings: dict[str, str]) -> None:
     """Only the planner weighs it."""
     cell = cell_that(**settings)
     put_in_parts(cell, prompt(4))
@@ -177,7 +184,7 @@ def test_ways_that_lose_nothing_are_compared_without_it(cell_that, settings):
 
 
 @pytest.mark.parametrize("options", [{"read": False}, {"prompt_logprobs": 1}])
-def test_who_may_not_reuse_anything_reads_nothing_in_part(cell_that, options):
+def test_who_may_not_reuse_anything_reads_nothing_in_part(cell_that: MakeCell, options: dict[str, int]) -> None:
     """Every token is computed."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -188,7 +195,7 @@ def test_who_may_not_reuse_anything_reads_nothing_in_part(cell_that, options):
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, 0.001, 1.5, float("nan")])
-def test_a_ratio_that_no_worker_takes_is_none(cell_that, ratio):
+def test_a_ratio_that_no_worker_takes_is_none(cell_that: MakeCell, ratio: float) -> None:
     """The request is answered exactly rather than not at all."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -196,7 +203,7 @@ def test_a_ratio_that_no_worker_takes_is_none(cell_that, ratio):
     assert answered(cell, prompt(4), importance=Importance(ratio=ratio)).sparse is None
 
 
-def test_too_little_is_not_read_in_part(cell_that):
+def test_too_little_is_not_read_in_part(cell_that: MakeCell) -> None:
     """The bound is that of any hit below host memory."""
     cell = cell_that(min_prefetch_tokens=4 * CHUNK + 1)
     put_in_parts(cell, prompt(4))
@@ -204,7 +211,7 @@ def test_too_little_is_not_read_in_part(cell_that):
     assert answered(cell, prompt(4), importance=QUARTER).sparse is None
 
 
-def test_a_disk_that_cannot_be_read_in_part_is_not(cell_that):
+def test_a_disk_that_cannot_be_read_in_part_is_not(cell_that: MakeCell) -> None:
     """What a storage lists without having said that it keeps such a form is not believed."""
     cell = cell_that(keeps_sparse=False)
     put_in_parts(cell, prompt(4))
@@ -213,7 +220,7 @@ def test_a_disk_that_cannot_be_read_in_part_is_not(cell_that):
     assert answered(cell, prompt(4), importance=QUARTER).sparse is None
 
 
-def test_where_computing_is_faster_it_is_exact(cell_that):
+def test_where_computing_is_faster_it_is_exact(cell_that: MakeCell) -> None:
     """The worker computes the prompt before the disk could have read anything."""
     cell = cell_that(costs=SLOW_DISK)
     put_in_parts(cell, prompt(4))
@@ -224,7 +231,7 @@ def test_where_computing_is_faster_it_is_exact(cell_that):
     assert cell.state.counters["restorations_planned_recompute"] == 1
 
 
-def test_where_kv_is_as_fast_it_is_exact(cell_that):
+def test_where_kv_is_as_fast_it_is_exact(cell_that: MakeCell) -> None:
     """The fetch is hidden by what the device does for others; reads within a step never are."""
     cell = cell_that(costs=COSTS, max_running=1)
     put_in_parts(cell, prompt(4))
@@ -236,7 +243,7 @@ def test_where_kv_is_as_fast_it_is_exact(cell_that):
     assert order.disk_tokens == 4 * CHUNK
 
 
-def test_a_slow_disk_is_read_in_part(cell_that):
+def test_a_slow_disk_is_read_in_part(cell_that: MakeCell) -> None:
     """With a profile, too, where a part of the bytes is the fastest way back."""
     cell = cell_that(costs=SLOW_DEVICE)
     put_in_parts(cell, prompt(4))
@@ -245,13 +252,13 @@ def test_a_slow_disk_is_read_in_part(cell_that):
     name = cell.submit(prompt(4), importance=QUARTER)
 
     assert cell.admitted[0].sparse is not None
-    assert cell.state.requests[name].sparse.span.predicted_us > 0
+    assert present(cell.state.requests[name].sparse.span).predicted_us > 0
     cell.drain()
     (found,) = cell.state.predictions.by_kind.items()
     assert (found[0], found[1].observations) == ("important tokens from disk", 1)
 
 
-def test_nobody_waits_for_what_is_lossy(cell_that):
+def test_nobody_waits_for_what_is_lossy(cell_that: MakeCell) -> None:
     """An exact request for the same prompt brings its own KV, and a lossy one does not wait for another lossy one."""
     cell = cell_that(defer_tokens=1, max_batch_tokens=20)
     put_in_parts(cell, prompt(4))
@@ -267,7 +274,7 @@ def test_nobody_waits_for_what_is_lossy(cell_that):
     cell.check_answers()
 
 
-def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that):
+def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that: MakeCell) -> None:
     """A look at the queue marks what an exact request would compute when it goes on to the next, and only that."""
     cell = cell_that(defer_tokens=1, max_running=1)
     put_in_parts(cell, prompt(4))
@@ -279,12 +286,12 @@ def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that):
 
     found = [forming.look(name) for name in forming.names()]
 
-    assert all(candidate.request.sparse.choice is not None for candidate in found)
-    assert [candidate.compute for candidate in found] == [CHUNK, CHUNK + 1]
-    assert not any(candidate.request.place.marks for candidate in found)
+    assert all(present(candidate).request.sparse.choice is not None for candidate in found)
+    assert [present(candidate).compute for candidate in found] == [CHUNK, CHUNK + 1]
+    assert not any(present(candidate).request.place.marks for candidate in found)
 
 
-def test_what_another_is_computing_behind_it_is_waited_for(cell_that):
+def test_what_another_is_computing_behind_it_is_waited_for(cell_that: MakeCell) -> None:
     """An exact request computes far more than the span: that is worth waiting for, as for any other hit."""
     cell = cell_that(defer_tokens=1, max_batch_tokens=300, batches_ahead=1)
     tokens = prompt(4, tail=2 * CHUNK)
@@ -299,7 +306,7 @@ def test_what_another_is_computing_behind_it_is_waited_for(cell_that):
     cell.check_answers()
 
 
-def test_what_comes_up_meanwhile_is_used_exactly(cell_that):
+def test_what_comes_up_meanwhile_is_used_exactly(cell_that: MakeCell) -> None:
     """It was to be read in part, waited, and has host copies of everything when its turn comes."""
     cell = cell_that(max_running=1)
     put_in_parts(cell, prompt(4))
@@ -315,13 +322,13 @@ def test_what_comes_up_meanwhile_is_used_exactly(cell_that):
     cell.check_answers()
 
 
-def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that):
+def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that: MakeCell) -> None:
     """What is left of the run is what is read."""
     cell = cell_that(max_running=1)
     names = put_in_parts(cell, prompt(4))
     cell.submit(prompt(1, kind=9), max_tokens=20, ignore_eos=True)
     lossy = cell.submit(prompt(4), importance=QUARTER)
-    assert cell.state.requests[lossy].sparse.choice.chunks == b"".join(names)
+    assert present(cell.state.requests[lossy].sparse.choice).chunks == b"".join(names)
     incarnation = cell.storages["storage"].incarnation
     said = ChunksDropped(storage_id="storage", incarnation=incarnation, chunks=b"".join(names[3:]), form="sparse")
 
@@ -329,11 +336,12 @@ def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that):
     cell.drain()
 
     order = next(order for order in cell.admitted if order.request_id == lossy)
+    assert order.sparse is not None
     assert order.sparse.end == 3 * CHUNK
     cell.check_answers()
 
 
-def test_a_choice_that_is_void_is_made_anew(cell_that, ordered):
+def test_a_choice_that_is_void_is_made_anew(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """The chunks are gone in that form before its turn: they are fetched as KV."""
     cell = cell_that(max_running=1)
     names = put_in_parts(cell, prompt(4))
@@ -351,7 +359,7 @@ def test_a_choice_that_is_void_is_made_anew(cell_that, ordered):
     cell.check_answers()
 
 
-def test_a_refusal_costs_an_attempt_and_no_failure(cell_that):
+def test_a_refusal_costs_an_attempt_and_no_failure(cell_that: MakeCell) -> None:
     """The next attempt is exact; the chunks are not forgotten, and others still read them in part."""
     cell = cell_that(max_attempts=1)
     put_in_parts(cell, prompt(4))
@@ -365,7 +373,7 @@ def test_a_refusal_costs_an_attempt_and_no_failure(cell_that):
     assert device(cell).leased == 0
 
 
-def test_a_preempted_request_is_decided_for_anew(cell_that):
+def test_a_preempted_request_is_decided_for_anew(cell_that: MakeCell) -> None:
     """Two lossy requests outgrow the device; the later one starts again, and may be lossy again."""
     cell = cell_that(pages=14, lease_tokens=PAGE, importance_caching=False)
     put_in_parts(cell, prompt(4))
@@ -382,7 +390,7 @@ def test_a_preempted_request_is_decided_for_anew(cell_that):
     cell.check_answers()
 
 
-def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that):
+def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that: MakeCell) -> None:
     """The request goes on at another worker, with a sparse prefix of its own."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -398,7 +406,7 @@ def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that):
     cell.check_answers()
 
 
-def test_a_request_that_moves_is_decided_for_anew(cell_that):
+def test_a_request_that_moves_is_decided_for_anew(cell_that: MakeCell) -> None:
     """A worker joins on a node without a disk and takes it over: there is nothing to read in part there."""
     cell = cell_that(max_running=1)
     put_in_parts(cell, prompt(4))
@@ -414,7 +422,7 @@ def test_a_request_that_moves_is_decided_for_anew(cell_that):
     cell.check_answers()
 
 
-def test_a_cancelled_request_gives_its_pages_back(cell_that):
+def test_a_cancelled_request_gives_its_pages_back(cell_that: MakeCell) -> None:
     """Those beside its table, too."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -426,7 +434,7 @@ def test_a_cancelled_request_gives_its_pages_back(cell_that):
     assert device(cell).free == device(cell).total
 
 
-def test_a_lost_storage_voids_the_choice(cell_that):
+def test_a_lost_storage_voids_the_choice(cell_that: MakeCell) -> None:
     """The request computes its prompt."""
     cell = cell_that(max_running=1)
     put_in_parts(cell, prompt(4))
@@ -441,7 +449,7 @@ def test_a_lost_storage_voids_the_choice(cell_that):
     cell.check_answers()
 
 
-def test_no_state_of_it_is_saved(cell_that):
+def test_no_state_of_it_is_saved(cell_that: MakeCell) -> None:
     """A worker that would get a state lease gets none behind a sparse prefix."""
     cell = cell_that(costs=SLOW_DEVICE, state_pages=64, state_form="0/1/0")
     put_in_parts(cell, prompt(4))
@@ -455,7 +463,7 @@ def test_no_state_of_it_is_saved(cell_that):
     assert exact.state_lease is not None
 
 
-def test_state_is_preferred_where_it_is_as_fast(cell_that):
+def test_state_is_preferred_where_it_is_as_fast(cell_that: MakeCell) -> None:
     """State of the whole prompt loses nothing."""
     cell = cell_that(costs=COSTS, state_pages=64, state_form="0/1/0")
     put_in_parts(cell, prompt(4))
@@ -467,7 +475,9 @@ def test_state_is_preferred_where_it_is_as_fast(cell_that):
     assert cell.state.counters["restorations_planned_state"] == 1
 
 
-def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(cell_that, ordered):
+def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(
+    cell_that: MakeCell, ordered: FindOrdersOfCell
+) -> None:
     """Its chunks are on their way for another: exact costs nothing more."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -479,7 +489,7 @@ def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(cell_that, or
     assert len(ordered(cell, FetchChunks)) == 1
 
 
-def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that, monkeypatch):
+def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is weighed is as much as one fetch brings; what is read is the whole run."""
     monkeypatch.setattr("services.scheduler.core.restoring.restoration_ways.HIDDEN_FETCH_CHUNKS", 2)
     monkeypatch.setattr("services.scheduler.core.restoring.prefetch.FETCH_CHUNKS", 2)
@@ -487,10 +497,12 @@ def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that, monkeypatch):
     put_in_parts(cell, prompt(5))
     storage_of(cell).disk_rate.note(1.0, 1e6)
 
-    assert answered(cell, prompt(5), importance=QUARTER).sparse.end == 5 * CHUNK
+    assert present(answered(cell, prompt(5), importance=QUARTER).sparse).end == 5 * CHUNK
 
 
-def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(cell_that, ordered):
+def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(
+    cell_that: MakeCell, ordered: FindOrdersOfCell
+) -> None:
     """Chunks whose second form was not made yet come whole, and what follows is decided then."""
     cell = cell_that()
     names = put_in_parts(cell, prompt(4))
@@ -502,7 +514,7 @@ def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(cell_that, 
     assert ordered(cell, FetchChunks)
 
 
-def test_an_exact_request_never_gets_one():
+def test_an_exact_request_never_gets_one() -> None:
     """Whoever would order that has broken the core."""
     span = SparseSpan(storage_id="storage", start=0, end=CHUNK, depth=0, chunks=b"n" * 16)
 
@@ -510,7 +522,7 @@ def test_an_exact_request_never_gets_one():
         pages_for_chosen(span, None, PAGE)
 
 
-def test_neither_admission_nor_order_takes_an_exact_request(cell_that):
+def test_neither_admission_nor_order_takes_an_exact_request(cell_that: MakeCell) -> None:
     """Both look at what the request allows."""
     cell = cell_that()
     put_on_disk(cell, prompt(2))

@@ -1,16 +1,21 @@
 """What workers say of sparse prefixes, sensible or not."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from services.scheduler.core import decode_state, encode_state
+from shared.messages.requests import Importance
 from shared.messages.worker_events import BatchDone, SparseLoaded
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, put_in_parts, sparse_cell, storage_of
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A cell with a lossy request whose first chunk is under way."""
     found = sparse_cell(make_cell)
     put_in_parts(found, prompt(4))
@@ -18,7 +23,7 @@ def cell(make_cell):
     return found
 
 
-def answer(cell, **changes):
+def answer(cell: CellModel, **changes: Any) -> None:
     """The worker's answer to the batch, with other words about the sparse prefix."""
     worker = cell.workers["worker-0"]
     worker.step()
@@ -28,7 +33,7 @@ def answer(cell, **changes):
     cell.feed(structs.replace(done, sparse_loaded=(structs.replace(loaded, **changes),)))
 
 
-def test_what_was_read_is_counted(cell):
+def test_what_was_read_is_counted(cell: CellModel) -> None:
     """Tokens of the prefix, and bytes of the disk."""
     answer(cell, disk_bytes=777)
 
@@ -37,7 +42,7 @@ def test_what_was_read_is_counted(cell):
     assert len(storage_of(cell).shares.by_name) == 4
 
 
-def test_shares_of_other_chunks_are_not_believed(cell):
+def test_shares_of_other_chunks_are_not_believed(cell: CellModel) -> None:
     """A byte for each chunk, no more and no less."""
     answer(cell, shares=b"\x01\x02")
 
@@ -46,7 +51,7 @@ def test_shares_of_other_chunks_are_not_believed(cell):
 
 
 @pytest.mark.parametrize("changes", [{"attempt": 7}, {"request_id": "stranger"}])
-def test_what_is_said_of_another_attempt_is_nothing_new(cell, changes):
+def test_what_is_said_of_another_attempt_is_nothing_new(cell: CellModel, changes: dict[str, int | str]) -> None:
     """It left while the step was under way."""
     answer(cell, **changes)
 
@@ -54,7 +59,7 @@ def test_what_is_said_of_another_attempt_is_nothing_new(cell, changes):
     assert not storage_of(cell).shares.by_name
 
 
-def test_times_that_cannot_be_teach_nothing(cell):
+def test_times_that_cannot_be_teach_nothing(cell: CellModel) -> None:
     """Nor do bytes below zero."""
     answer(cell, read_us=-5, disk_bytes=-5)
 
@@ -62,7 +67,7 @@ def test_times_that_cannot_be_teach_nothing(cell):
     assert cell.state.counters["sparse_disk_bytes"] == 0
 
 
-def test_an_exact_request_cannot_be_reported_sparse(cell):
+def test_an_exact_request_cannot_be_reported_sparse(cell: CellModel) -> None:
     """A worker that mixes requests up is not believed."""
     exact = cell.submit(prompt(1, kind=9), max_tokens=20, ignore_eos=True)
     said = SparseLoaded(request_id=exact, attempt=1, shares=b"\x01" * 4, disk_bytes=1, read_us=1)
@@ -78,7 +83,9 @@ def test_an_exact_request_cannot_be_reported_sparse(cell):
 
 
 @pytest.mark.parametrize("importance", [QUARTER, None])
-def test_steps_behind_a_sparse_prefix_say_nothing_of_computing(make_cell, importance):
+def test_steps_behind_a_sparse_prefix_say_nothing_of_computing(
+    make_cell: MakeCell, importance: Importance | None
+) -> None:
     """They wait for the disk and attend to less than the depth of their tokens says; so does each later chunk."""
     cell = sparse_cell(
         make_cell, max_batch_tokens=20, batches_ahead=1, restoring="planned" if importance else "recompute"
@@ -96,7 +103,7 @@ def test_steps_behind_a_sparse_prefix_say_nothing_of_computing(make_cell, import
     cell.drain()
 
 
-def test_a_snapshot_carries_all_of_it(cell):
+def test_a_snapshot_carries_all_of_it(cell: CellModel) -> None:
     """The sparse prefix of a running request, its pages, and what was learned."""
     answer(cell, disk_bytes=777)
 

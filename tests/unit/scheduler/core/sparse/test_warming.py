@@ -1,22 +1,27 @@
 """Chunks that are read in part again and again come up to host memory."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from services.scheduler.core.sparse import warming
 from shared.messages.cell_events import CellConfigured, FlushCache
 from shared.messages.storage_plans import CancelFetch, FetchChunks
+from tests.present import present
 from tests.stateful import model_sparse
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell, SetHeat
 from tests.unit.scheduler.core.fetching import CHUNK, host_tokens, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
 from tests.unit.scheduler.core.restoring_cells import storage_obeys, worker_goes_on
 
 
 @pytest.fixture
-def cell_that(make_cell):
+def cell_that(make_cell: MakeCell) -> MakeCell:
     """A cell whose disk has four chunks of a prompt in both forms."""
 
-    def make(**settings):
+    def make(**settings: Any) -> CellModel:
         cell = sparse_cell(make_cell, **settings)
         put_in_parts(cell, prompt(4))
         return cell
@@ -25,19 +30,19 @@ def cell_that(make_cell):
 
 
 @pytest.fixture
-def ordered(orders):
+def ordered(orders: FindOrders) -> FindOrdersOfCell:
     """Orders of one kind so far."""
     return lambda cell, kind: [order for outputs in cell.outputs for order in orders(outputs, kind)]
 
 
-def read_in_part(cell, tokens):
+def read_in_part(cell: CellModel, tokens: list[int]) -> None:
     """A lossy request's first chunk is computed; the storage does nothing yet."""
     cell.submit(tokens, importance=QUARTER, max_tokens=1)
     assert cell.admitted[-1].sparse is not None
     worker_goes_on(cell)
 
 
-def test_a_prefix_that_is_read_often_comes_up(cell_that, ordered):
+def test_a_prefix_that_is_read_often_comes_up(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """At the second read; whoever comes next, exact or not, finds all of it in host memory."""
     cell = cell_that()
     answered(cell, prompt(4), importance=QUARTER)
@@ -51,7 +56,7 @@ def test_a_prefix_that_is_read_often_comes_up(cell_that, ordered):
     assert (lossy.sparse, lossy.host_tokens) == (None, 4 * CHUNK)
 
 
-def test_the_frequency_is_what_selective_admission_asks_for(cell_that):
+def test_the_frequency_is_what_selective_admission_asks_for(cell_that: MakeCell) -> None:
     """Set to three, two reads are not enough."""
     cell = cell_that(admission_frequency=3)
     for _ in range(2):
@@ -63,7 +68,9 @@ def test_the_frequency_is_what_selective_admission_asks_for(cell_that):
     assert cell.state.counters["warmings_started"] == 1
 
 
-def test_reading_goes_on_until_it_cost_as_much_as_fetching(cell_that, monkeypatch):
+def test_reading_goes_on_until_it_cost_as_much_as_fetching(
+    cell_that: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a read takes a quarter of the bytes, the fourth one brings the prefix up."""
     monkeypatch.setattr(model_sparse, "READS_FOR_ALL", 4)
     cell = cell_that()
@@ -76,7 +83,7 @@ def test_reading_goes_on_until_it_cost_as_much_as_fetching(cell_that, monkeypatc
     assert cell.state.counters["warmings_started"] == 1
 
 
-def test_few_chunks_come_at_a_time(cell_that, monkeypatch):
+def test_few_chunks_come_at_a_time(cell_that: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest follows with later reads, from where host memory ends."""
     monkeypatch.setattr(warming, "WARMED_CHUNKS", 1)
     cell = cell_that()
@@ -85,12 +92,12 @@ def test_few_chunks_come_at_a_time(cell_that, monkeypatch):
     assert host_tokens(cell, prompt(4)) == CHUNK
 
     for _ in range(2):
-        assert answered(cell, prompt(4), importance=QUARTER).sparse.start == CHUNK
+        assert present(answered(cell, prompt(4), importance=QUARTER).sparse).start == CHUNK
 
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that, ordered):
+def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """A fetch of another is under way."""
     cell = cell_that()
     read_in_part(cell, prompt(4))
@@ -105,7 +112,7 @@ def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that, ordered):
     cell.drain()
 
 
-def test_one_comes_up_at_a_time(cell_that):
+def test_one_comes_up_at_a_time(cell_that: MakeCell) -> None:
     """The storage is still busy with the first."""
     cell = cell_that()
     for _ in range(2):
@@ -118,7 +125,7 @@ def test_one_comes_up_at_a_time(cell_that):
     cell.drain()
 
 
-def test_it_stays_within_its_part_of_the_pool(cell_that):
+def test_it_stays_within_its_part_of_the_pool(cell_that: MakeCell) -> None:
     """As all fetches do: of forty pages a tenth is two chunks, and a fortieth is none."""
     cell = cell_that(prefetch_fraction=0.1)
     for _ in range(2):
@@ -132,7 +139,9 @@ def test_it_stays_within_its_part_of_the_pool(cell_that):
 
 
 @pytest.mark.parametrize(("frequency", "comes"), [(200, False), (1, True)])
-def test_what_would_have_to_go_is_worth_no_more(cell_that, set_heat, frequency, comes):
+def test_what_would_have_to_go_is_worth_no_more(
+    cell_that: MakeCell, set_heat: SetHeat, frequency: int, comes: bool
+) -> None:
     """A full host pool gives way to what is hotter than its coldest copies, and to nothing else."""
     cell = cell_that(host_pages=8, prefetch_fraction=1.0, host_writes="through")
     answered(cell, prompt(4, kind=5), max_tokens=1)
@@ -147,7 +156,7 @@ def test_what_would_have_to_go_is_worth_no_more(cell_that, set_heat, frequency, 
     assert cell.state.counters.get("warmings_refused", 0) == (0 if comes else 2)
 
 
-def test_it_is_joined_by_who_waits(cell_that, ordered):
+def test_it_is_joined_by_who_waits(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """An exact request shares the fetch; when it goes, the fetch goes on all the same."""
     cell = cell_that()
     for _ in range(2):
@@ -162,7 +171,7 @@ def test_it_is_joined_by_who_waits(cell_that, ordered):
     assert host_tokens(cell, prompt(4)) == 4 * CHUNK
 
 
-def test_only_what_is_on_the_disk_as_kv_comes_up(cell_that):
+def test_only_what_is_on_the_disk_as_kv_comes_up(cell_that: MakeCell) -> None:
     """A chunk that is left in parts alone ends it."""
     cell = cell_that()
     name = list(storage_of(cell).chunks)[2]
@@ -173,7 +182,7 @@ def test_only_what_is_on_the_disk_as_kv_comes_up(cell_that):
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_what_is_in_host_memory_already_is_not_fetched(cell_that, ordered):
+def test_what_is_in_host_memory_already_is_not_fetched(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """It came up while the request that reads it in part was under way."""
     cell = cell_that()
     answered(cell, prompt(4), importance=QUARTER)
@@ -189,7 +198,7 @@ def test_what_is_in_host_memory_already_is_not_fetched(cell_that, ordered):
     cell.check_answers()
 
 
-def test_without_a_host_tier_nothing_comes_up(cell_that):
+def test_without_a_host_tier_nothing_comes_up(cell_that: MakeCell) -> None:
     """It was switched off while the second request was under way."""
     cell = cell_that()
     answered(cell, prompt(4), importance=QUARTER)
@@ -202,7 +211,7 @@ def test_without_a_host_tier_nothing_comes_up(cell_that):
     assert "warmings_started" not in cell.state.counters
 
 
-def test_a_deadline_ends_it_like_any_other_fetch(cell_that, ordered):
+def test_a_deadline_ends_it_like_any_other_fetch(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
     """Nobody waited; the storage gets nothing more until it answers."""
     cell = cell_that()
     for _ in range(2):

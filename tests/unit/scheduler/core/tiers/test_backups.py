@@ -1,10 +1,16 @@
 """Backups to host memory."""
 
+import pytest
+
 from services.scheduler.core.fold import main_loop
+from services.scheduler.core.state import Worker
+from services.scheduler.core.step import Step
 from shared.messages.storage_plans import BackupPages
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def start_backup(cell):
+def start_backup(cell: CellModel) -> int:
     """Fill the device and ask for more; returns the id of the transfer that this leads to."""
     cell.submit([1] * 40, max_tokens=1)
     cell.drain()
@@ -13,12 +19,12 @@ def start_backup(cell):
     return transfer_id
 
 
-def backups(cell, orders):
+def backups(cell: CellModel, orders: FindOrders) -> list[BackupPages]:
     """All backups ordered."""
     return [order for outputs in cell.outputs for order in orders(outputs, BackupPages)]
 
 
-def test_pages_under_backup_are_not_reused(make_cell, orders):
+def test_pages_under_backup_are_not_reused(make_cell: MakeCell, orders: FindOrders) -> None:
     """The request that needs them waits for BackupDone."""
     cell = make_cell(pages=12, host_pages=60)
     start_backup(cell)
@@ -31,7 +37,7 @@ def test_pages_under_backup_are_not_reused(make_cell, orders):
     assert len(order.identities) == len(order.host_pages) * 4 == len(order.device_pages) * 4
 
 
-def test_a_prefix_that_is_used_while_it_is_backed_up_stays(make_cell):
+def test_a_prefix_that_is_used_while_it_is_backed_up_stays(make_cell: MakeCell) -> None:
     """The device pages are still good; the backup only adds a copy."""
     cell = make_cell(pages=14, host_pages=60, max_running=4)
     cell.submit([1] * 40, max_tokens=1)
@@ -46,7 +52,7 @@ def test_a_prefix_that_is_used_while_it_is_backed_up_stays(make_cell):
     assert cell.admitted[-2].device_tokens > 0
 
 
-def test_a_failed_backup_drops_the_pages(make_cell):
+def test_a_failed_backup_drops_the_pages(make_cell: MakeCell) -> None:
     """Eviction goes on without a copy."""
     cell = make_cell(pages=12, host_pages=60)
     start_backup(cell)
@@ -54,11 +60,12 @@ def test_a_failed_backup_drops_the_pages(make_cell):
     cell.drain()
 
     assert cell.state.counters["backups_failed"] == 1
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.cached == 0
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
-def test_a_late_backup_keeps_its_pages_until_it_answers(make_cell):
+def test_a_late_backup_keeps_its_pages_until_it_answers(make_cell: MakeCell) -> None:
     """Past the deadline it counts as failed, yet neither its device pages nor its host pages are reused."""
     cell = make_cell(pages=12, host_pages=60)
     transfer_id = start_backup(cell)
@@ -67,6 +74,7 @@ def test_a_late_backup_keeps_its_pages_until_it_answers(make_cell):
 
     assert cell.state.counters["backups_failed"] == 1
     assert cell.admitted[-1].request_id != "next"
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased > 0
     cell.storages["storage"].step()
     cell.deliver(cell.storages["storage"])
@@ -76,7 +84,7 @@ def test_a_late_backup_keeps_its_pages_until_it_answers(make_cell):
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
-def test_a_storage_that_is_late_gets_no_more_backups(make_cell, orders):
+def test_a_storage_that_is_late_gets_no_more_backups(make_cell: MakeCell, orders: FindOrders) -> None:
     """Until it answers, eviction drops what it must."""
     cell = make_cell(pages=24, host_pages=60)
     cell.submit([1] * 40, max_tokens=1)
@@ -92,7 +100,7 @@ def test_a_storage_that_is_late_gets_no_more_backups(make_cell, orders):
     assert len(backups(cell, orders)) == before
 
 
-def test_a_lost_storage_ends_its_backups(make_cell):
+def test_a_lost_storage_ends_its_backups(make_cell: MakeCell) -> None:
     """Nothing waits for it any more."""
     cell = make_cell(pages=12, host_pages=60)
     start_backup(cell)
@@ -105,20 +113,21 @@ def test_a_lost_storage_ends_its_backups(make_cell):
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
-def test_host_pages_of_a_lost_workers_backup_wait_for_the_answer(make_cell):
+def test_host_pages_of_a_lost_workers_backup_wait_for_the_answer(make_cell: MakeCell) -> None:
     """The storage may still write to them."""
     cell = make_cell(pages=12, host_pages=60)
     start_backup(cell)
 
     cell.lose_worker("worker-0")
 
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased > 0
     cell.add_worker("worker-0", pages=12)
     cell.drain()
     assert cell.state.storages["storage"].pool.leased == 0
 
 
-def test_the_host_pool_evicts_its_oldest(make_cell):
+def test_the_host_pool_evicts_its_oldest(make_cell: MakeCell) -> None:
     """A full host pool makes room by the same policy."""
     cell = make_cell(pages=12, host_pages=21)
     for number in range(5):
@@ -131,7 +140,7 @@ def test_the_host_pool_evicts_its_oldest(make_cell):
     assert cell.admitted[-1].host_tokens > 0
 
 
-def test_what_the_host_cannot_take_is_dropped(make_cell):
+def test_what_the_host_cannot_take_is_dropped(make_cell: MakeCell) -> None:
     """A node larger than the whole host pool leaves without a copy."""
     cell = make_cell(pages=12, host_pages=2)
     cell.submit([1] * 40, max_tokens=1)
@@ -143,7 +152,9 @@ def test_what_the_host_cannot_take_is_dropped(make_cell):
     assert len(cell.gateways["gateway"].ended) == 2
 
 
-def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(make_cell, monkeypatch):
+def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a cell of many workers, serving all of them at each backup's end would be most of the work."""
     cell = make_cell(pages=12, host_pages=60, workers=3)
     for number in range(3):
@@ -152,7 +163,7 @@ def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(make_ce
     served = []
     serve = main_loop._serve
 
-    def note_and_serve(turn, worker):
+    def note_and_serve(turn: Step, worker: Worker) -> bool:
         served.append(worker.worker_id)
         return serve(turn, worker)
 

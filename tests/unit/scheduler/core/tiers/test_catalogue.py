@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.cache.page_pool import new_pool
-from services.scheduler.core.state import Storage, new_state
+from services.scheduler.core.state import CellState, Storage, new_state
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_hidden_kept
 from shared.chunks import chunk_bytes
 from shared.messages.pools import PoolHandle
@@ -11,12 +11,12 @@ from tests.stateful.cell_model import geometry
 from tests.stateful.model_state import state_geometry
 
 
-def names(*numbers):
+def names(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(16, "big") for number in numbers)
 
 
 @pytest.fixture
-def state():
+def state() -> CellState:
     """A state that knows a geometry."""
     found = new_state()
     found.geometry = geometry(16)
@@ -24,12 +24,12 @@ def state():
 
 
 @pytest.fixture
-def storage():
+def storage() -> Storage:
     """A storage whose disk has room for three chunks."""
     return Storage("storage", "one", "node", 0, disk_bytes=3 * chunk_bytes(geometry(16)) + 100)
 
 
-def test_chunks_are_known_until_they_are_gone(state, storage):
+def test_chunks_are_known_until_they_are_gone(state: CellState, storage: Storage) -> None:
     """Repeats and strangers are harmless."""
     chunks_added(state, storage, names(1, 2, 1))
     chunks_gone(state, storage, names(2, 9))
@@ -37,7 +37,7 @@ def test_chunks_are_known_until_they_are_gone(state, storage):
     assert list(storage.chunks) == [names(1)]
 
 
-def test_a_disk_holds_no_more_than_its_budget(state, storage):
+def test_a_disk_holds_no_more_than_its_budget(state: CellState, storage: Storage) -> None:
     """Beyond it what was named first is forgotten."""
     chunks_added(state, storage, names(1, 2, 3, 4, 5))
 
@@ -45,7 +45,7 @@ def test_a_disk_holds_no_more_than_its_budget(state, storage):
     assert state.counters["catalogue_overflow_chunks"] == 2
 
 
-def test_names_that_are_cut_off_are_ignored(state, storage):
+def test_names_that_are_cut_off_are_ignored(state: CellState, storage: Storage) -> None:
     """A message of a broken length changes nothing."""
     chunks_added(state, storage, names(1) + b"x")
     chunks_added(state, storage, names(2))
@@ -54,14 +54,14 @@ def test_names_that_are_cut_off_are_ignored(state, storage):
     assert list(storage.chunks) == [names(2)]
 
 
-def keep_state(storage):
+def keep_state(storage: Storage) -> None:
     """Give a storage a state pool."""
     found = state_geometry(16)
     storage.hidden_handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
     storage.hidden_pool = new_pool(4)
 
 
-def test_forms_are_known_apart(state, storage):
+def test_forms_are_known_apart(state: CellState, storage: Storage) -> None:
     """One name may stand for KV, for state, or for both; what goes in one form stays in the other."""
     keep_state(storage)
     chunks_added(state, storage, names(1, 2))
@@ -73,7 +73,7 @@ def test_forms_are_known_apart(state, storage):
     assert (list(storage.chunks), list(storage.hidden_chunks)) == ([names(2)], [])
 
 
-def test_more_chunks_of_state_fit_than_of_kv(state, storage):
+def test_more_chunks_of_state_fit_than_of_kv(state: CellState, storage: Storage) -> None:
     """Each form is bounded by its own size; here a hidden state has half the bytes of KV."""
     keep_state(storage)
     chunks_added(state, storage, names(*range(9)), "state")
@@ -82,7 +82,7 @@ def test_more_chunks_of_state_fit_than_of_kv(state, storage):
     assert state.counters["catalogue_overflow_chunks"] == 3
 
 
-def test_without_a_state_pool_state_is_of_no_use(state, storage):
+def test_without_a_state_pool_state_is_of_no_use(state: CellState, storage: Storage) -> None:
     """Nobody could say of which geometry it is, so it is not remembered."""
     chunks_added(state, storage, names(1), "state")
 
@@ -90,7 +90,7 @@ def test_without_a_state_pool_state_is_of_no_use(state, storage):
     assert not has_lower_tiers(storage)
 
 
-def test_state_is_kept_once_it_is_on_its_way(state, storage):
+def test_state_is_kept_once_it_is_on_its_way(state: CellState, storage: Storage) -> None:
     """Saved or being saved; either is something to fetch from or to wait for."""
     keep_state(storage)
     chunks_added(state, storage, names(1), "state")
@@ -100,7 +100,7 @@ def test_state_is_kept_once_it_is_on_its_way(state, storage):
     assert has_lower_tiers(storage)
 
 
-def test_copies_that_can_be_read_in_part_are_known_apart(state, storage):
+def test_copies_that_can_be_read_in_part_are_known_apart(state: CellState, storage: Storage) -> None:
     """They stand beside the chunk of KV, under its name, and are as many at the most."""
     storage.keeps_sparse = True
     chunks_added(state, storage, names(1, 2))
@@ -112,7 +112,7 @@ def test_copies_that_can_be_read_in_part_are_known_apart(state, storage):
     assert has_lower_tiers(storage)
 
 
-def test_a_storage_that_keeps_no_such_copies_is_not_believed(state, storage):
+def test_a_storage_that_keeps_no_such_copies_is_not_believed(state: CellState, storage: Storage) -> None:
     """It did not say so when it joined."""
     chunks_added(state, storage, names(1), "sparse")
 

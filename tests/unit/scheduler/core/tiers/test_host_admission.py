@@ -7,29 +7,31 @@ from services.scheduler.core.tiers import host_admission
 from services.scheduler.core.tiers.host_admission import take_host_pages
 from shared.errors import InvariantViolated
 from shared.messages.storage_plans import BackupPages
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
 
 A, B, C, D = ([number] * 40 for number in (1, 2, 3, 4))
 
 
-def run(cell, *prompts):
+def run(cell: CellModel, *prompts: list[int]) -> None:
     """Let these prompts be answered, one after another."""
     for prompt in prompts:
         cell.submit(prompt, max_tokens=1)
         cell.drain()
 
 
-def backed_up(cell, orders):
+def backed_up(cell: CellModel, orders: FindOrders) -> int:
     """Pages that were ordered to be backed up."""
     return sum(len(order.host_pages) // 4 for outputs in cell.outputs for order in orders(outputs, BackupPages))
 
 
-def in_host(cell):
+def in_host(cell: CellModel) -> list[int]:
     """First tokens of what is in host memory."""
     nodes = [node for node in cell.state.tree.nodes.values() if node.host]
     return sorted({node.tokens[0] for node in nodes})
 
 
-def test_a_seldom_used_node_is_dropped_at_once(make_cell, orders, set_heat):
+def test_a_seldom_used_node_is_dropped_at_once(make_cell: MakeCell, orders: FindOrders, set_heat: SetHeat) -> None:
     """Below the frequency threshold nothing is transferred and nobody waits."""
     cell = make_cell(pages=12, host_pages=60, admission="selective", admission_frequency=2)
     run(cell, A)
@@ -41,7 +43,7 @@ def test_a_seldom_used_node_is_dropped_at_once(make_cell, orders, set_heat):
     assert cell.state.counters["host_refused_frequency_pages"] == cell.state.counters["evicted_pages_device"] == 10
 
 
-def test_an_often_used_node_is_backed_up(make_cell, orders, set_heat):
+def test_an_often_used_node_is_backed_up(make_cell: MakeCell, orders: FindOrders, set_heat: SetHeat) -> None:
     """At the threshold it is admitted; while the pool has room, that is all that is asked."""
     cell = make_cell(pages=12, host_pages=60, admission="selective", admission_frequency=2)
     run(cell, A)
@@ -53,7 +55,9 @@ def test_an_often_used_node_is_backed_up(make_cell, orders, set_heat):
 
 
 @pytest.mark.parametrize(("frequency", "is_admitted"), [(2, False), (3, True), (4, True)])
-def test_a_full_pool_takes_a_node_no_colder_than_what_must_leave(make_cell, set_heat, frequency, is_admitted):
+def test_a_full_pool_takes_a_node_no_colder_than_what_must_leave(
+    make_cell: MakeCell, set_heat: SetHeat, frequency: int, is_admitted: bool
+) -> None:
     """Figure 5: the newcomer is compared with the coldest copies that make up its room."""
     cell = make_cell(pages=12, host_pages=10, admission="selective", admission_frequency=1)
     run(cell, A)
@@ -68,7 +72,7 @@ def test_a_full_pool_takes_a_node_no_colder_than_what_must_leave(make_cell, set_
     assert cell.state.counters.get("evicted_pages_host", 0) == (10 if is_admitted else 0)
 
 
-def test_every_copy_that_must_leave_is_compared(make_cell, set_heat):
+def test_every_copy_that_must_leave_is_compared(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """One copy that is hotter than the newcomer keeps all of them, the colder ones too."""
     cell = make_cell(pages=12, host_pages=10, admission="selective", admission_frequency=1)
     run(cell, [1] * 20, [2] * 20, [3] * 40)
@@ -81,7 +85,7 @@ def test_every_copy_that_must_leave_is_compared(make_cell, set_heat):
     assert cell.state.counters["host_refused_hotness_pages"] == 10
 
 
-def test_the_coldest_copy_leaves_whatever_the_policy(make_cell, set_heat):
+def test_the_coldest_copy_leaves_whatever_the_policy(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Selective admission goes by hotness even where the host pool's policy would name another."""
     cell = make_cell(pages=12, host_pages=20, admission="selective", admission_frequency=1)
     run(cell, A)
@@ -95,7 +99,7 @@ def test_the_coldest_copy_leaves_whatever_the_policy(make_cell, set_heat):
     assert in_host(cell) == [1, 3]
 
 
-def test_a_chain_of_colder_copies_leaves_together(make_cell, set_heat):
+def test_a_chain_of_colder_copies_leaves_together(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """A parent that only colder copies hold back may leave behind them."""
     cell = make_cell(pages=22, host_pages=20, admission="selective", admission_frequency=1)
     run(cell, A, A + B)
@@ -108,7 +112,7 @@ def test_a_chain_of_colder_copies_leaves_together(make_cell, set_heat):
     assert in_host(cell) == [3]
 
 
-def test_the_copy_above_a_newcomer_is_not_displaced_for_it(make_cell, set_heat):
+def test_the_copy_above_a_newcomer_is_not_displaced_for_it(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """What would be unreachable without its parent's copy does not push that out."""
     cell = make_cell(pages=22, host_pages=10, admission="selective", admission_frequency=1)
     run(cell, A, C)
@@ -123,7 +127,7 @@ def test_the_copy_above_a_newcomer_is_not_displaced_for_it(make_cell, set_heat):
     assert in_host(cell) == [1]
 
 
-def test_the_hotness_expression_decides(make_cell, set_heat):
+def test_the_hotness_expression_decides(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """By clock alone, the older copy is colder however often it was used."""
     cell = make_cell(pages=12, host_pages=10, admission="selective", admission_frequency=1, hotness_expression="clock")
     run(cell, A)
@@ -136,7 +140,7 @@ def test_the_hotness_expression_decides(make_cell, set_heat):
     assert in_host(cell) == [2]
 
 
-def test_without_admission_nothing_is_backed_up(make_cell, orders):
+def test_without_admission_nothing_is_backed_up(make_cell: MakeCell, orders: FindOrders) -> None:
     """ "none" is a cell that keeps KV on devices only, and evicts nothing ahead of need."""
     cell = make_cell(pages=40, host_pages=60, admission="none", reserve_fraction=0.25)
     run(cell, *([number] * 36 for number in range(6)))
@@ -145,7 +149,7 @@ def test_without_admission_nothing_is_backed_up(make_cell, orders):
     assert cell.state.workers["worker-0"].pool.free < 10
 
 
-def test_admission_of_all_takes_what_was_used_once(make_cell, orders):
+def test_admission_of_all_takes_what_was_used_once(make_cell: MakeCell, orders: FindOrders) -> None:
     """The default backs every eviction up, hot or not."""
     cell = make_cell(pages=12, host_pages=60, admission_frequency=99)
     run(cell, A, B)
@@ -153,7 +157,7 @@ def test_admission_of_all_takes_what_was_used_once(make_cell, orders):
     assert backed_up(cell, orders) == cell.state.counters["host_admitted_pages"] == 10
 
 
-def test_a_node_larger_than_the_host_pool_is_dropped(make_cell, set_heat):
+def test_a_node_larger_than_the_host_pool_is_dropped(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """However hot: nothing is evicted from the host pool for what can never fit."""
     cell = make_cell(pages=12, host_pages=4, admission="selective", admission_frequency=1)
     run(cell, A)
@@ -165,7 +169,9 @@ def test_a_node_larger_than_the_host_pool_is_dropped(make_cell, set_heat):
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3-fifo", "2q", "w-tinylfu"])
-def test_a_policy_that_names_what_may_not_go_is_a_fault_and_no_endless_search(make_cell, monkeypatch, policy):
+def test_a_policy_that_names_what_may_not_go_is_a_fault_and_no_endless_search(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
     """Some name the same node until it is gone."""
     cell = make_cell(pages=12, host_pages=10, policy=policy, host_writes="through")
     run(cell, A)

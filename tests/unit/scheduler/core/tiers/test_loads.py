@@ -2,10 +2,12 @@
 
 from services.scheduler.core import status
 from shared.messages.cell_events import FlushCache
-from shared.messages.worker_plans import RunBatch
+from shared.messages.worker_plans import PageLoad, RunBatch
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
-def push_out(cell):
+def push_out(cell: CellModel) -> None:
     """Fill the device with other prompts, so that what was there moves to the host; then empty the device."""
     for other in range(cell.state.workers["worker-0"].pool.total // 10 + 1):
         cell.submit([500 + other] * 40, max_tokens=1)
@@ -13,13 +15,13 @@ def push_out(cell):
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
 
 
-def loads(cell):
+def loads(cell: CellModel) -> list[PageLoad]:
     """Every page load ordered so far."""
     plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [load for order in plans if isinstance(order, RunBatch) for load in order.loads]
 
 
-def test_a_prefix_that_was_evicted_is_loaded_back(make_cell):
+def test_a_prefix_that_was_evicted_is_loaded_back(make_cell: MakeCell) -> None:
     """The first batch of the request carries the load, and the rest is computed."""
     cell = make_cell(pages=14, host_pages=60)
     cell.submit(list(range(40)), max_tokens=1)
@@ -37,7 +39,7 @@ def test_a_prefix_that_was_evicted_is_loaded_back(make_cell):
     assert load.device_pages == again.pages[:40]
 
 
-def test_a_short_host_hit_is_recomputed(make_cell):
+def test_a_short_host_hit_is_recomputed(make_cell: MakeCell) -> None:
     """Below ``min_host_load_tokens`` a load is not worth it."""
     cell = make_cell(pages=14, host_pages=60, min_host_load_tokens=41)
     cell.submit(list(range(40)), max_tokens=1)
@@ -51,13 +53,14 @@ def test_a_short_host_hit_is_recomputed(make_cell):
     assert loads(cell) == []
 
 
-def test_a_rotten_page_is_quarantined_and_its_request_recomputes(make_cell):
+def test_a_rotten_page_is_quarantined_and_its_request_recomputes(make_cell: MakeCell) -> None:
     """The answer is right, the copy is never matched again, and the pages return."""
     cell = make_cell(pages=14, host_pages=60)
     cell.submit(list(range(40)), max_tokens=3, request_id="first")
     cell.drain()
     push_out(cell)
     pool = cell.storages["storage"].pool
+    assert pool is not None
     for page in pool.memory.values():
         page.is_corrupt = page.tokens[0] < 40
 
@@ -72,7 +75,7 @@ def test_a_rotten_page_is_quarantined_and_its_request_recomputes(make_cell):
     assert cell.admitted[-1].attempt == 2
 
 
-def test_a_second_request_waits_for_a_load_under_way(make_cell):
+def test_a_second_request_waits_for_a_load_under_way(make_cell: MakeCell) -> None:
     """It neither reads pages that are not there yet nor computes them again."""
     cell = make_cell(pages=30, host_pages=60)
     cell.submit(list(range(40)), max_tokens=1)
@@ -90,7 +93,7 @@ def test_a_second_request_waits_for_a_load_under_way(make_cell):
     assert len(loads(cell)) == 1
 
 
-def test_a_load_whose_request_left_before_it_ran_is_not_trusted(make_cell):
+def test_a_load_whose_request_left_before_it_ran_is_not_trusted(make_cell: MakeCell) -> None:
     """Pages stay untouched until the batch is answered, and then they are free, not cached."""
     cell = make_cell(pages=14, host_pages=60)
     cell.submit(list(range(40)), max_tokens=1)
@@ -112,7 +115,7 @@ def test_a_load_whose_request_left_before_it_ran_is_not_trusted(make_cell):
     assert all(pool.leased == 0 for pool in status(cell.state, "x").pools)
 
 
-def test_a_load_survives_the_loss_of_its_storage(make_cell):
+def test_a_load_survives_the_loss_of_its_storage(make_cell: MakeCell) -> None:
     """What the worker has read is good; the answer is right either way."""
     cell = make_cell(pages=14, host_pages=60)
     cell.submit(list(range(40)), max_tokens=2)

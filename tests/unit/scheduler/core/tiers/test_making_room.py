@@ -1,14 +1,19 @@
 """Making room."""
 
+from typing import Any
+
 import pytest
 
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import drop_host
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import BackupPages
 from shared.messages.worker_plans import RunBatch
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 
-def test_a_reserve_is_kept_free_ahead_of_need(make_cell):
+def test_a_reserve_is_kept_free_ahead_of_need(make_cell: MakeCell) -> None:
     """With a host tier, eviction starts before anybody waits for pages."""
     cell = make_cell(pages=40, host_pages=100, reserve_fraction=0.25)
     for number in range(6):
@@ -18,7 +23,7 @@ def test_a_reserve_is_kept_free_ahead_of_need(make_cell):
     assert cell.state.workers["worker-0"].pool.free >= 10
 
 
-def test_without_a_host_tier_nothing_is_evicted_ahead(make_cell):
+def test_without_a_host_tier_nothing_is_evicted_ahead(make_cell: MakeCell) -> None:
     """Dropping takes no time, so the cache stays full."""
     cell = make_cell(pages=40, reserve_fraction=0.25)
     for number in range(6):
@@ -28,7 +33,7 @@ def test_without_a_host_tier_nothing_is_evicted_ahead(make_cell):
     assert cell.state.workers["worker-0"].pool.free < 10
 
 
-def test_the_front_of_a_long_node_outlives_its_end(make_cell):
+def test_the_front_of_a_long_node_outlives_its_end(make_cell: MakeCell) -> None:
     """Only as much as is needed is evicted, from the end."""
     cell = make_cell(page_size=1, pages=2000)
     cell.submit(list(range(1900)), max_tokens=1)
@@ -41,7 +46,7 @@ def test_the_front_of_a_long_node_outlives_its_end(make_cell):
     assert cell.admitted[-1].cached_tokens == 1900 - 256
 
 
-def test_pages_in_use_cannot_make_room(make_cell):
+def test_pages_in_use_cannot_make_room(make_cell: MakeCell) -> None:
     """What running requests share or own does not count."""
     cell = make_cell(pages=20)
     cell.submit([1] * 40, max_tokens=20, ignore_eos=True)
@@ -58,7 +63,7 @@ A, B = [1] * 40, [2] * 40
 
 
 @pytest.fixture
-def chain(make_cell):
+def chain(make_cell: MakeCell) -> CellModel:
     """A cell whose device holds a node and its child, and little else."""
     cell = make_cell(pages=26, host_pages=60)
     for prompt in (A, A + B):
@@ -67,16 +72,16 @@ def chain(make_cell):
     return cell
 
 
-def node_of(cell, token):
+def node_of(cell: CellModel, token: int) -> Node:
     return next(node for node in cell.state.tree.nodes.values() if node.parent and node.tokens[0] == token)
 
 
-def answer_backup(cell):
+def answer_backup(cell: CellModel) -> None:
     cell.storages["storage"].step()
     cell.deliver(cell.storages["storage"])
 
 
-def test_a_chain_leaves_in_one_transfer(chain, orders):
+def test_a_chain_leaves_in_one_transfer(chain: CellModel, orders: FindOrders) -> None:
     """A parent does not wait until its children's backup was answered before its own begins."""
     chain.submit([3] * 80, request_id="next", max_tokens=1)
     outputs = chain.outputs[-1]
@@ -89,7 +94,7 @@ def test_a_chain_leaves_in_one_transfer(chain, orders):
     assert not node_of(chain, 1).device
 
 
-def test_a_parent_that_is_used_meanwhile_stays(chain):
+def test_a_parent_that_is_used_meanwhile_stays(chain: CellModel) -> None:
     """Its child leaves without it."""
     chain.submit([3] * 80, max_tokens=1)
     chain.submit([*A, 7], max_tokens=8, ignore_eos=True, priority=1, request_id="user")
@@ -102,7 +107,7 @@ def test_a_parent_that_is_used_meanwhile_stays(chain):
     chain.check_answers()
 
 
-def test_a_parent_that_has_a_copy_leaves_with_its_child(chain, orders):
+def test_a_parent_that_has_a_copy_leaves_with_its_child(chain: CellModel, orders: FindOrders) -> None:
     """Nothing is copied for it, but it waits for its child."""
     chain.feed(FlushCache(call_id="call"))
     for prompt in (A, [4] * 96, A + B):  # The second pushes the first out, and the third loads it again.
@@ -122,7 +127,7 @@ def test_a_parent_that_has_a_copy_leaves_with_its_child(chain, orders):
     assert [bool(node_of(chain, token).host) for token in (1, 2)] == [True, True]
 
 
-def test_a_parent_whose_copy_went_meanwhile_stays(chain):
+def test_a_parent_whose_copy_went_meanwhile_stays(chain: CellModel) -> None:
     """Otherwise the copies below it, just made, could never be reached."""
     chain.feed(FlushCache(call_id="call"))
     for prompt in (A, [4] * 96, A + B):
@@ -138,7 +143,7 @@ def test_a_parent_whose_copy_went_meanwhile_stays(chain):
     chain.check_answers()
 
 
-def test_a_chain_whose_backup_fails_is_dropped(chain):
+def test_a_chain_whose_backup_fails_is_dropped(chain: CellModel) -> None:
     """Eviction goes on without copies, children first."""
     chain.submit([3] * 80, request_id="next", max_tokens=1)
     chain.storages["storage"].step(backups_succeed=False)
@@ -148,16 +153,16 @@ def test_a_chain_whose_backup_fails_is_dropped(chain):
     assert len(chain.state.tree.nodes) == 0
 
 
-def backed_up(outputs, orders):
+def backed_up(outputs: list[Any], orders: FindOrders) -> int:
     """Nodes of which backups were ordered; here each has one page."""
     return sum(len(order.host_pages) // 4 for order in orders(outputs, BackupPages))
 
 
 @pytest.fixture
-def crumbs(make_cell):
+def crumbs(make_cell: MakeCell) -> MakeCell:
     """Build a cell whose device is full of nodes of one page."""
 
-    def make(**config):
+    def make(**config: Any) -> CellModel:
         cell = make_cell(pages=96, host_pages=200, **config)
         for number in range(90):
             cell.submit([number + 1] * 4, max_tokens=1)
@@ -167,7 +172,7 @@ def crumbs(make_cell):
     return make
 
 
-def test_one_step_evicts_a_bounded_number_of_nodes(crumbs, orders):
+def test_one_step_evicts_a_bounded_number_of_nodes(crumbs: MakeCell, orders: FindOrders) -> None:
     """A prompt that needs many small nodes' pages gets them over several backups, and runs."""
     cell = crumbs()
     cell.submit([500] * 320, max_tokens=1, request_id="large")
@@ -177,7 +182,7 @@ def test_one_step_evicts_a_bounded_number_of_nodes(crumbs, orders):
     assert cell.gateways["gateway"].ended["large"] == "finished"
 
 
-def test_a_reserve_is_filled_a_few_nodes_at_a_time(crumbs, orders):
+def test_a_reserve_is_filled_a_few_nodes_at_a_time(crumbs: MakeCell, orders: FindOrders) -> None:
     """What nobody waits for yet goes on with the worker's later inputs, until the reserve is there."""
     cell = crumbs(reserve_fraction=0.5)
 
@@ -185,7 +190,7 @@ def test_a_reserve_is_filled_a_few_nodes_at_a_time(crumbs, orders):
     assert cell.state.workers["worker-0"].pool.free >= 48
 
 
-def test_a_step_that_admits_many_leaves_the_reserve_to_the_next(make_cell, orders):
+def test_a_step_that_admits_many_leaves_the_reserve_to_the_next(make_cell: MakeCell, orders: FindOrders) -> None:
     """Nothing is evicted ahead of need in the step of a large batch; the inputs after it fill the reserve again."""
     cell = make_cell(pages=96, host_pages=200, reserve_fraction=0.5, batches_ahead=1)
     for number in range(40):
@@ -206,7 +211,7 @@ def test_a_step_that_admits_many_leaves_the_reserve_to_the_next(make_cell, order
     assert cell.state.workers["worker-0"].pool.free >= 48
 
 
-def test_pages_that_a_backup_frees_are_counted_until_somebody_uses_them(chain):
+def test_pages_that_a_backup_frees_are_counted_until_somebody_uses_them(chain: CellModel) -> None:
     """A node under backup that is locked meanwhile does not leave; check_invariants counts anew after each step."""
     worker = chain.state.workers["worker-0"]
     chain.submit([3] * 80, max_tokens=1)

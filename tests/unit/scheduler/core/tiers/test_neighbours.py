@@ -3,28 +3,29 @@
 import pytest
 
 from services.scheduler.core.cache.prefix_match import nearest_holder
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
-from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, RunBatch
-from tests.stateful.cell_model import namespace
+from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad, RunBatch, WorkerPlan
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 DOCUMENT = list(range(40))
 
 
-def loads(cell):
+def loads(cell: CellModel) -> list[PageLoad]:
     """Every page load ordered so far."""
     plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
     return [load for order in plans if isinstance(order, RunBatch) for load in order.loads]
 
 
-def nodes_of(cell, tokens):
+def nodes_of(cell: CellModel, tokens: list[int]) -> list[Node]:
     """The nodes of these tokens, top first."""
     return [node for node, _ in match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))]
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """Two workers of a node; the first has computed a document, and is busy."""
     cell = make_cell(workers=2, pages=64)
     cell.submit(DOCUMENT, max_tokens=1, request_id="first")
@@ -37,7 +38,7 @@ def cell(make_cell):
     return cell
 
 
-def test_a_prefix_is_copied_from_the_device_that_has_it(cell):
+def test_a_prefix_is_copied_from_the_device_that_has_it(cell: CellModel) -> None:
     """The load names the neighbour and its pages, and usage says where the tokens came from."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
     (load,) = loads(cell)
@@ -54,7 +55,7 @@ def test_a_prefix_is_copied_from_the_device_that_has_it(cell):
     assert cell.state.counters["hit_tokens_neighbour"] == 40
 
 
-def test_what_a_neighbour_reads_is_locked_until_the_batch_is_answered(cell):
+def test_what_a_neighbour_reads_is_locked_until_the_batch_is_answered(cell: CellModel) -> None:
     """Its worker evicts it for nobody, whoever needs the pages."""
     cell.cancel("busy")
     cell.round()
@@ -76,7 +77,7 @@ def test_what_a_neighbour_reads_is_locked_until_the_batch_is_answered(cell):
     assert "worker-0" not in nodes_of(cell, DOCUMENT)[0].locks
 
 
-def test_a_failed_load_is_recomputed_and_not_tried_again(cell):
+def test_a_failed_load_is_recomputed_and_not_tried_again(cell: CellModel) -> None:
     """The answer is right, and no later request of this worker copies from that neighbour."""
     cell.workers["worker-1"].fails_neighbour_loads = True
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
@@ -90,7 +91,7 @@ def test_a_failed_load_is_recomputed_and_not_tried_again(cell):
     assert all(order.neighbour_tokens == 0 for order in cell.admitted if order.attempt == 2)
 
 
-def test_a_neighbour_that_comes_back_is_trusted_again(cell):
+def test_a_neighbour_that_comes_back_is_trusted_again(cell: CellModel) -> None:
     """Its pool is another one."""
     cell.workers["worker-1"].fails_neighbour_loads = True
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
@@ -103,7 +104,7 @@ def test_a_neighbour_that_comes_back_is_trusted_again(cell):
 
 
 @pytest.mark.parametrize("lost", ["worker-0", "worker-1"])
-def test_a_load_outlives_neither_of_its_workers(cell, lost):
+def test_a_load_outlives_neither_of_its_workers(cell: CellModel, lost: str) -> None:
     """Its request ends well, and nothing stays locked on a device that is gone."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
 
@@ -116,12 +117,12 @@ def test_a_load_outlives_neither_of_its_workers(cell, lost):
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
-def late_reads(cell):
+def late_reads(cell: CellModel) -> list[str]:
     """The timers of what lost workers may still be reading."""
     return [timer_id for timer_id, timer in cell.state.timers.items() if timer.kind == "reads"]
 
 
-def test_what_a_lost_worker_was_reading_stays_locked_for_a_while(cell):
+def test_what_a_lost_worker_was_reading_stays_locked_for_a_while(cell: CellModel) -> None:
     """It may only have stood still: read later, other pages would give wrong tokens that a gateway still takes."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
 
@@ -137,7 +138,7 @@ def test_what_a_lost_worker_was_reading_stays_locked_for_a_while(cell):
     assert not cell.state.late_reads
 
 
-def test_what_is_read_of_a_lost_neighbour_is_let_go_with_it(cell):
+def test_what_is_read_of_a_lost_neighbour_is_let_go_with_it(cell: CellModel) -> None:
     """Its device is gone, whoever maps it still."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
     cell.lose_worker("worker-1")
@@ -149,21 +150,25 @@ def test_what_is_read_of_a_lost_neighbour_is_let_go_with_it(cell):
     assert not cell.state.late_reads
 
 
-def test_a_worker_that_was_reading_nothing_leaves_no_locks(cell):
+def test_a_worker_that_was_reading_nothing_leaves_no_locks(cell: CellModel) -> None:
     """A loss costs nothing where no load was under way."""
     cell.lose_worker("worker-1")
 
     assert not late_reads(cell)
 
 
-def test_workers_of_a_node_are_told_of_one_another(make_cell, orders):
+def test_workers_of_a_node_are_told_of_one_another(make_cell: MakeCell, orders: FindOrders) -> None:
     """Each maps the others' pools as they come, and lets go of them as they leave; other nodes are not concerned."""
     cell = make_cell(workers=0)
     cell.add_worker("one")
     cell.add_worker("far", node="far")
     cell.add_worker("two")
 
-    joined = [(output.worker_id, output.order.worker_id) for output in cell.outputs[-1] if hasattr(output, "order")]
+    joined = [
+        (output.worker_id, output.order.worker_id)
+        for output in cell.outputs[-1]
+        if isinstance(output, WorkerPlan) and isinstance(output.order, AttachNeighbour)
+    ]
     cell.drain()
     assert sorted(joined) == [("one", "two"), ("two", "one")]
     cell.lose_worker("two")
@@ -174,7 +179,7 @@ def test_workers_of_a_node_are_told_of_one_another(make_cell, orders):
     assert cell.workers["far"].neighbours == {}
 
 
-def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell, orders):
+def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell: MakeCell, orders: FindOrders) -> None:
     """Then the prefix is computed again where the request runs."""
     cell = make_cell(workers=2, neighbour_loads=False)
     for tail in (7, 8):
@@ -185,7 +190,7 @@ def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell, orders):
     assert "neighbour_loads_started" not in cell.state.counters
 
 
-def test_switched_on_later_workers_are_told_then(make_cell, orders):
+def test_switched_on_later_workers_are_told_then(make_cell: MakeCell, orders: FindOrders) -> None:
     """And told once, however often the cell is configured."""
     cell = make_cell(workers=2, neighbour_loads=False)
 
@@ -196,7 +201,7 @@ def test_switched_on_later_workers_are_told_then(make_cell, orders):
     assert told == [2, 0]
 
 
-def test_one_path_may_come_from_everywhere(make_cell):
+def test_one_path_may_come_from_everywhere(make_cell: MakeCell) -> None:
     """What the device lacks is copied from host memory where there is a copy, and from the neighbour where not."""
     cell = make_cell(workers=2, pages=64, host_pages=64, host_writes="selective", admission_frequency=2)
     parts = [[number] * 20 for number in range(4)]
@@ -223,7 +228,7 @@ def test_one_path_may_come_from_everywhere(make_cell):
     cell.check_answers()
 
 
-def test_the_first_neighbour_that_joined_is_asked(make_cell):
+def test_the_first_neighbour_that_joined_is_asked(make_cell: MakeCell) -> None:
     """Of two that have the same pages, whichever had them first."""
     cell = make_cell(workers=3, pages=64)
     cell.submit(DOCUMENT, max_tokens=1)
@@ -238,7 +243,7 @@ def test_the_first_neighbour_that_joined_is_asked(make_cell):
     assert nearest_holder(cell.state, workers["worker-0"], node) == "worker-1"
 
 
-def test_those_who_share_a_load_from_a_neighbour_say_where_it_came_from(make_cell):
+def test_those_who_share_a_load_from_a_neighbour_say_where_it_came_from(make_cell: MakeCell) -> None:
     """One copy serves both requests of the batch, and both had the tokens from the neighbour."""
     cell = make_cell(workers=2, pages=64, batches_ahead=1)
     cell.submit(DOCUMENT, max_tokens=1)

@@ -4,16 +4,18 @@ import msgspec
 import pytest
 
 from shared.messages.cell_events import CellConfigured, FlushCache
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
 from tests.unit.scheduler.core.promoting import HOT, counters, filled, node_of, on_device, prefill, promotions
 
 
 @pytest.fixture
-def cell(make_cell, set_heat):
+def cell(make_cell: MakeCell, set_heat: SetHeat) -> CellModel:
     """A full device of colder prompts, and the hottest one in host memory only."""
     return filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat)
 
 
-def test_the_hottest_host_root_takes_the_place_of_the_coldest_leaf(cell, set_heat):
+def test_the_hottest_host_root_takes_the_place_of_the_coldest_leaf(cell: CellModel, set_heat: SetHeat) -> None:
     """After a prefill batch, and with the footprint on the device unchanged."""
     set_heat(cell, [102] * 40, 1, 50)
     before = cell.state.workers["worker-0"].pool.cached
@@ -29,7 +31,7 @@ def test_the_hottest_host_root_takes_the_place_of_the_coldest_leaf(cell, set_hea
     assert cell.state.workers["worker-0"].pool.cached == before + 1  # The small prompt's page.
 
 
-def test_a_promoted_prefix_is_a_device_hit(cell):
+def test_a_promoted_prefix_is_a_device_hit(cell: CellModel) -> None:
     """Nobody loads or computes it again."""
     prefill(cell)
     cell.drain()
@@ -40,7 +42,7 @@ def test_a_promoted_prefix_is_a_device_hit(cell):
     assert (cell.admitted[-1].device_tokens, cell.admitted[-1].host_tokens) == (40, 0)
 
 
-def test_nothing_is_promoted_while_it_is_off(make_cell, set_heat):
+def test_nothing_is_promoted_while_it_is_off(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """The default moves nothing ahead of demand."""
     cell = filled(make_cell(pages=32, host_pages=60), set_heat)
     prefill(cell)
@@ -50,7 +52,7 @@ def test_nothing_is_promoted_while_it_is_off(make_cell, set_heat):
     assert cell.state.candidates == {}
 
 
-def test_a_leaf_that_is_as_hot_stays(make_cell, set_heat):
+def test_a_leaf_that_is_as_hot_stays(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Only strictly colder leaves are dropped."""
     cell = filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat, cold=(9, 200))
     prefill(cell)
@@ -60,7 +62,7 @@ def test_a_leaf_that_is_as_hot_stays(make_cell, set_heat):
     assert on_device(cell) == [99, 101, 102, 103]
 
 
-def test_as_many_leaves_go_as_make_up_the_pages(make_cell, set_heat):
+def test_as_many_leaves_go_as_make_up_the_pages(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Figure 6: several small cold leaves for a larger hot root, the coldest first."""
     cell = make_cell(pages=32, host_pages=60, promotion="hotness")
     cell.submit(HOT, max_tokens=1)
@@ -77,7 +79,7 @@ def test_as_many_leaves_go_as_make_up_the_pages(make_cell, set_heat):
     assert on_device(cell) == [0, 99, 102, 103, 105]
 
 
-def test_free_pages_above_the_reserve_are_filled_first(make_cell, set_heat):
+def test_free_pages_above_the_reserve_are_filled_first(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Nothing is dropped where there is room that nobody uses, and the reserve is left alone."""
     cell = filled(make_cell(pages=64, host_pages=60, promotion="hotness", reserve_fraction=0.6), set_heat)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
@@ -88,7 +90,7 @@ def test_free_pages_above_the_reserve_are_filled_first(make_cell, set_heat):
     assert cell.state.workers["worker-0"].pool.free >= 0.6 * 64
 
 
-def test_what_nobody_used_for_long_is_not_promoted(make_cell, set_heat):
+def test_what_nobody_used_for_long_is_not_promoted(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Free pages alone are no reason to move a copy whose clock ran out."""
     cell = filled(make_cell(pages=64, host_pages=60, promotion="hotness", reserve_fraction=0.6), set_heat)
     for prompt in (HOT, [101] * 40, [102] * 40, [103] * 40):
@@ -100,7 +102,7 @@ def test_what_nobody_used_for_long_is_not_promoted(make_cell, set_heat):
     assert promotions(cell) == []
 
 
-def test_leaves_without_a_copy_are_lost(cell):
+def test_leaves_without_a_copy_are_lost(cell: CellModel) -> None:
     """Victims are discarded without a backup."""
     transfers = cell.state.next_transfer
     prefill(cell)
@@ -111,7 +113,7 @@ def test_leaves_without_a_copy_are_lost(cell):
     assert sum(bool(node.host) for node in cell.state.tree.nodes.values()) == 1
 
 
-def test_the_parent_of_a_promoted_node_stays(make_cell, set_heat):
+def test_the_parent_of_a_promoted_node_stays(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Even the coldest leaf of the device is no victim for its own child; the child is not promoted instead."""
     cell = make_cell(pages=22, host_pages=60, promotion="hotness")
     cell.submit([1] * 40, max_tokens=1)
@@ -133,7 +135,7 @@ def test_the_parent_of_a_promoted_node_stays(make_cell, set_heat):
     assert on_device(cell) == [1, 3, 99]
 
 
-def test_a_parent_that_is_bared_may_go_too(make_cell, set_heat):
+def test_a_parent_that_is_bared_may_go_too(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """A cold chain is dropped from its end as far as the pages are needed."""
     cell = make_cell(pages=34, host_pages=60, promotion="hotness")
     for prompt in (HOT, [1] * 40, [1] * 40 + [2] * 20, [3] * 40, [4] * 28):
@@ -151,7 +153,9 @@ def test_a_parent_that_is_bared_may_go_too(make_cell, set_heat):
 
 
 @pytest.mark.parametrize(("criterion", "promoted"), [("hotness", 1), ("recency", 2), ("frequency", 3), ("depth", 4)])
-def test_the_criterion_decides_which_is_first(make_cell, set_heat, criterion, promoted):
+def test_the_criterion_decides_which_is_first(
+    make_cell: MakeCell, set_heat: SetHeat, criterion: str, promoted: int
+) -> None:
     """Figure 16: hotness, or the clock, the frequency or the depth alone."""
     cell = make_cell(pages=64, host_pages=90, page_size=16)
     shared = [7] * 16
@@ -176,10 +180,11 @@ def test_the_criterion_decides_which_is_first(make_cell, set_heat, criterion, pr
 
     order = promotions(cell)[0]
     pool = cell.storages["storage"].pool
+    assert pool is not None
     assert pool.memory[int.from_bytes(order.host_pages[:4], "little")].tokens[0] == promoted
 
 
-def _move_to_host(cell):
+def _move_to_host(cell: CellModel) -> None:
     """Push everything out of the device with other prompts, then empty it."""
     for other in range(6):
         cell.submit([200 + other] * 256, max_tokens=1)
@@ -187,7 +192,7 @@ def _move_to_host(cell):
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
 
 
-def test_a_plan_moves_a_bounded_number_of_tokens(make_cell, set_heat):
+def test_a_plan_moves_a_bounded_number_of_tokens(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """A root that is longer is cut at a page boundary, and its top part goes first."""
     cell = filled(make_cell(pages=32, host_pages=60, promotion="hotness", promotion_tokens=27), set_heat)
     prefill(cell)
@@ -203,7 +208,7 @@ def test_a_plan_moves_a_bounded_number_of_tokens(make_cell, set_heat):
     assert counters(cell)[:2] == [2, 10]
 
 
-def test_a_chain_is_promoted_from_its_top(make_cell, set_heat):
+def test_a_chain_is_promoted_from_its_top(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """When a node has arrived, its children in host memory are host roots, for the next plan."""
     cell = make_cell(pages=32, host_pages=60)
     chain = [1] * 40 + [2] * 20
@@ -226,7 +231,9 @@ def test_a_chain_is_promoted_from_its_top(make_cell, set_heat):
 @pytest.mark.parametrize("policy", ["lru", "hotprefix"])
 @pytest.mark.parametrize("admission", ["all", "selective"])
 @pytest.mark.parametrize("promotion", ["off", "hotness"])
-def test_eviction_admission_and_promotion_are_switched_one_by_one(make_cell, set_heat, policy, admission, promotion):
+def test_eviction_admission_and_promotion_are_switched_one_by_one(
+    make_cell: MakeCell, set_heat: SetHeat, policy: str, admission: str, promotion: str
+) -> None:
     """Figure 14: E, A and P each change what they are for, whatever the other two are."""
     cell = make_cell(
         pages=32, host_pages=60, policy=policy, admission=admission, promotion=promotion, admission_frequency=3

@@ -8,16 +8,18 @@ from shared.errors import InvariantViolated
 from shared.messages.cell_events import FlushCache
 from shared.messages.worker_events import PagesPromoted
 from shared.messages.worker_plans import RunBatch
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
 from tests.unit.scheduler.core.promoting import HOT, counters, filled, node_of, on_device, prefill, promotions
 
 
 @pytest.fixture
-def cell(make_cell, set_heat):
+def cell(make_cell: MakeCell, set_heat: SetHeat) -> CellModel:
     """A full device of colder prompts, and the hottest one in host memory only."""
     return filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat)
 
 
-def test_a_node_in_a_plan_is_unavailable(cell):
+def test_a_node_in_a_plan_is_unavailable(cell: CellModel) -> None:
     """A request that wants it waits for it; it is neither loaded a second time nor computed."""
     prefill(cell)
     node = node_of(cell, 0)
@@ -32,7 +34,7 @@ def test_a_node_in_a_plan_is_unavailable(cell):
     assert (cell.admitted[-1].request_id, cell.admitted[-1].device_tokens) == ("wants it", 40)
 
 
-def test_one_promotion_at_a_time(cell, set_heat):
+def test_one_promotion_at_a_time(cell: CellModel, set_heat: SetHeat) -> None:
     """A second batch that prefills something starts no second plan before the first is answered."""
     prefill(cell)
     prefill(cell, [98] * 4)
@@ -41,7 +43,7 @@ def test_one_promotion_at_a_time(cell, set_heat):
     assert cell.state.workers["worker-0"].is_promotion_due
 
 
-def test_a_promotion_does_not_go_before_a_load(make_cell, set_heat):
+def test_a_promotion_does_not_go_before_a_load(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """While a batch is loading, the link belongs to the request that waits for it."""
     cell = make_cell(pages=32, host_pages=60, promotion="hotness")
     for number in (101, 102, 103, 104, 105):
@@ -65,7 +67,7 @@ def test_a_promotion_does_not_go_before_a_load(make_cell, set_heat):
     assert len(promotions(cell)) > before
 
 
-def test_a_promotion_that_failed_leaves_everything_as_it_was(cell):
+def test_a_promotion_that_failed_leaves_everything_as_it_was(cell: CellModel) -> None:
     """Its pages are free again, and the copies can be loaded."""
     prefill(cell)
     assert cell.state.workers["worker-0"].pool.leased == 10
@@ -83,8 +85,9 @@ def test_a_promotion_that_failed_leaves_everything_as_it_was(cell):
     assert cell.admitted[-1].host_tokens == 40
 
 
-def test_rotten_pages_are_quarantined(cell):
+def test_rotten_pages_are_quarantined(cell: CellModel) -> None:
     """A copy that failed verification is never matched again."""
+    assert cell.storages["storage"].pool is not None
     for page in cell.storages["storage"].pool.memory.values():
         page.is_corrupt = True
     prefill(cell)
@@ -92,6 +95,7 @@ def test_rotten_pages_are_quarantined(cell):
 
     assert cell.state.counters["promotions_failed"] == 1
     assert cell.state.counters["quarantined_pages"] == 10
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.cached == 0
     cell.submit([*HOT, 7], max_tokens=1)
     cell.drain()
@@ -100,7 +104,7 @@ def test_rotten_pages_are_quarantined(cell):
 
 
 @pytest.mark.parametrize("promotion_id", [1, 77])
-def test_a_repeated_answer_changes_nothing(cell, promotion_id):
+def test_a_repeated_answer_changes_nothing(cell: CellModel, promotion_id: int) -> None:
     """Nor does one to a promotion that never was, nor one of a worker's former life."""
     prefill(cell)
     cell.drain()
@@ -115,7 +119,7 @@ def test_a_repeated_answer_changes_nothing(cell, promotion_id):
         assert encode_state(cell.state) == encode_state(after)
 
 
-def test_an_answer_to_another_promotion_is_stale(cell):
+def test_an_answer_to_another_promotion_is_stale(cell: CellModel) -> None:
     """The one that is under way goes on."""
     prefill(cell)
     worker = cell.workers["worker-0"]
@@ -126,7 +130,7 @@ def test_an_answer_to_another_promotion_is_stale(cell):
     cell.drain()
 
 
-def test_what_was_promoted_is_not_the_first_to_leave(cell):
+def test_what_was_promoted_is_not_the_first_to_leave(cell: CellModel) -> None:
     """To a policy that goes by last use, a promotion counts as one."""
     prefill(cell)
     cell.drain()
@@ -137,7 +141,7 @@ def test_what_was_promoted_is_not_the_first_to_leave(cell):
     assert len(promotions(cell)) == 1
 
 
-def test_a_lost_worker_ends_its_promotion(cell):
+def test_a_lost_worker_ends_its_promotion(cell: CellModel) -> None:
     """The copies are readable again for the others."""
     prefill(cell)
     cell.lose_worker("worker-0")
@@ -151,7 +155,7 @@ def test_a_lost_worker_ends_its_promotion(cell):
 
 
 @pytest.mark.parametrize("is_ok", [True, False])
-def test_a_promotion_survives_the_loss_of_its_storage(cell, is_ok):
+def test_a_promotion_survives_the_loss_of_its_storage(cell: CellModel, is_ok: bool) -> None:
     """What the worker has copied is good; what it could not copy is gone with the storage."""
     prefill(cell)
     worker = cell.workers["worker-0"]
@@ -168,7 +172,7 @@ def test_a_promotion_survives_the_loss_of_its_storage(cell, is_ok):
     assert cell.state.workers["worker-0"].pool.leased == 0
 
 
-def test_a_flush_leaves_a_promotion_alone(cell):
+def test_a_flush_leaves_a_promotion_alone(cell: CellModel) -> None:
     """Its copies are being read; they can be flushed after the answer."""
     prefill(cell)
     cell.feed(FlushCache(call_id="call"))
@@ -179,7 +183,7 @@ def test_a_flush_leaves_a_promotion_alone(cell):
     assert cell.state.tree.nodes == {}
 
 
-def test_a_node_that_is_cut_under_a_promotion_is_promoted_whole(cell):
+def test_a_node_that_is_cut_under_a_promotion_is_promoted_whole(cell: CellModel) -> None:
     """Another worker's request may need a part of it meanwhile; both parts arrive."""
     prefill(cell)
     upper = split_node(cell.state, node_of(cell, 0), 4)
@@ -193,10 +197,11 @@ def test_a_node_that_is_cut_under_a_promotion_is_promoted_whole(cell):
     assert cell.admitted[-1].device_tokens == 40
 
 
-def test_a_promotion_without_its_nodes_is_found(cell):
+def test_a_promotion_without_its_nodes_is_found(cell: CellModel) -> None:
     """The checker knows whose the pages of a promotion are, and who holds the copies that it reads."""
     prefill(cell)
     check_invariants(cell.state)
+    assert cell.state.workers["worker-0"].promotion is not None
     cell.state.workers["worker-0"].promotion.storage_id = ""
 
     with pytest.raises(InvariantViolated):
@@ -206,7 +211,7 @@ def test_a_promotion_without_its_nodes_is_found(cell):
         check_invariants(cell.state)
 
 
-def test_a_running_request_is_not_preempted_for_a_promotion(make_cell, set_heat):
+def test_a_running_request_is_not_preempted_for_a_promotion(make_cell: MakeCell, set_heat: SetHeat) -> None:
     """Where the pages of a promotion would do, a lease waits for its answer."""
     cell = make_cell(pages=24, host_pages=60, promotion="hotness")
     for prompt in (HOT, [101] * 40, [102] * 40):

@@ -1,13 +1,18 @@
 """The checker of saves and neighbours finds what it is for."""
 
+from collections.abc import Callable
+
 import pytest
 
 from services.scheduler.core import check_invariants
+from services.scheduler.core.state import CellState
 from shared.errors import InvariantViolated
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """A save under way that reads a device, and a load from a neighbour."""
     cell = make_cell(page_size=16, pages=64, host_pages=32, disk_chunks=50, workers=2, disk_writes="off")
     document = list(range(200))
@@ -25,48 +30,48 @@ def cell(make_cell):
     return cell
 
 
-def forget_a_chunk(state):
+def forget_a_chunk(state: CellState) -> None:
     state.storages["storage"].saving.popitem()
 
 
-def miscount_late(state):
+def miscount_late(state: CellState) -> None:
     state.storages["storage"].late_saves += 1
 
 
-def lose_a_deadline(state):
+def lose_a_deadline(state: CellState) -> None:
     (save,) = state.saves.values()
     del state.timers[save.timer_id]
 
 
-def forget_what_is_read(state):
+def forget_what_is_read(state: CellState) -> None:
     next(iter(state.saves.values())).node = 0
 
 
-def lose_the_reader(state):
+def lose_the_reader(state: CellState) -> None:
     next(iter(state.saves.values())).worker_id = "nobody"
 
 
-def save_to_nobody(state):
+def save_to_nobody(state: CellState) -> None:
     next(iter(state.saves.values())).storage_id = "nobody"
 
 
-def save_twice(state):
+def save_twice(state: CellState) -> None:
     next(iter(state.saves.values())).chunks *= 2
 
 
-def read_a_stranger(state):
+def read_a_stranger(state: CellState) -> None:
     state.workers["worker-1"].batches[0].loads[0].neighbour_id = "stranger"
 
 
-def read_from_two(state):
+def read_from_two(state: CellState) -> None:
     state.workers["worker-1"].batches[0].loads[0].storage_id = "storage"
 
 
-def know_a_stranger(state):
+def know_a_stranger(state: CellState) -> None:
     state.workers["worker-1"].neighbours["stranger"] = True
 
 
-def unlock_a_neighbour(state):
+def unlock_a_neighbour(state: CellState) -> None:
     state.workers["worker-1"].batches[0].loads[0].neighbour_id = ""
 
 
@@ -86,7 +91,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_found(cell, fault):
+def test_a_fault_is_found(cell: CellModel, fault: Callable[..., None]) -> None:
     """A state that contradicts itself does not pass."""
     check_invariants(cell.state)
 

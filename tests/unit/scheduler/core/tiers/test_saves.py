@@ -1,8 +1,10 @@
 """Saves to the tiers below host memory: what one asks for, and how it ends."""
 
+from typing import Any
+
 import pytest
 
-from services.scheduler.core.step import Step
+from services.scheduler.core.step import Output, Step
 from services.scheduler.core.tiers import saves
 from services.scheduler.core.tiers.save_runs import path_to
 from services.scheduler.core.tiers.saves import save_path
@@ -11,37 +13,38 @@ from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
-from tests.stateful.cell_model import namespace
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
 from tests.unit.scheduler.core.saving_hidden import worker_runs
 
 DOCUMENT = list(range(200))
 
 
 @pytest.fixture
-def cell(make_cell):
+def cell(make_cell: MakeCell) -> CellModel:
     """Pages of 16 tokens, so that a chunk is four of them, and a disk with room."""
     return make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50)
 
 
-def ordered(cell, orders):
+def ordered(cell: CellModel, orders: FindOrders) -> list[SaveChunks]:
     """Every save ordered so far."""
     return [order for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
 
 
-def answer(cell, order, **fields):
+def answer(cell: CellModel, order: SaveChunks, **fields: Any) -> list[Output]:
     """The storage answers a save with these fields."""
     storage = cell.storages["storage"]
     message = ChunksSaved(storage_id="storage", incarnation=storage.incarnation, save_id=order.save_id, **fields)
     return cell.feed(message)
 
 
-def compute(cell, tokens=DOCUMENT, **request):
+def compute(cell: CellModel, tokens: list[int] = DOCUMENT, **request: Any) -> None:
     """Let a prompt be computed and answered, without the storage carrying anything out."""
     cell.submit(tokens, max_tokens=1, **request)
     worker_runs(cell)
 
 
-def test_an_order_names_whole_chunks_and_where_their_pages_are(cell, orders):
+def test_an_order_names_whole_chunks_and_where_their_pages_are(cell: CellModel, orders: FindOrders) -> None:
     """Tokens and identities are of the chunks alone; the tail that fills no chunk stays out."""
     compute(cell)
 
@@ -55,7 +58,7 @@ def test_an_order_names_whole_chunks_and_where_their_pages_are(cell, orders):
     assert (order.worker_id, order.worker_incarnation) == ("worker-0", cell.workers["worker-0"].incarnation)
 
 
-def test_what_follows_is_a_run_of_its_own(cell, orders):
+def test_what_follows_is_a_run_of_its_own(cell: CellModel, orders: FindOrders) -> None:
     """A sequence that goes on is saved from the first chunk that is not on the disk yet, below its parent."""
     compute(cell)
     cell.drain()
@@ -67,7 +70,7 @@ def test_what_follows_is_a_run_of_its_own(cell, orders):
     assert order.parent == chain_pages(chain_root(namespace()), pack_int32(DOCUMENT[:192]), 64)[-16:]
 
 
-def test_a_device_page_stays_until_the_answer(make_cell, orders):
+def test_a_device_page_stays_until_the_answer(make_cell: MakeCell, orders: FindOrders) -> None:
     """What the storage may still read is evicted for nobody; then it is."""
     cell = make_cell(page_size=16, pages=14, host_pages=32, disk_chunks=50, admission="none")
     compute(cell)
@@ -80,7 +83,7 @@ def test_a_device_page_stays_until_the_answer(make_cell, orders):
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_the_answer_is_what_the_disk_is_believed_to_hold(cell, orders):
+def test_the_answer_is_what_the_disk_is_believed_to_hold(cell: CellModel, orders: FindOrders) -> None:
     """Chunks that were written join the catalogue and those that had to go leave it; nothing is on its way any more."""
     compute(cell)
     (order,) = ordered(cell, orders)
@@ -97,7 +100,7 @@ def test_the_answer_is_what_the_disk_is_believed_to_hold(cell, orders):
     assert cell.state.counters["saved_chunks"] == 2
 
 
-def test_what_the_storage_took_elsewhere_is_not_offered_again(make_cell, orders):
+def test_what_the_storage_took_elsewhere_is_not_offered_again(make_cell: MakeCell, orders: FindOrders) -> None:
     """A storage without a disk names no chunk; its object store has them, until it is flushed."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, has_remote=True)
     for _ in range(2):
@@ -111,7 +114,7 @@ def test_what_the_storage_took_elsewhere_is_not_offered_again(make_cell, orders)
     assert len(ordered(cell, orders)) == 2
 
 
-def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell, orders):
+def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell: MakeCell, orders: FindOrders) -> None:
     """A storage without a disk that begins anew learns of its chunks by fetching them."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, has_remote=True)
     compute(cell)
@@ -129,7 +132,7 @@ def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell, or
     assert len(cell.state.storages["storage"].taken) == 3
 
 
-def test_a_save_that_failed_is_tried_again_at_the_next_use(cell, orders):
+def test_a_save_that_failed_is_tried_again_at_the_next_use(cell: CellModel, orders: FindOrders) -> None:
     """An error says nothing of the chunks."""
     compute(cell)
     answer(cell, ordered(cell, orders)[0], error="the disk is full")
@@ -140,7 +143,7 @@ def test_a_save_that_failed_is_tried_again_at_the_next_use(cell, orders):
     assert cell.state.counters["saves_failed"] == 1
 
 
-def test_a_late_save_keeps_its_pages_and_stops_others(cell, orders):
+def test_a_late_save_keeps_its_pages_and_stops_others(cell: CellModel, orders: FindOrders) -> None:
     """Past its deadline it counts as failed; the storage may still read, and gets no more to do until it answers."""
     compute(cell)
     (order,) = ordered(cell, orders)
@@ -158,7 +161,7 @@ def test_a_late_save_keeps_its_pages_and_stops_others(cell, orders):
     assert [order.tokens[:4] for order in ordered(cell, orders)] == [pack_int32([0]), pack_int32([8])]
 
 
-def test_the_loss_of_the_storage_ends_its_saves(cell):
+def test_the_loss_of_the_storage_ends_its_saves(cell: CellModel) -> None:
     """Nothing stays locked for it."""
     compute(cell)
 
@@ -168,7 +171,7 @@ def test_the_loss_of_the_storage_ends_its_saves(cell):
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell, orders):
+def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell: CellModel, orders: FindOrders) -> None:
     """What it has read is good, so its answer still counts."""
     compute(cell)
     (order,) = ordered(cell, orders)
@@ -181,7 +184,7 @@ def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell, orders):
     assert len(cell.state.storages["storage"].chunks) == 1
 
 
-def test_an_answer_of_nobodys_save_is_stale(cell, orders):
+def test_an_answer_of_nobodys_save_is_stale(cell: CellModel, orders: FindOrders) -> None:
     """Answered twice, a save ends once."""
     compute(cell)
     (order,) = ordered(cell, orders)
@@ -193,7 +196,9 @@ def test_an_answer_of_nobodys_save_is_stale(cell, orders):
     assert cell.state.counters["stale_inputs"] == before + 1
 
 
-def test_a_long_path_goes_in_bounded_orders_and_its_rest_after_an_answer(cell, orders, monkeypatch):
+def test_a_long_path_goes_in_bounded_orders_and_its_rest_after_an_answer(
+    cell: CellModel, orders: FindOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No more is under way than a storage may have, and nothing of the path is forgotten."""
     monkeypatch.setattr(saves, "ORDER_CHUNKS", 1)
     monkeypatch.setattr(saves, "SAVING_CHUNKS", 2)
@@ -205,7 +210,7 @@ def test_a_long_path_goes_in_bounded_orders_and_its_rest_after_an_answer(cell, o
     assert len(cell.state.storages["storage"].chunks) == 5
 
 
-def test_saves_leave_most_of_a_device_to_requests(make_cell, orders):
+def test_saves_leave_most_of_a_device_to_requests(make_cell: MakeCell, orders: FindOrders) -> None:
     """A second path is not locked for a save while both would be more than a quarter of the pages."""
     cell = make_cell(page_size=16, pages=60, host_pages=60, disk_chunks=50)
     compute(cell)
@@ -218,7 +223,7 @@ def test_saves_leave_most_of_a_device_to_requests(make_cell, orders):
     assert len(cell.state.storages["storage"].chunks) == 6
 
 
-def test_a_page_with_a_copy_is_read_from_host_memory(make_cell, orders):
+def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell, orders: FindOrders) -> None:
     """That needs no lock, and leaves the device alone."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50, disk_writes="off", host_writes="through")
     compute(cell)
@@ -236,7 +241,7 @@ def test_a_page_with_a_copy_is_read_from_host_memory(make_cell, orders):
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_a_rotten_copy_is_not_what_is_saved(make_cell, orders):
+def test_a_rotten_copy_is_not_what_is_saved(make_cell: MakeCell, orders: FindOrders) -> None:
     """A quarantined copy is passed over for the device's pages."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50, disk_writes="off", host_writes="through")
     compute(cell)
@@ -252,7 +257,7 @@ def test_a_rotten_copy_is_not_what_is_saved(make_cell, orders):
     assert set(unpack_int32(order.host_pages)) == {-1}
 
 
-def test_a_namespace_is_sealed_with_its_own_key(cell, orders):
+def test_a_namespace_is_sealed_with_its_own_key(cell: CellModel, orders: FindOrders) -> None:
     """The key that its requests named goes with every save of it, and with no other."""
     compute(cell, salt="theirs", key_id="ab" * 16)
     cell.drain()
@@ -261,7 +266,7 @@ def test_a_namespace_is_sealed_with_its_own_key(cell, orders):
     assert [order.key_id for order in ordered(cell, orders)] == ["ab" * 16, ""]
 
 
-def test_keys_of_namespaces_that_nobody_uses_are_forgotten(cell):
+def test_keys_of_namespaces_that_nobody_uses_are_forgotten(cell: CellModel) -> None:
     """What is remembered of keys does not grow with the namespaces that ever were."""
     for number in range(200):
         name = cell.submit([1, 2], max_tokens=1, salt=str(number), key_id=f"{number:032x}")
@@ -271,7 +276,7 @@ def test_keys_of_namespaces_that_nobody_uses_are_forgotten(cell):
     assert len(cell.state.key_ids) <= 66
 
 
-def test_a_save_says_how_hot_its_chunks_are(cell, orders, set_heat):
+def test_a_save_says_how_hot_its_chunks_are(cell: CellModel, orders: FindOrders, set_heat: SetHeat) -> None:
     """The disk keeps what is worth more."""
     compute(cell)
     set_heat(cell, DOCUMENT[:192], 3, 50)

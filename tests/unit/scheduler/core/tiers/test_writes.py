@@ -1,9 +1,11 @@
 """Write policies: what goes to host memory and to disk when it is computed, when it is reused, and when it leaves."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core import check_invariants
-from services.scheduler.core.cache.prefix_tree import match_prefix
+from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from services.scheduler.core.cache.residency import drop_device, give_host, lock_host, unlock_host
 from services.scheduler.core.step import Step
 from services.scheduler.core.tiers.host_admission import take_host_pages
@@ -12,34 +14,36 @@ from services.scheduler.core.tiers.writes import PAGES_AHEAD
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.storage_plans import BackupPages, SaveChunks
-from tests.stateful.cell_model import namespace
+from tests.present import present
+from tests.stateful.cell_model import CellModel, namespace
+from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 
 DOCUMENT = list(range(200))
 
 
 @pytest.fixture
-def make_tiers(make_cell):
+def make_tiers(make_cell: MakeCell) -> MakeCell:
     """A cell whose chunks are of four pages, with a disk."""
 
-    def make(**options):
+    def make(**options: Any) -> CellModel:
         return make_cell(**{"page_size": 16, "pages": 32, "host_pages": 32, "disk_chunks": 50} | options)
 
     return make
 
 
-def ordered(cell, orders, kind=SaveChunks):
+def ordered(cell: CellModel, orders: FindOrders, kind: type[Any] = SaveChunks) -> list[Any]:
     """Every order of this kind so far."""
     return [order for outputs in cell.outputs for order in orders(outputs, kind)]
 
 
-def run(cell, *prompts, **request):
+def run(cell: CellModel, *prompts: list[int], **request: Any) -> None:
     """Let these prompts be answered, one after another."""
     for prompt in prompts:
         cell.submit(prompt, max_tokens=1, **request)
         cell.drain()
 
 
-def nodes_of(cell, tokens):
+def nodes_of(cell: CellModel, tokens: list[int]) -> list[Node]:
     """The nodes of these tokens, top first."""
     return [node for node, _ in match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))]
 
@@ -47,7 +51,7 @@ def nodes_of(cell, tokens):
 # Disk.
 
 
-def test_through_saves_a_prompt_once_it_is_computed(make_tiers, orders):
+def test_through_saves_a_prompt_once_it_is_computed(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Not at its chunks' ends, nor at decode steps, but before the request is over."""
     cell = make_tiers(max_batch_tokens=64)
     cell.submit(DOCUMENT, max_tokens=20, ignore_eos=True)
@@ -65,7 +69,7 @@ def test_through_saves_a_prompt_once_it_is_computed(make_tiers, orders):
     assert cell.state.requests
 
 
-def test_through_saves_an_answer_when_it_ends(make_tiers, orders):
+def test_through_saves_an_answer_when_it_ends(make_tiers: MakeCell, orders: FindOrders) -> None:
     """What decoding added follows in one order."""
     cell = make_tiers()
     cell.submit(DOCUMENT, max_tokens=80, ignore_eos=True)
@@ -74,7 +78,7 @@ def test_through_saves_an_answer_when_it_ends(make_tiers, orders):
     assert [(order.depth, len(order.tokens) // 4) for order in ordered(cell, orders)] == [(0, 192), (192, 64)]
 
 
-def test_what_is_on_the_disk_is_not_saved_again(make_tiers, orders):
+def test_what_is_on_the_disk_is_not_saved_again(make_tiers: MakeCell, orders: FindOrders) -> None:
     """A repeated prompt costs nothing; once its chunk was dropped there, it is saved anew."""
     cell = make_tiers()
     run(cell, DOCUMENT, DOCUMENT)
@@ -88,7 +92,9 @@ def test_what_is_on_the_disk_is_not_saved_again(make_tiers, orders):
 
 
 @pytest.mark.parametrize("options", [{"disk_writes": "off"}, {"disk_chunks": 0}, {"host_tier": False}])
-def test_nothing_is_saved_where_there_is_nothing_to_save_to(make_tiers, orders, options):
+def test_nothing_is_saved_where_there_is_nothing_to_save_to(
+    make_tiers: MakeCell, orders: FindOrders, options: dict[str, str | int]
+) -> None:
     """It is off, or there is no disk, or no host memory beside it."""
     cell = make_tiers(**options)
     run(cell, DOCUMENT)
@@ -96,7 +102,7 @@ def test_nothing_is_saved_where_there_is_nothing_to_save_to(make_tiers, orders, 
     assert ordered(cell, orders) == []
 
 
-def test_a_request_that_must_not_write_is_not_saved(make_tiers, orders):
+def test_a_request_that_must_not_write_is_not_saved(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Its tokens leave no trace on disk."""
     cell = make_tiers()
     run(cell, DOCUMENT, write=False)
@@ -104,7 +110,7 @@ def test_a_request_that_must_not_write_is_not_saved(make_tiers, orders):
     assert ordered(cell, orders) == []
 
 
-def test_selective_saves_what_was_reused(make_tiers, orders):
+def test_selective_saves_what_was_reused(make_tiers: MakeCell, orders: FindOrders) -> None:
     """The shared document goes to disk with its second use, what only one request had does not."""
     cell = make_tiers(disk_writes="selective", admission_frequency=2)
     run(cell, DOCUMENT[:128] + [1] * 70)
@@ -115,7 +121,7 @@ def test_selective_saves_what_was_reused(make_tiers, orders):
     assert unpack_int32(order.tokens) == DOCUMENT[:128]
 
 
-def test_selective_saves_a_hot_prefix_that_the_disk_lost(make_tiers, orders):
+def test_selective_saves_a_hot_prefix_that_the_disk_lost(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Being hot already, it goes to disk again at its next use."""
     cell = make_tiers(disk_writes="selective", admission_frequency=2)
     run(cell, DOCUMENT[:128] + [1] * 70, DOCUMENT[:128] + [2] * 70)
@@ -128,7 +134,7 @@ def test_selective_saves_a_hot_prefix_that_the_disk_lost(make_tiers, orders):
 # Leaving host memory.
 
 
-def test_on_evict_saves_what_leaves_host_memory(make_tiers, orders):
+def test_on_evict_saves_what_leaves_host_memory(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Nothing is saved before; then the chunks are read before their pages are filled anew."""
     cell = make_tiers(pages=14, host_pages=14, disk_writes="on_evict")
     run(cell, DOCUMENT, [7] * 200)
@@ -139,6 +145,7 @@ def test_on_evict_saves_what_leaves_host_memory(make_tiers, orders):
     plans = [order for order in orders(cell.outputs[-1], object) if isinstance(order, SaveChunks | BackupPages)]
     assert [type(plan) for plan in plans] == [SaveChunks, BackupPages]
     save, backup = plans
+    assert isinstance(save, SaveChunks)
     assert unpack_int32(save.tokens) == DOCUMENT[:192]
     assert set(unpack_int32(save.host_pages)) & set(unpack_int32(backup.host_pages))
     assert save.worker_id == ""
@@ -146,7 +153,7 @@ def test_on_evict_saves_what_leaves_host_memory(make_tiers, orders):
     cell.check_answers()
 
 
-def test_on_evict_does_not_save_what_is_on_the_disk(make_tiers, orders):
+def test_on_evict_does_not_save_what_is_on_the_disk(make_tiers: MakeCell, orders: FindOrders) -> None:
     """A copy that was brought up from there goes without a word."""
     cell = make_tiers(pages=14, host_pages=14, disk_writes="on_evict")
     run(cell, DOCUMENT, [7] * 200, [8] * 200)
@@ -159,22 +166,26 @@ def test_on_evict_does_not_save_what_is_on_the_disk(make_tiers, orders):
 
 
 @pytest.fixture
-def straddling(make_tiers):
+def straddling(make_tiers: MakeCell) -> tuple[CellModel, Node, Node]:
     """A node of 14 pages on the device alone, and its child of 10 pages in host memory alone."""
     cell = make_tiers(disk_writes="on_evict", policy="lru", host_pages=20)
     run(cell, list(range(224)), list(range(384)))
     state = cell.state
     upper, lower = nodes_of(cell, list(range(384)))
     storage = state.storages["storage"]
-    give_host(state, lower, storage, storage.pool.allocate(10))
+    assert storage.pool is not None
+    give_host(state, lower, storage, present(storage.pool.allocate(10)))
     for index, page in enumerate(unpack_int32(lower.host["storage"])):
         number = unpack_int32(lower.device["worker-0"])[index]
+        assert cell.storages["storage"].pool is not None
         cell.storages["storage"].pool.memory[page] = cell.workers["worker-0"].memory[number]
     drop_device(state, lower, state.workers["worker-0"])
     return cell, upper, lower
 
 
-def test_a_chunk_that_begins_above_a_leaving_copy_is_read_from_both(straddling, orders):
+def test_a_chunk_that_begins_above_a_leaving_copy_is_read_from_both(
+    straddling: tuple[CellModel, Node, Node], orders: FindOrders
+) -> None:
     """The pages above come from the device, which keeps them until the storage has read them."""
     cell, upper, lower = straddling
     turn = Step(cell.state, cell.seq, cell.time_ns)
@@ -190,7 +201,9 @@ def test_a_chunk_that_begins_above_a_leaving_copy_is_read_from_both(straddling, 
     assert upper.locks == {"worker-0": 1}
 
 
-def test_a_victim_that_a_save_begins_to_read_stays(straddling, orders):
+def test_a_victim_that_a_save_begins_to_read_stays(
+    straddling: tuple[CellModel, Node, Node], orders: FindOrders
+) -> None:
     """To make room for its copy another copy is dropped, whose first chunk begins in it, and yet it gets no room."""
     cell, upper, lower = straddling
     state, turn = cell.state, Step(cell.state, cell.seq, cell.time_ns)
@@ -200,7 +213,8 @@ def test_a_victim_that_a_save_begins_to_read_stays(straddling, orders):
         while cell.deliver(cell.workers["worker-0"]):
             pass
     (other,) = nodes_of(cell, [7] * 128)
-    give_host(state, other, storage, storage.pool.allocate(8))
+    assert storage.pool is not None
+    give_host(state, other, storage, present(storage.pool.allocate(8)))
     lock_host(other, "storage")
 
     is_free = make_room(turn, worker, worker.pool.free + 14)
@@ -216,7 +230,9 @@ def test_a_victim_that_a_save_begins_to_read_stays(straddling, orders):
 # Host memory.
 
 
-def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(make_tiers, orders):
+def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(
+    make_tiers: MakeCell, orders: FindOrders
+) -> None:
     """To copy the end of a sequence, the copy of its start leaves in part, which cuts a node that is to be saved."""
     cell = make_tiers(host_pages=20, host_writes="through")
     start = list(range(320))
@@ -236,7 +252,7 @@ def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(
     assert b"".join(order.identities for order in saves) == chain
 
 
-def test_through_copies_a_prompt_and_leaves_it_on_the_device(make_tiers, orders):
+def test_through_copies_a_prompt_and_leaves_it_on_the_device(make_tiers: MakeCell, orders: FindOrders) -> None:
     """The copy is made once the prompt is computed; the next request still finds it on the device."""
     cell = make_tiers(host_writes="through")
     run(cell, DOCUMENT)
@@ -249,7 +265,7 @@ def test_through_copies_a_prompt_and_leaves_it_on_the_device(make_tiers, orders)
     assert cell.state.counters.get("evicted_pages_device", 0) == 0
 
 
-def test_a_copied_node_leaves_the_device_at_once(make_tiers):
+def test_a_copied_node_leaves_the_device_at_once(make_tiers: MakeCell) -> None:
     """That is what the copy was made for: nobody waits for a backup."""
     cell = make_tiers(pages=14, host_writes="through")
     run(cell, DOCUMENT)
@@ -260,7 +276,7 @@ def test_a_copied_node_leaves_the_device_at_once(make_tiers):
     assert cell.state.workers["worker-0"].leaving == 0
 
 
-def test_a_node_that_is_being_copied_does_not_count_as_leaving(make_tiers):
+def test_a_node_that_is_being_copied_does_not_count_as_leaving(make_tiers: MakeCell) -> None:
     """Its pages are not free after the copy; who needs them waits, and then evicts it."""
     cell = make_tiers(pages=14, host_writes="through", disk_writes="off")
     cell.submit(DOCUMENT, max_tokens=1)
@@ -278,7 +294,7 @@ def test_a_node_that_is_being_copied_does_not_count_as_leaving(make_tiers):
     assert cell.state.counters["evicted_pages_device"] == 12
 
 
-def test_selective_copies_what_was_reused(make_tiers, orders):
+def test_selective_copies_what_was_reused(make_tiers: MakeCell, orders: FindOrders) -> None:
     """The shared part has a copy after its second use; what only one request had has none."""
     cell = make_tiers(host_writes="selective", admission_frequency=2)
     run(cell, DOCUMENT[:128] + [1] * 70)
@@ -290,7 +306,7 @@ def test_selective_copies_what_was_reused(make_tiers, orders):
     assert "storage" not in alone.host
 
 
-def test_copies_ahead_of_eviction_are_bounded(make_tiers, orders):
+def test_copies_ahead_of_eviction_are_bounded(make_tiers: MakeCell, orders: FindOrders) -> None:
     """Backups that free pages do not wait behind any number of them; what is left is copied when it is evicted."""
     cell = make_tiers(page_size=1, pages=4000, host_pages=4000, host_writes="through", disk_writes="off")
     for first in (1, 2, 3):
@@ -304,7 +320,7 @@ def test_copies_ahead_of_eviction_are_bounded(make_tiers, orders):
     assert cell.state.counters["copied_ahead_pages"] == PAGES_AHEAD // 2 + 1
 
 
-def test_admission_decides_on_copies_ahead_of_eviction(make_tiers, orders):
+def test_admission_decides_on_copies_ahead_of_eviction(make_tiers: MakeCell, orders: FindOrders) -> None:
     """What is not worth a copy at its eviction is not worth one before."""
     cell = make_tiers(host_writes="through", admission="none")
     run(cell, DOCUMENT)
@@ -312,7 +328,7 @@ def test_admission_decides_on_copies_ahead_of_eviction(make_tiers, orders):
     assert ordered(cell, orders, BackupPages) == []
 
 
-def test_a_copy_that_failed_leaves_the_device_as_it_was(make_tiers):
+def test_a_copy_that_failed_leaves_the_device_as_it_was(make_tiers: MakeCell) -> None:
     """The node is made a copy of when it is evicted, as any other."""
     cell = make_tiers(host_writes="through", disk_writes="off")
     cell.submit(DOCUMENT, max_tokens=1)
@@ -326,4 +342,5 @@ def test_a_copy_that_failed_leaves_the_device_as_it_was(make_tiers):
     (node,) = nodes_of(cell, DOCUMENT)
     assert node.host == {}
     assert len(node.device["worker-0"]) == 12 * 4
+    assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased == 0

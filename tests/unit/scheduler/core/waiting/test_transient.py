@@ -1,6 +1,7 @@
 """The tree of transient nodes."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,18 +15,18 @@ PAGE = 4
 NAME = namespace()
 
 
-def mark(tree, request_id, tokens, worker_id="w"):
+def mark(tree: TransientTree, request_id: str, tokens: Sequence[int], worker_id: str = "w") -> int:
     """Mark these tokens for a producer; returns its deepest node."""
     return transient.add_span(tree, PAGE, worker_id, request_id, NAME, pack_int32(tokens))
 
 
-def marked(tree, tokens, worker_id="w"):
+def marked(tree: TransientTree, tokens: Sequence[int], worker_id: str = "w") -> list[list[str]]:
     """Producers of each whole page of ``tokens`` that is marked."""
     path = transient.match(tree, NAME, pack_int32(tokens), len(tokens) // PAGE)
     return [tree.marks[node.id].get(worker_id, []) for node, pages in path for _ in range(pages)]
 
 
-def test_only_whole_pages_are_marked():
+def test_only_whole_pages_are_marked() -> None:
     """What cannot be cached cannot be waited for."""
     tree = TransientTree()
     mark(tree, "a", range(10))
@@ -33,7 +34,7 @@ def test_only_whole_pages_are_marked():
     assert marked(tree, range(12)) == [["a"], ["a"]]
 
 
-def test_shared_spans_carry_all_their_producers():
+def test_shared_spans_carry_all_their_producers() -> None:
     """A node is cut where two producers part, and both parts keep the marks."""
     tree = TransientTree()
     mark(tree, "a", [*range(8), 1, 1, 1, 1])
@@ -43,7 +44,7 @@ def test_shared_spans_carry_all_their_producers():
     assert marked(tree, [*range(8), 2, 2, 2, 2]) == [["a", "b", "c"], ["a", "b"], ["b"]]
 
 
-def test_marks_are_kept_by_worker():
+def test_marks_are_kept_by_worker() -> None:
     """KV on one device helps nobody on another."""
     tree = TransientTree()
     mark(tree, "a", range(8), "one")
@@ -54,10 +55,11 @@ def test_marks_are_kept_by_worker():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_leaves_takes_his_marks_and_no_others(seed):
+def test_whoever_leaves_takes_his_marks_and_no_others(seed: int) -> None:
     """Against a dictionary of producers; an empty tree is as good as new."""
     chance = random.Random(seed)
-    tree, model = TransientTree(), {}
+    tree = TransientTree()
+    model: dict[str, tuple[str, list[int], int]] = {}
     for number in range(60):
         if model and chance.random() < 0.45:
             name = chance.choice(sorted(model))

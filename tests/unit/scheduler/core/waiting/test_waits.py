@@ -1,37 +1,42 @@
 """Deferral on delay hit: who waits for whom, and for how long."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from services.scheduler.core import status
 from shared.messages.cell_events import CellConfigured, WorkerLost
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 DOCUMENT = [position % 10 for position in range(2048)]
 
 
-def ask(cell, number, document=DOCUMENT, **options):
+def ask(cell: CellModel, number: int, document: list[int] = DOCUMENT, **options: Any) -> str:
     """Submit a question about a document."""
     question = [50 + number] * 12
     return cell.submit([*document, *question], max_tokens=1, request_id=f"q{number}", **options)
 
 
-def deferred(cell):
+def deferred(cell: CellModel) -> list[str]:
     """Ids of deferred requests, in order of submission."""
     return [name for name, request in cell.state.requests.items() if request.wait.is_deferred]
 
 
 @pytest.fixture
-def big(make_cell):
+def big(make_cell: MakeCell) -> MakeCell:
     """Build a cell whose worker has room for many long prompts."""
 
-    def make(**options):
+    def make(**options: Any) -> CellModel:
         return make_cell(**{"page_size": 64, "pages": 2048, "lease_tokens": 64, "max_batch_tokens": 8192} | options)
 
     return make
 
 
 @pytest.mark.parametrize("schedule", ["balanced", "lpm", "fcfs"])
-def test_a_burst_about_a_new_document_computes_it_once(big, schedule):
+def test_a_burst_about_a_new_document_computes_it_once(big: MakeCell, schedule: str) -> None:
     """32 requests that differ in their question plan the document's prefill once, under every schedule."""
     cell = big(schedule=schedule)
     for number in range(32):
@@ -47,7 +52,7 @@ def test_a_burst_about_a_new_document_computes_it_once(big, schedule):
     assert "deferral_deadlines" not in counters
 
 
-def test_without_deferral_the_document_is_computed_again(big):
+def test_without_deferral_the_document_is_computed_again(big: MakeCell) -> None:
     """The same burst with ``defer_tokens`` 0 recomputes it for whatever was batched before it was known."""
     cell = big(defer_tokens=0)
     for number in range(32):
@@ -60,7 +65,7 @@ def test_without_deferral_the_document_is_computed_again(big):
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(64, []), (128, ["q1"])])
-def test_the_threshold_decides(big, shared, expected):
+def test_the_threshold_decides(big: MakeCell, shared: int, expected: list[str]) -> None:
     """As many shared tokens as ``defer_tokens`` are recomputed; more are waited for."""
     cell = big()
     ask(cell, 0, DOCUMENT[:shared])
@@ -70,7 +75,7 @@ def test_the_threshold_decides(big, shared, expected):
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(128, []), (129, ["q1"])])
-def test_the_page_of_the_last_token_is_not_waited_for(big, tokens, expected):
+def test_the_page_of_the_last_token_is_not_waited_for(big: MakeCell, tokens: int, expected: list[str]) -> None:
     """A prompt's last token is computed in any case, so its page is nothing that another could bring."""
     cell = big()
     for name in ("q0", "q1"):
@@ -79,7 +84,7 @@ def test_the_page_of_the_last_token_is_not_waited_for(big, tokens, expected):
     assert deferred(cell) == expected
 
 
-def test_nobody_is_deferred_once_deferral_is_off(big):
+def test_nobody_is_deferred_once_deferral_is_off(big: MakeCell) -> None:
     """What was announced before the change is waited for no more."""
     cell = big()
     ask(cell, 0)
@@ -90,7 +95,7 @@ def test_nobody_is_deferred_once_deferral_is_off(big):
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(120, []), (100, ["q1"])])
-def test_computed_tokens_of_an_unfinished_page_do_not_count(big, budget, expected):
+def test_computed_tokens_of_an_unfinished_page_do_not_count(big: MakeCell, budget: int, expected: list[str]) -> None:
     """The page is in no tree yet, but what is left of it is all that a wait would be for."""
     cell = big(defer_tokens=80, max_batch_tokens=budget, batches_ahead=10)
     ask(cell, 0, DOCUMENT[:640])
@@ -104,7 +109,7 @@ def test_computed_tokens_of_an_unfinished_page_do_not_count(big, budget, expecte
     assert deferred(cell) == expected
 
 
-def test_what_is_cached_already_does_not_count(big):
+def test_what_is_cached_already_does_not_count(big: MakeCell) -> None:
     """Only tokens beyond the own cached prefix are worth a wait."""
     cell = big()
     cell.submit(DOCUMENT, max_tokens=1)
@@ -115,7 +120,7 @@ def test_what_is_cached_already_does_not_count(big):
     assert deferred(cell) == []
 
 
-def test_a_waiter_goes_as_soon_as_the_shared_part_is_computed(big):
+def test_a_waiter_goes_as_soon_as_the_shared_part_is_computed(big: MakeCell) -> None:
     """It does not wait for the rest of a long producer, chunk by chunk being fine enough."""
     cell = big(max_batch_tokens=1536, batches_ahead=3)
     ask(cell, 0)
@@ -133,7 +138,7 @@ def test_a_waiter_goes_as_soon_as_the_shared_part_is_computed(big):
     cell.check_answers()
 
 
-def test_a_waiter_stands_at_the_front_again(big):
+def test_a_waiter_stands_at_the_front_again(big: MakeCell) -> None:
     """It goes before what arrived in the meantime, and before what it let pass."""
     cell = big(max_batch_tokens=2048, batches_ahead=1)
     for number in range(3):
@@ -147,7 +152,7 @@ def test_a_waiter_stands_at_the_front_again(big):
     assert order.index("q2") < order.index("y")
 
 
-def test_the_deadline_runs_from_the_first_deferral_and_ends_the_wait(big):
+def test_the_deadline_runs_from_the_first_deferral_and_ends_the_wait(big: MakeCell) -> None:
     """A request whose producer takes too long runs anyway, and is not deferred again."""
     cell = big(defer_deadline_ms=500)
     ask(cell, 0)
@@ -166,16 +171,16 @@ def test_the_deadline_runs_from_the_first_deferral_and_ends_the_wait(big):
     assert cell.timers == {}
 
 
-def end_by_cancelling(cell):
+def end_by_cancelling(cell: CellModel) -> None:
     cell.cancel("q0")
 
 
-def end_by_losing_the_worker(cell):
+def end_by_losing_the_worker(cell: CellModel) -> None:
     worker = cell.workers.pop("worker-0")
     cell.feed(WorkerLost(worker_id="worker-0", incarnation=worker.incarnation))
 
 
-def end_by_a_failed_chunk(cell):
+def end_by_a_failed_chunk(cell: CellModel) -> None:
     worker = cell.workers["worker-0"]
     worker.fail_next_chunk_of = "q0"
     worker.step()
@@ -183,7 +188,7 @@ def end_by_a_failed_chunk(cell):
 
 
 @pytest.mark.parametrize("end", [end_by_cancelling, end_by_losing_the_worker, end_by_a_failed_chunk])
-def test_a_producer_that_brings_nothing_is_waited_for_no_longer(big, end):
+def test_a_producer_that_brings_nothing_is_waited_for_no_longer(big: MakeCell, end: Callable[..., None]) -> None:
     """Its waiters run, one of them as the new producer of the others."""
     cell = big()
     for number in range(4):
@@ -201,7 +206,7 @@ def test_a_producer_that_brings_nothing_is_waited_for_no_longer(big, end):
     assert len([name for name, how in cell.gateways["gateway"].ended.items() if how == "finished"]) >= 3
 
 
-def test_a_waiting_request_produces_for_those_behind_it(big):
+def test_a_waiting_request_produces_for_those_behind_it(big: MakeCell) -> None:
     """Marks in the queue: what was looked at and not admitted is waited for by those behind that share it."""
     cell = big(pages=40, schedule="lpm")  # One of these prompts leaves no room for another.
     cell.submit([90] * 2000, max_tokens=20, request_id="running", ignore_eos=True)
@@ -216,7 +221,7 @@ def test_a_waiting_request_produces_for_those_behind_it(big):
     assert cell.state.counters["prefill_tokens_planned"] == 2000 + 2048 + 3 * 12
 
 
-def test_nobody_waits_for_one_that_stands_behind(big):
+def test_nobody_waits_for_one_that_stands_behind(big: MakeCell) -> None:
     """A request of higher priority computes what waiting ones have marked; they then wait for it, and not in a row."""
     cell = big(pages=40, schedule="lpm")
     cell.submit([90] * 2000, max_tokens=20, request_id="running", ignore_eos=True)
@@ -237,7 +242,7 @@ def test_nobody_waits_for_one_that_stands_behind(big):
 
 
 @pytest.mark.parametrize("hints", [{"read": False}, {"prompt_logprobs": 1}])
-def test_who_may_not_read_waits_for_nobody(big, hints):
+def test_who_may_not_read_waits_for_nobody(big: MakeCell, hints: dict[str, Any]) -> None:
     """It could not use what it waited for."""
     cell = big()
     ask(cell, 0)
@@ -246,7 +251,7 @@ def test_who_may_not_read_waits_for_nobody(big, hints):
     assert deferred(cell) == []
 
 
-def test_nobody_waits_for_what_is_not_written(big):
+def test_nobody_waits_for_what_is_not_written(big: MakeCell) -> None:
     """A producer that may not cache brings nothing."""
     cell = big()
     ask(cell, 0, write=False)
@@ -255,7 +260,7 @@ def test_nobody_waits_for_what_is_not_written(big):
     assert deferred(cell) == []
 
 
-def test_tenants_do_not_wait_for_one_another(big):
+def test_tenants_do_not_wait_for_one_another(big: MakeCell) -> None:
     """Another namespace shares no token."""
     cell = big()
     ask(cell, 0, salt="a")

@@ -6,9 +6,10 @@ Each function takes a trace of items and a capacity in items, and returns for ea
 from __future__ import annotations
 
 
-def fifo(trace, capacity):
+def fifo(trace: list[int], capacity: int) -> list[bool]:
     """First in, first out."""
-    queue, hits = [], []
+    queue: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in queue)
         if item not in queue:
@@ -16,18 +17,21 @@ def fifo(trace, capacity):
     return hits
 
 
-def lru(trace, capacity):
+def lru(trace: list[int], capacity: int) -> list[bool]:
     """Least recently used."""
-    queue, hits = [], []
+    queue: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in queue)
         queue = [*(other for other in queue if other != item), item][-capacity:]
     return hits
 
 
-def lfu(trace, capacity):
+def lfu(trace: list[int], capacity: int) -> list[bool]:
     """Least frequently used while resident; of equals the least recently used."""
-    uses, last, hits = {}, {}, []
+    uses: dict[int, int] = {}
+    last: dict[int, int] = {}
+    hits = []
     for now, item in enumerate(trace):
         hits.append(item in uses)
         if item not in uses and len(uses) == capacity:
@@ -37,9 +41,13 @@ def lfu(trace, capacity):
     return hits
 
 
-def gdsf(trace, capacity):
+def gdsf(trace: list[int], capacity: int) -> list[bool]:
     """GreedyDual-Size-Frequency with cost 1 and size 1; of equals the least recently used."""
-    uses, priority, last, hits, clock = {}, {}, {}, [], 0.0
+    uses: dict[int, int] = {}
+    priority: dict[int, float] = {}
+    last: dict[int, int] = {}
+    hits = []
+    clock = 0.0
     for now, item in enumerate(trace):
         hits.append(item in uses)
         if item not in uses and len(uses) == capacity:
@@ -53,9 +61,12 @@ def gdsf(trace, capacity):
     return hits
 
 
-def sieve(trace, capacity):
+def sieve(trace: list[int], capacity: int) -> list[bool]:
     """SIEVE's own algorithm: a hand that moves from the oldest to the newest and goes on at the oldest."""
-    queue, visited, hand, hits = [], set(), None, []
+    queue: list[int] = []
+    visited = set()
+    hand = None
+    hits = []
     for item in trace:
         hits.append(item in queue)
         if item in queue:
@@ -72,9 +83,11 @@ def sieve(trace, capacity):
     return hits
 
 
-def slru(trace, capacity):
+def slru(trace: list[int], capacity: int) -> list[bool]:
     """Two segments, four fifths of the capacity for the protected one."""
-    probation, protected, hits = [], [], []
+    probation: list[int] = []
+    protected: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in probation or item in protected)
         if item in protected:
@@ -92,9 +105,12 @@ def slru(trace, capacity):
     return hits
 
 
-def two_q(trace, capacity):
+def two_q(trace: list[int], capacity: int) -> list[bool]:
     """2Q, full version, with Kin a quarter and Kout a half of the capacity."""
-    recent, ghosts, main, hits = [], [], [], []
+    recent: list[int] = []
+    ghosts = []
+    main: list[int] = []
+    hits = []
     for item in trace:
         hits.append(item in recent or item in main)
         if item in main:
@@ -117,11 +133,15 @@ def two_q(trace, capacity):
     return hits
 
 
-def s3_fifo(trace, capacity):
+def s3_fifo(trace: list[int], capacity: int) -> list[bool]:
     """S3-FIFO's Algorithm 1 with a tenth of the capacity for the small queue."""
-    small, main, ghosts, uses, hits = [], [], [], {}, []
+    small: list[int] = []
+    main = []
+    ghosts = []
+    uses: dict[int, int] = {}
+    hits = []
 
-    def evict():
+    def evict() -> None:
         while True:
             if small and len(small) >= capacity * 0.1:
                 item = small.pop(0)
@@ -155,11 +175,16 @@ def s3_fifo(trace, capacity):
     return hits
 
 
-def arc(trace, capacity):
+def arc(trace: list[int], capacity: int) -> list[bool]:
     """ARC, cases I to IV, save that REPLACE runs before the target moves: room is made before the item is known."""
-    t1, t2, b1, b2, target, hits = [], [], [], [], 0.0, []
+    t1: list[int] = []
+    t2: list[int] = []
+    b1 = []
+    b2 = []
+    target = 0.0
+    hits = []
 
-    def replace():
+    def replace() -> None:
         if t1 and (len(t1) > target or not t2):
             b1.append(t1.pop(0))
         else:

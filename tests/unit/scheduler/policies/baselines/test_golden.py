@@ -16,7 +16,7 @@ from tests.unit.scheduler.policies.baselines.references import REFERENCES
 BLOCK_TOKENS = 512
 
 
-def fixed_trace():
+def fixed_trace() -> list[int]:
     """600 accesses: some items often, some seldom, and a scan in the middle; never to change."""
     trace, value = [], 12345
     for number in range(600):
@@ -26,7 +26,7 @@ def fixed_trace():
     return trace
 
 
-def policy_hits(name, trace, capacity):
+def policy_hits(name: str, trace: list[int], capacity: int) -> list[bool]:
     """Whether each access is a hit in a pool of ``capacity`` blocks."""
     policy = make_policy(name, capacity * BLOCK_TOKENS, CellConfig())
     cache = BlockCache(policy, capacity, ExactHotness(), block_tokens=BLOCK_TOKENS)
@@ -52,7 +52,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_golden_hits_of_the_fixed_trace(name):
+def test_golden_hits_of_the_fixed_trace(name: str) -> None:
     """The number of hits at capacities of 4, 12 and 40 blocks is what it always was."""
     trace = fixed_trace()
 
@@ -63,7 +63,7 @@ def test_golden_hits_of_the_fixed_trace(name):
 
 @pytest.mark.parametrize("capacity", [1, 2, 4, 12, 25, 40])
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-def test_every_access_of_the_fixed_trace_is_as_in_the_reference(name, capacity):
+def test_every_access_of_the_fixed_trace_is_as_in_the_reference(name: str, capacity: int) -> None:
     """Not only the sum: each access hits or misses as the naive algorithm says."""
     trace = fixed_trace()
 
@@ -73,11 +73,11 @@ def test_every_access_of_the_fixed_trace_is_as_in_the_reference(name, capacity):
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 @settings(max_examples=60)
 @given(trace=st.lists(st.integers(0, 14), max_size=90), capacity=st.integers(1, 11))
-def test_every_access_of_any_trace_is_as_in_the_reference(name, trace, capacity):
+def test_every_access_of_any_trace_is_as_in_the_reference(name: str, trace: list[int], capacity: int) -> None:
     """The same on whatever trace is found."""
     assert policy_hits(name, trace, capacity) == REFERENCES[name](trace, capacity)
 
 
-def test_every_policy_of_single_blocks_has_golden_hits():
+def test_every_policy_of_single_blocks_has_golden_hits() -> None:
     """A policy that is added gets a golden count."""
     assert set(POLICIES) - set(GOLDEN) <= {"thermocline"}

@@ -15,7 +15,7 @@ actions = st.lists(st.tuples(kinds, st.integers(0, 3)), max_size=60)
 
 @settings(max_examples=100)
 @given(steps=actions)
-def test_queue_is_a_list_of_which_some_are_on_offer(steps):
+def test_queue_is_a_list_of_which_some_are_on_offer(steps: list[tuple[str, int]]) -> None:
     """The front, the frontmost on offer and the tokens are those of a plain list."""
     queue, members, offered = ScannedQueue(), [], set()
     nodes = {number: Node(number, 0, b"") for number in range(10)}
@@ -45,7 +45,7 @@ def test_queue_is_a_list_of_which_some_are_on_offer(steps):
         assert len(queue.order) <= 2 * len(members) + 64
 
 
-def test_member_that_may_not_go_keeps_its_place():
+def test_member_that_may_not_go_keeps_its_place() -> None:
     """What was named and refused is passed over until it is offered again, and is then in front of later ones."""
     queue = NodeQueue()
     nodes = {1: Node(1, 0, b""), 2: Node(2, 0, b"")}
@@ -61,7 +61,7 @@ def test_member_that_may_not_go_keeps_its_place():
     assert queue.first_evictable(nodes.get) is nodes[1]
 
 
-def test_renewed_member_is_on_offer_at_the_back():
+def test_renewed_member_is_on_offer_at_the_back() -> None:
     """One that was used since it was offered is named after those that were not."""
     queue = NodeQueue()
     nodes = {1: Node(1, 0, b""), 2: Node(2, 0, b"")}
@@ -73,7 +73,7 @@ def test_renewed_member_is_on_offer_at_the_back():
     assert [queue.first_evictable(nodes.get) for _ in range(3)] == [nodes[2], nodes[1], None]
 
 
-def test_moved_member_stays_on_offer():
+def test_moved_member_stays_on_offer() -> None:
     """It goes to the back of the other queue, and can be named there."""
     source, target = NodeQueue(), NodeQueue()
     node = Node(5, 0, b"")
@@ -88,9 +88,10 @@ def test_moved_member_stays_on_offer():
 
 @settings(max_examples=100)
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 4))), most=st.integers(0, 12))
-def test_ghosts_are_the_newest_that_fit(steps, most):
+def test_ghosts_are_the_newest_that_fit(steps: list[tuple[bool, int, int]], most: int) -> None:
     """Against a list: one more is the newest, the oldest are forgotten beyond the bound."""
-    ghosts, model = GhostList(), {}
+    ghosts = GhostList()
+    model: dict[int, int] = {}
     for is_put, digest, size in steps:
         if is_put:
             ghosts.put(digest, size, most)
@@ -107,7 +108,7 @@ def test_ghosts_are_the_newest_that_fit(steps, most):
 
 @settings(max_examples=30)
 @given(seen=st.lists(st.integers(0, 2**64 - 1), max_size=40))
-def test_sketch_never_understates_before_it_is_halved(seen):
+def test_sketch_never_understates_before_it_is_halved(seen: list[int]) -> None:
     """An estimate is at least the count, up to 15."""
     sketch = make_sketch(64)
     for digest in seen:
@@ -116,7 +117,7 @@ def test_sketch_never_understates_before_it_is_halved(seen):
     assert all(sketch.estimate(digest) >= min(15, seen.count(digest)) for digest in seen)
 
 
-def test_sketch_tells_often_from_seldom():
+def test_sketch_tells_often_from_seldom() -> None:
     """Among a thousand digests in a sketch for as many, one that was seen ten times stands out."""
     sketch = make_sketch(1024)
     for number in range(1000):
@@ -129,7 +130,7 @@ def test_sketch_tells_often_from_seldom():
     assert sorted(others)[900] <= 2
 
 
-def test_sketch_forgets_by_halves():
+def test_sketch_forgets_by_halves() -> None:
     """After a sample all counts are half of what they were."""
     sketch = make_sketch(64)
     for _ in range(8):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from services.scheduler.policies.thermo.duel import MOST_ENTERING, MOST_HELD, Duel
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, Law
 from services.scheduler.policies.thermo.rules import FADING, FREQUENCY, LASTING, LEARNED, RECENCY, ROUNDS, RULES
@@ -12,11 +14,13 @@ TOKENS = 100
 class Player:
     """Asks for items of ``TOKENS`` tokens each, one a request, of a pool of so many items."""
 
-    def __init__(self, capacity):
+    def __init__(self, capacity: int) -> None:
         self.duel, self.capacity = Duel(), capacity
-        self.uses, self.now, self.rules = {}, 0.0, []
+        self.uses: dict[int, int] = {}
+        self.now = 0.0
+        self.rules: list[int] = []
 
-    def ask(self, item):
+    def ask(self, item: int) -> None:
         self.now += 1.0
         self.duel.reused(item)
         self.uses[item] = self.uses.get(item, 0) + 1
@@ -27,7 +31,7 @@ class Player:
         self.rules.append(self.duel.settle(self.capacity * TOKENS, TOKENS, 1.0, self.now, Law()))
 
 
-def popular(count, items):
+def popular(count: int, items: int) -> Iterator[int]:
     """Some items often, some seldom, always the same ones."""
     value = 7
     for _ in range(count):
@@ -35,7 +39,7 @@ def popular(count, items):
         yield int(items * ((value >> 16) / 2**15) ** 3)
 
 
-def fashions(count, size=20, length=120):
+def fashions(count: int, size: int = 20, length: int = 120) -> Iterator[int]:
     """A few items again and again in no order, then others, and the first ones never again."""
     value = 7
     for number in range(count):
@@ -43,7 +47,7 @@ def fashions(count, size=20, length=120):
         yield number // length * size + (value >> 16) % size
 
 
-def test_rounds_are_the_rule_before_anything_came_back():
+def test_rounds_are_the_rule_before_anything_came_back() -> None:
     """Where everything is asked for in turn, the first to go is the newest, from the first eviction on."""
     player = Player(50)
     for number in range(90 * 5):
@@ -52,7 +56,7 @@ def test_rounds_are_the_rule_before_anything_came_back():
     assert set(player.rules) == {ROUNDS}
 
 
-def test_frequency_wins_where_popularity_is_fixed():
+def test_frequency_wins_where_popularity_is_fixed() -> None:
     """Or uses that fade slowly: within five hundred requests and for good, whichever comes first among equals."""
     player = Player(30)
     for item in popular(1500, 400):
@@ -61,7 +65,7 @@ def test_frequency_wins_where_popularity_is_fixed():
     assert set(player.rules[500:]) <= {FREQUENCY, ROUNDS, LASTING}
 
 
-def test_recency_wins_where_fashions_change():
+def test_recency_wins_where_fashions_change() -> None:
     """What was popular is worth nothing then."""
     player = Player(30)
     for item in fashions(2500):
@@ -70,7 +74,7 @@ def test_recency_wins_where_fashions_change():
     assert player.rules[-1] == RECENCY
 
 
-def test_the_rule_follows_a_change_of_workload():
+def test_the_rule_follows_a_change_of_workload() -> None:
     """Old evidence fades: popularity first, then fashions."""
     player = Player(30)
     for item in popular(1500, 400):
@@ -83,7 +87,7 @@ def test_the_rule_follows_a_change_of_workload():
     assert player.rules[-1] in {RECENCY, FADING, LASTING}
 
 
-def test_scouts_leave_when_the_pool_was_full():
+def test_scouts_leave_when_the_pool_was_full() -> None:
     """Their evidence is handed over, as far as a little goes."""
     player = Player(40)
     for item in popular(60, 400):
@@ -96,7 +100,7 @@ def test_scouts_leave_when_the_pool_was_full():
     assert player.duel.scouts is None
 
 
-def test_memory_of_a_huge_pool_is_bounded():
+def test_memory_of_a_huge_pool_is_bounded() -> None:
     """The larger the pool, the fewer tokens are sampled."""
     player = Player(1_000_000)
     for number in range(20_000):
@@ -107,7 +111,7 @@ def test_memory_of_a_huge_pool_is_bounded():
     assert player.duel.tokens > 400 * TOKENS
 
 
-def test_nodes_without_a_request_are_sampled_in_bounded_number():
+def test_nodes_without_a_request_are_sampled_in_bounded_number() -> None:
     """Many nodes can be added between two requests."""
     duel = Duel()
     for number in range(10_000):
@@ -116,7 +120,7 @@ def test_nodes_without_a_request_are_sampled_in_bounded_number():
     assert len(duel.entering) == MOST_ENTERING
 
 
-def test_the_learned_rule_cannot_win_before_it_has_learned():
+def test_the_learned_rule_cannot_win_before_it_has_learned() -> None:
     """Until then it ranks by recency, and that rule is there under its own name."""
     player = Player(30)
     for item in fashions(2500):

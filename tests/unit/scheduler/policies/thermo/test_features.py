@@ -30,7 +30,18 @@ ANSWERS = ((-1, 0), (0, 1), (31, 1), (32, 2), (255, 2), (256, 3), (2**20, 3))
     st.integers(0, 4),
     st.sampled_from(ANSWERS),
 )
-def test_code_has_all_features_and_the_uses(count, turn, branches, children, prompt, known, end, pace, passed, answer):
+def test_code_has_all_features_and_the_uses(
+    count: int,
+    turn: int,
+    branches: int,
+    children: int,
+    prompt: int,
+    known: int,
+    end: int,
+    pace: float,
+    passed: int,
+    answer: tuple[int, int],
+) -> None:
     """Feature by feature in the law's order, each within its bits, with the uses above them."""
     record = Record(1, end, count=count, pace=pace, children=children, passed=passed)
     context = Context(0.0, prompt, known=known, turn=turn, branches=branches, answer=answer[0])
@@ -52,7 +63,7 @@ def test_code_has_all_features_and_the_uses(count, turn, branches, children, pro
     assert code < 2**63
 
 
-def test_halves_do_not_fall():
+def test_halves_do_not_fall() -> None:
     """More is never a lower step, and small counts are told apart."""
     steps = [_halves(count) for count in range(5000)]
 
@@ -60,7 +71,7 @@ def test_halves_do_not_fall():
     assert steps[:5] == [0, 1, 2, 3, 4]
 
 
-def test_no_pace_looks_like_an_answer():
+def test_no_pace_looks_like_an_answer() -> None:
     """A pace of centuries counts as the slowest there is, of a request that has not ended."""
     code = code_of(Record(1, 16, pace=1e12), Context(0.0, 16))
 

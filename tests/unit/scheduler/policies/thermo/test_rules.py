@@ -22,18 +22,18 @@ from services.scheduler.policies.thermo.rules import (
 FOUR_YEARS_S = 4 * 365 * 86400.0
 
 
-def code(uses, passed=0, pace=0):
+def code(uses: int, passed: int = 0, pace: int = 0) -> int:
     """The part of a code that simple rules look at."""
     return uses << COUNT_SHIFT | passed << PASSED_SHIFT | pace
 
 
-def first(rule, now, one, other):
+def first(rule: int, now: float, one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
     """Of two (last, code), the one that goes first."""
-    return min(one, other, key=lambda prefix: score_one(rule, now, *prefix, Law()))
+    return min(one, other, key=lambda prefix: score_one(rule, now, prefix[0], prefix[1], Law()))
 
 
 @pytest.mark.parametrize("rule", range(RULES))
-def test_many_at_once_score_as_one_by_one(rule):
+def test_many_at_once_score_as_one_by_one(rule: int) -> None:
     """To the last bit, so that it does not matter which way a score was found."""
     lasts = np.array([0.0, 1.5, 1e4 + 1 / 3, FOUR_YEARS_S])
     codes = np.array([code(1), code(7, passed=1), code(MOST_USES, pace=31), code(3, pace=12)])
@@ -46,7 +46,7 @@ def test_many_at_once_score_as_one_by_one(rule):
     ]
 
 
-def test_order_of_each_rule():
+def test_order_of_each_rule() -> None:
     """Recency: the older; frequency: the less used, then the older; rounds: the less used, then the newer."""
     old, new, used = (10.0, code(1)), (20.0, code(1)), (5.0, code(2))
 
@@ -59,7 +59,7 @@ def test_order_of_each_rule():
 
 
 @pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
-def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule):
+def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule: int) -> None:
     """At the greatest number of uses and after years, the two parts of a score do not mix."""
     late, later = (FOUR_YEARS_S, code(MOST_USES - 1)), (FOUR_YEARS_S + 0.001, code(MOST_USES - 1))
 
@@ -68,7 +68,7 @@ def test_a_use_outweighs_any_time_and_a_millisecond_still_counts(rule):
 
 
 @pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS])
-def test_what_was_passed_by_goes_before_what_was_not(rule):
+def test_what_was_passed_by_goes_before_what_was_not(rule: int) -> None:
     """However often it was used before."""
     passed = (20.0, code(50, passed=1))
 
@@ -76,14 +76,14 @@ def test_what_was_passed_by_goes_before_what_was_not(rule):
 
 
 @pytest.mark.parametrize("rule", [FREQUENCY, ROUNDS, FADING, LASTING])
-def test_where_a_prefix_goes_on_in_many_ways_its_uses_count(rule):
+def test_where_a_prefix_goes_on_in_many_ways_its_uses_count(rule: int) -> None:
     """Examples in a tree are asked for in any order: that another branch was taken does not make one worth nothing."""
     other = (20.0, code(50, passed=2))
 
     assert first(rule, 30.0, other, (20.0, code(3))) != other
 
 
-def test_uses_fade_by_half_in_every_half_life():
+def test_uses_fade_by_half_in_every_half_life() -> None:
     """Turnovers take 10 s: four uses are worth one after two of them, or after eight where they last."""
     used = (0.0, code(4))
 
@@ -91,7 +91,7 @@ def test_uses_fade_by_half_in_every_half_life():
     assert score_one(LASTING, 80.0, *used, Law(), 10.0) == 1.0
 
 
-def test_uses_far_apart_do_not_add_up():
+def test_uses_far_apart_do_not_add_up() -> None:
     """A thousand uses once in ten half-lives are hardly worth more than one; a thousand in quick turn are."""
     seldom, often = code(1000, pace=18), code(1000, pace=5)  # About 98 s, and 12 ms.
 
@@ -100,10 +100,10 @@ def test_uses_far_apart_do_not_add_up():
 
 
 @pytest.mark.parametrize("rule", [RECENCY, FREQUENCY, ROUNDS, FADING, LASTING])
-def test_fixed_keys_are_in_the_order_of_scores(rule):
+def test_fixed_keys_are_in_the_order_of_scores(rule: int) -> None:
     """At any time."""
     prefixes = [(float(number * 37 % 11), code(1 + number % 3)) for number in range(11)]
 
-    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, *prefix, 5.0))
+    by_key = sorted(prefixes, key=lambda prefix: fixed_key(rule, prefix[0], prefix[1], 5.0))
 
-    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 60.0, *prefix, Law(), 5.0))
+    assert by_key == sorted(prefixes, key=lambda prefix: score_one(rule, 60.0, prefix[0], prefix[1], Law(), 5.0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from services.scheduler.policies.thermo.rules import FADING, FREQUENCY, LASTING,
 from services.scheduler.policies.thermo.shadows import Shadows
 
 
-def accesses(count, items):
+def accesses(count: int, items: int) -> Iterator[int]:
     """A fixed sequence in which small items are asked for more often."""
     value = 7
     for _ in range(count):
@@ -20,7 +22,15 @@ def accesses(count, items):
         yield int(items * ((value >> 16) / 2**15) ** 2)
 
 
-def ask(shadows, uses, item, now, capacity, fading=1.0, turnover_s=1.0):
+def ask(
+    shadows: Shadows,
+    uses: dict[int, int],
+    item: int,
+    now: float,
+    capacity: int,
+    fading: float = 1.0,
+    turnover_s: float = 1.0,
+) -> None:
     """One request for one item."""
     uses[item] = uses.get(item, 0) + 1
     shadows.reused(item)
@@ -28,9 +38,11 @@ def ask(shadows, uses, item, now, capacity, fading=1.0, turnover_s=1.0):
     shadows.settle(capacity, now, Law(), fading, turnover_s)
 
 
-def naive_hits(trace, capacity, key):
+def naive_hits(trace: list[int], capacity: int, key: Callable[..., Any]) -> int:
     """Hits of a cache that evicts the item with the least key of (uses ever, last use)."""
-    held, uses, hits = {}, {}, []
+    held = {}
+    uses: dict[int, int] = {}
+    hits = []
     for now, item in enumerate(trace):
         hits.append(item in held)
         uses[item] = uses.get(item, 0) + 1
@@ -40,10 +52,11 @@ def naive_hits(trace, capacity, key):
     return sum(hits)
 
 
-def test_every_simple_rule_hits_as_a_naive_cache_does():
+def test_every_simple_rule_hits_as_a_naive_cache_does() -> None:
     """Their leads over one another are the differences of what naive caches hit, to the last."""
     trace, capacity = list(accesses(600, 60)), 12
-    shadows, uses = Shadows(), {}
+    shadows = Shadows()
+    uses: dict[int, int] = {}
     for now, item in enumerate(trace):
         ask(shadows, uses, item, float(now), capacity)
 
@@ -55,10 +68,11 @@ def test_every_simple_rule_hits_as_a_naive_cache_does():
     assert shadows.leads[RULES * RECENCY + FREQUENCY] == recency - frequency
 
 
-def test_fading_uses_hit_as_a_naive_cache_does_and_half_lives_follow_the_turnover():
+def test_fading_uses_hit_as_a_naive_cache_does_and_half_lives_follow_the_turnover() -> None:
     """By uses that count half after 16 s, or after 64; a turnover that is another by far ranks all anew."""
     trace, capacity = list(accesses(600, 60)), 12
-    shadows, uses = Shadows(), {}
+    uses: dict[int, int] = {}
+    shadows = Shadows()
     for now, item in enumerate(trace):
         ask(shadows, uses, item, float(now), capacity, turnover_s=17.0)
 
@@ -74,7 +88,7 @@ def test_fading_uses_hit_as_a_naive_cache_does_and_half_lives_follow_the_turnove
     assert shadows.turnover_s == 128.0
 
 
-def test_hits_of_one_request_are_one_piece_of_evidence():
+def test_hits_of_one_request_are_one_piece_of_evidence() -> None:
     """Ten prefixes that one rule holds and that come back together count a hundred in its squares, not ten."""
     shadows, uses = Shadows(), {}
     for item in range(10):
@@ -91,7 +105,7 @@ def test_hits_of_one_request_are_one_piece_of_evidence():
     assert shadows.squares[RULES * FREQUENCY + RECENCY] == 100
 
 
-def test_changed_features_change_the_order():
+def test_changed_features_change_the_order() -> None:
     """What becomes worth more under a rule stays."""
     shadows = Shadows()
     for item in range(3):
@@ -105,9 +119,11 @@ def test_changed_features_change_the_order():
 
 
 @pytest.mark.parametrize("items", [20, 5000])
-def test_memory_is_bounded(items):
+def test_memory_is_bounded(items: int) -> None:
     """By the capacity, whether everything fits and is used again and again or nothing does."""
-    shadows, uses, capacity = Shadows(), {}, 40
+    shadows = Shadows()
+    uses: dict[int, int] = {}
+    capacity = 40
     for now, item in enumerate(accesses(8000, items)):
         ask(shadows, uses, item, float(now), capacity)
 
@@ -117,7 +133,7 @@ def test_memory_is_bounded(items):
     assert all(len(heap) <= 2 * (capacity + 1) + 64 for heap in shadows.heaps)
 
 
-def test_many_are_evicted_a_few_at_a_time():
+def test_many_are_evicted_a_few_at_a_time() -> None:
     """A capacity that falls is reached over several requests, so that none of them waits for it."""
     shadows = Shadows()
     for item in range(500):
@@ -131,11 +147,12 @@ def test_many_are_evicted_a_few_at_a_time():
     assert max(sizes[-1]) <= 101
 
 
-def test_goes_on_from_a_snapshot():
+def test_goes_on_from_a_snapshot() -> None:
     """Encoded and decoded midway it counts the same."""
     results = []
     for is_broken in (False, True):
-        shadows, uses = Shadows(), {}
+        shadows = Shadows()
+        uses: dict[int, int] = {}
         for now, item in enumerate(accesses(900, 90)):
             if is_broken and now % 100 == 50:
                 shadows = msgspec.msgpack.decode(msgspec.msgpack.encode(shadows), type=Shadows)
@@ -145,9 +162,10 @@ def test_goes_on_from_a_snapshot():
     assert results[0] == results[1]
 
 
-def test_learned_rule_finds_the_lowest_of_many_in_several_requests():
+def test_learned_rule_finds_the_lowest_of_many_in_several_requests() -> None:
     """Before anything is learned the law is recency. What goes is the oldest of all, not of a part of them."""
-    shadows, uses = Shadows(), {}
+    shadows = Shadows()
+    uses: dict[int, int] = {}
     newest_first = range(1500, 0, -1)
     for last in newest_first:
         shadows.enter(last, float(last), 1 << COUNT_SHIFT)

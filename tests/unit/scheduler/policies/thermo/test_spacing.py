@@ -9,7 +9,7 @@ from services.scheduler.policies.thermo.spacing import Spacing
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-def test_one_token_in_so_many_is_picked(size):
+def test_one_token_in_so_many_is_picked(size: int) -> None:
     """Whatever pieces the tokens come in, as long as those are smaller than the spacing."""
     spacing = Spacing()
 
@@ -18,7 +18,7 @@ def test_one_token_in_so_many_is_picked(size):
     assert picked == pytest.approx(1000, rel=0.05)
 
 
-def test_goes_on_from_a_snapshot():
+def test_goes_on_from_a_snapshot() -> None:
     """The same pieces are picked by one that was encoded and decoded."""
     spacing = Spacing()
     for _ in range(50):

@@ -26,6 +26,7 @@ from services.worker.native.fused import FusedKernels
 from shared.errors import ConfigError, InvariantViolated
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.present import present
 from tests.run_name import shm_prefix
 
 LoadRunner = Callable[..., ModelRunner]
@@ -121,7 +122,7 @@ def _both(directory: Path, dtype: str) -> Iterator[ModelRunner]:
     for forward in ("fused", "portable"):
         runner = ModelRunner.load(
             directory, dtype=dtype, device="cpu", page_size=16, device_kv_bytes=None, pages=16, threads=0,
-            shm_prefix=shm_prefix("engine"), forward=forward,  # type: ignore[arg-type]
+            shm_prefix=shm_prefix("engine"), forward=forward,
         )  # fmt: skip
         try:
             yield runner
@@ -294,7 +295,7 @@ def test_what_does_not_exist_is_not_read_or_written(change: dict[str, Any], what
     """Kernels go where they are told to, so they are told nothing wrong."""
     runner = load_runner("llama3", forward="fused")
     step = {"ids": torch.tensor([7, 8]), "positions": torch.arange(2), "last_rows": torch.tensor([1])}
-    step |= {"table": np.array([0], dtype=np.int32)} | change  # type: ignore[dict-item]
+    step |= {"table": np.array([0], dtype=np.int32)} | change
     meta = ForwardMeta.build([Segment(2, 0, step["table"])], 16, "cpu")  # type: ignore[arg-type]
 
     with pytest.raises(InvariantViolated, match=what):
@@ -315,7 +316,7 @@ def test_weights_are_kept_once(checkpoint: Callable[[str], Path]) -> None:
     """Of the model's own linear layers and of an embedding that is tied to the head, nothing is left."""
     model = load_model(checkpoint("llama3"), load_config(checkpoint("llama3")), dtype="float32", device="cpu")
     weights = [weakref.ref(parameter) for parameter in model.parameters() if parameter.dim() == 2]
-    parameters = sum(weight().numel() for weight in weights)
+    parameters = sum(present(weight()).numel() for weight in weights)
     kernels = FusedKernels(torch.float32)
 
     fused = FusedModel(model, describe(model, [None] * 3), kernels)

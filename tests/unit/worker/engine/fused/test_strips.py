@@ -27,7 +27,7 @@ def linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = True) 
 
 
 def packed(layer: torch.nn.Linear, compiled: FusedKernels | None = None) -> StripLinear:
-    memory = StripMemory([tuple(layer.weight.shape)], layer.weight.dtype)
+    memory = StripMemory([(layer.weight.shape[0], layer.weight.shape[1])], layer.weight.dtype)
     compiled = compiled or FusedKernels(layer.weight.dtype)
     return StripLinear(compiled, memory.pack([layer.weight]), layer.bias, layer.out_features)
 

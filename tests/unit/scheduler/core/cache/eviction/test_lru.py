@@ -10,7 +10,7 @@ from tests.stateful.cell_model import CellModel
 TRACE = [0, 1, 2, 3, 0, 1, 4, 0, 5, 6, 0, 1, 2, 7, 0, 3, 8, 1, 0, 4, 2, 5, 0, 1, 6, 6, 0, 7, 3, 1, 0, 2, 8, 8, 0, 1]
 
 
-def hits(capacity_prompts):
+def hits(capacity_prompts: int) -> tuple[list[int], dict[str, int]]:
     """Cached tokens of each request of the trace, on a device that holds so many prompts beside the running one."""
     cell = CellModel(CellConfig(policy="lru", lease_tokens=1, reserve_fraction=0.0), page_size=4)
     cell.add_worker("worker", pages=2 * capacity_prompts + 3)
@@ -20,9 +20,10 @@ def hits(capacity_prompts):
     return [admitted.cached_tokens for admitted in cell.admitted], status(cell.state, "x").counters
 
 
-def reference(capacity_prompts):
+def reference(capacity_prompts: int) -> list[int]:
     """The same by a list in order of use."""
-    order, found = [], []
+    order: list[int] = []
+    found = []
     for prompt in TRACE:
         found.append(8 if prompt in order else 0)
         order = [other for other in order if other != prompt] + [prompt]
@@ -32,7 +33,7 @@ def reference(capacity_prompts):
 
 
 @pytest.mark.parametrize(("capacity", "golden"), [(1, 2), (2, 6), (3, 13), (5, 17), (8, 27)])
-def test_golden_hits_of_the_fixed_trace(capacity, golden):
+def test_golden_hits_of_the_fixed_trace(capacity: int, golden: int) -> None:
     """The number of hits on the trace is what it always was."""
     found, counters = hits(capacity)
 

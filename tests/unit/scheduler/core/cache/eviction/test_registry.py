@@ -8,7 +8,7 @@ from services.scheduler.core.cache.eviction import POLICIES, LruPolicy, make_pol
 from shared.messages.cell_events import CellConfig
 
 
-def test_a_name_has_one_policy():
+def test_a_name_has_one_policy() -> None:
     """Another of the same name is refused, and the first stays; registering that one again changes nothing."""
 
     class Other(LruPolicy):
@@ -20,7 +20,7 @@ def test_a_name_has_one_policy():
     assert POLICIES["lru"] is register_policy(LruPolicy) is LruPolicy
 
 
-def test_unknown_policy_is_a_key_error():
+def test_unknown_policy_is_a_key_error() -> None:
     """The registry makes up nothing."""
     with pytest.raises(KeyError):
         make_policy("nonsense", 1, CellConfig())

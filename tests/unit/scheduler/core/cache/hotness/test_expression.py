@@ -25,7 +25,7 @@ VALUES = {"clock": 6, "frequency": 5, "length": 4}
         ("  clock\t+frequency ", 11),
     ],
 )
-def test_products_bind_before_sums_and_equals_from_the_left(text, value):
+def test_products_bind_before_sums_and_equals_from_the_left(text: str, value: float) -> None:
     """The value is what arithmetic says, wherever the spaces are."""
     assert parse(text)(**VALUES) == pytest.approx(value)
 
@@ -47,7 +47,7 @@ def test_products_bind_before_sums_and_equals_from_the_left(text, value):
         ("Clock", 1, "'Clock' is none of clock"),
     ],
 )
-def test_a_bad_text_is_refused_with_the_place_of_its_fault(text, column, what):
+def test_a_bad_text_is_refused_with_the_place_of_its_fault(text: str, column: int, what: str) -> None:
     """The error says what is wrong and at which column."""
     with pytest.raises(ConfigError) as caught:
         parse(text)
@@ -57,7 +57,7 @@ def test_a_bad_text_is_refused_with_the_place_of_its_fault(text, column, what):
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
-def test_an_empty_text_is_refused(text):
+def test_an_empty_text_is_refused(text: str) -> None:
     """There is nothing to point at, so the error shows an example."""
     with pytest.raises(ConfigError, match="empty"):
         parse(text)
@@ -66,7 +66,7 @@ def test_an_empty_text_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["clock / length", "frequency / length", "frequency / clock", "clock / length / clock"]
 )
-def test_a_divisor_of_zero_counts_as_one(text):
+def test_a_divisor_of_zero_counts_as_one(text: str) -> None:
     """No division fails, and nothing becomes hotter than with a divisor of one."""
     dividend = 0.0 if text.startswith("clock") else 9.0
 
@@ -78,7 +78,9 @@ counts = st.integers(1, 10**9)
 
 
 @given(st.lists(names, min_size=1, max_size=3), st.lists(st.sampled_from("+*/"), min_size=2, max_size=2), *[counts] * 3)
-def test_every_expression_means_what_python_reads_in_it(terms, operators, clock, frequency, length):
+def test_every_expression_means_what_python_reads_in_it(
+    terms: list[str], operators: list[str], clock: int, frequency: int, length: int
+) -> None:
     """Against Python's own arithmetic over the same text."""
     text = terms[0] + "".join(f" {op} {term}" for op, term in zip(operators, terms[1:], strict=False))
     known = {"clock": clock, "frequency": frequency, "freq": frequency, "length": length}
@@ -88,7 +90,7 @@ def test_every_expression_means_what_python_reads_in_it(terms, operators, clock,
 
 
 @given(st.text(max_size=200) | st.text("clockfreqlength +*/", max_size=40))
-def test_no_text_does_worse_than_a_typed_error(text):
+def test_no_text_does_worse_than_a_typed_error(text: str) -> None:
     """Whatever is typed is an expression or a ConfigError with a message of bounded length."""
     message = ""
     try:

@@ -1,5 +1,7 @@
 """The hotness-aware cuckoo filter, against a dictionary where that says the same."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from services.scheduler.core.cache.hotness.filter import SLOTS, HotnessFilter
 digests = st.integers(0, 2**64 - 1)
 
 
-def slots(hotness):
+def slots(hotness: HotnessFilter) -> list[tuple[int, int, int, int]]:
     """Every entry that is in use: (tag, frequency, clock, depth), sorted."""
     columns = zip(
         vector(hotness.tags, hotness.tag_bits).tolist(),
@@ -25,10 +27,10 @@ def slots(hotness):
     return sorted(entry for entry in columns if entry[0])
 
 
-def filled(seed=1, **fields):
+def filled(seed: int = 1, **fields: Any) -> tuple[HotnessFilter, dict[int, tuple[int, int, int]], int]:
     """A filter filled to its first failure, what was put into it, and the digest that found no room."""
     hotness = HotnessFilter(**{"base_bits": 4, "fingerprint_bits": 24} | fields)
-    known = {}
+    known: dict[int, tuple[int, int, int]] = {}
     while True:
         digest = mix(seed * 1_000_003 + len(known))
         values = (len(known) % 251 + 1, len(known) % 17, len(known) % 13)
@@ -37,7 +39,7 @@ def filled(seed=1, **fields):
         known[digest] = values
 
 
-def test_a_new_filter_knows_nothing():
+def test_a_new_filter_knows_nothing() -> None:
     """Frequency and clock are 0, and nothing is in use."""
     hotness = HotnessFilter()
 
@@ -46,7 +48,7 @@ def test_a_new_filter_knows_nothing():
     assert hotness.load_factor == 0
 
 
-def test_a_touch_counts_and_winds_the_clock_up():
+def test_a_touch_counts_and_winds_the_clock_up() -> None:
     """The first gives frequency 1, each later one more; the clock is at its maximum again."""
     hotness = HotnessFilter()
     hotness.touch(7, 3)
@@ -60,7 +62,7 @@ def test_a_touch_counts_and_winds_the_clock_up():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 12, 16])
-def test_values_stop_at_what_their_width_holds(bits):
+def test_values_stop_at_what_their_width_holds(bits: int) -> None:
     """Frequency and depth saturate, the clock starts at 2**bits - 1 and stays at 0 once it is there."""
     hotness = HotnessFilter(clock_bits=bits, frequency_bits=bits, depth_bits=bits)
     most = 2**bits - 1
@@ -76,7 +78,7 @@ def test_values_stop_at_what_their_width_holds(bits):
     assert hotness.lookup(7) == (most, 0)
 
 
-def test_ages_are_counted():
+def test_ages_are_counted() -> None:
     """So that others can tell that clocks went down."""
     hotness = HotnessFilter()
     hotness.age()
@@ -87,7 +89,7 @@ def test_ages_are_counted():
 
 @pytest.mark.parametrize("fingerprint_bits", [4, 8, 9, 17, 32])
 @pytest.mark.parametrize("growth_bits", [0, 8])
-def test_every_width_of_tag_finds_what_was_put(fingerprint_bits, growth_bits):
+def test_every_width_of_tag_finds_what_was_put(fingerprint_bits: int, growth_bits: int) -> None:
     """Whether a tag takes 1, 2, 4 or 8 bytes, and whether it crosses a byte's border."""
     hotness = HotnessFilter(fingerprint_bits=fingerprint_bits, growth_bits=growth_bits)
     known = [mix(number) for number in range(200)]
@@ -97,7 +99,7 @@ def test_every_width_of_tag_finds_what_was_put(fingerprint_bits, growth_bits):
     assert all(hotness.lookup(digest)[0] >= 1 for digest in known)
 
 
-def test_tags_that_look_empty_are_never_given():
+def test_tags_that_look_empty_are_never_given() -> None:
     """A digest whose fingerprint bits are all 0 is found like any other."""
     hotness = HotnessFilter(fingerprint_bits=4, growth_bits=0)
     zero = next(number for number in range(10_000) if mix(number) & 15 == 0)
@@ -108,7 +110,7 @@ def test_tags_that_look_empty_are_never_given():
     assert hotness.slots_of(np.array([zero], dtype=np.uint64))[0] >= 0
 
 
-def test_a_full_filter_refuses_and_changes_nothing():
+def test_a_full_filter_refuses_and_changes_nothing() -> None:
     """An insertion that finds no room leaves every byte as it was, and says so."""
     hotness, known, refused = filled()
     before = msgspec.msgpack.encode(hotness)
@@ -119,14 +121,14 @@ def test_a_full_filter_refuses_and_changes_nothing():
     assert all((*hotness.lookup(digest), hotness.depth_of(digest)) == values for digest, values in known.items())
 
 
-def test_kicks_fill_more_than_two_buckets_alone_would():
+def test_kicks_fill_more_than_two_buckets_alone_would() -> None:
     """Entries make room for each other up to a load factor of nine tenths and more."""
     hotness, _, _ = filled(base_bits=8)
 
     assert hotness.load_factor > 0.9
 
 
-def test_growth_loses_nothing():
+def test_growth_loses_nothing() -> None:
     """After each doubling every prefix has its values, whether anyone still has its digest or not."""
     hotness, known, refused = filled(fingerprint_bits=24, growth_bits=3)
     entries = slots(hotness)
@@ -138,7 +140,7 @@ def test_growth_loses_nothing():
     assert hotness.put(refused, 1, 1, 1)
 
 
-def test_growth_ends_with_its_bits():
+def test_growth_ends_with_its_bits() -> None:
     """Without growth bits left there is no doubling, and the filter stays as it is."""
     hotness = HotnessFilter(growth_bits=1)
     assert hotness.grow()
@@ -148,7 +150,7 @@ def test_growth_ends_with_its_bits():
     assert msgspec.msgpack.encode(hotness) == before
 
 
-def test_what_is_kept_is_not_dropped():
+def test_what_is_kept_is_not_dropped() -> None:
     """However cold it is, and also when the whole filter may go; unknown digests to keep do no harm."""
     hotness = HotnessFilter(fingerprint_bits=24)
     hotness.put(mix(0), 1, 0, 1)
@@ -160,7 +162,7 @@ def test_what_is_kept_is_not_dropped():
     assert hotness.lookup(mix(1)) == (0, 0)
 
 
-def test_the_coldest_go_in_order():
+def test_the_coldest_go_in_order() -> None:
     """By frequency times clock, then by frequency."""
     hotness = HotnessFilter(fingerprint_bits=24)
     order = [(1, 0), (9, 0), (1, 200), (9, 100)]
@@ -174,7 +176,7 @@ def test_the_coldest_go_in_order():
 
 
 @given(st.lists(digests, min_size=1, max_size=60), st.integers(0, 3))
-def test_vectors_and_single_digests_are_found_alike(some, doublings):
+def test_vectors_and_single_digests_are_found_alike(some: list[int], doublings: int) -> None:
     """The vectorised search finds the entry that a lookup reads, and nothing for what is unknown."""
     hotness = HotnessFilter(base_bits=5, fingerprint_bits=6, growth_bits=3)
     for _ in range(doublings):
@@ -187,12 +189,12 @@ def test_vectors_and_single_digests_are_found_alike(some, doublings):
 
 
 @given(st.lists(digests, max_size=50))
-def test_mixing_is_the_same_for_one_and_for_many(some):
+def test_mixing_is_the_same_for_one_and_for_many(some: list[int]) -> None:
     """splitmix64 of a number does not depend on how it is computed."""
     assert [mix(value) for value in some] == mix_all(np.array(some, dtype=np.uint64)).tolist()
 
 
-def test_mixing_is_splitmix64():
+def test_mixing_is_splitmix64() -> None:
     """The published sequence from seed 1234567, so that filters of other builds mean the same."""
     step = 0x9E3779B97F4A7C15
     sequence = [mix(1234567 + number * step & 2**64 - 1) for number in range(3)]
@@ -208,14 +210,14 @@ class FilterMachine(RuleBasedStateMachine):
     """
 
     @initialize(base_bits=st.integers(2, 4), clock_bits=st.sampled_from([2, 8, 12]))
-    def start(self, base_bits, clock_bits):
+    def start(self, base_bits: int, clock_bits: int) -> None:
         self.hotness = HotnessFilter(
             fingerprint_bits=32, clock_bits=clock_bits, frequency_bits=3, growth_bits=2, base_bits=base_bits
         )
-        self.known = {}
+        self.known: dict[int, tuple[int, int, int]] = {}
 
     @rule(number=st.integers(0, 120), depth=st.integers(0, 9))
-    def touch(self, number, depth):
+    def touch(self, number: int, depth: int) -> None:
         """Either it counts, or the filter is full, the prefix new, and nothing has changed."""
         frequency = self.known.get(number, (0, 0, 0))[0]
         before = msgspec.msgpack.encode(self.hotness)
@@ -226,19 +228,19 @@ class FilterMachine(RuleBasedStateMachine):
             assert msgspec.msgpack.encode(self.hotness) == before
 
     @rule()
-    def age(self):
+    def age(self) -> None:
         self.hotness.age()
         self.known = {
             number: (frequency, max(0, clock - 1), depth) for number, (frequency, clock, depth) in self.known.items()
         }
 
     @rule()
-    def grow(self):
+    def grow(self) -> None:
         may_grow = self.hotness.doublings < self.hotness.growth_bits
         assert self.hotness.grow() is may_grow
 
     @rule(kept=st.lists(st.integers(0, 120), max_size=20), amount=st.integers(0, 30))
-    def drop(self, kept, amount):
+    def drop(self, kept: list[int], amount: int) -> None:
         """What goes is never kept, and as much goes as may."""
         keep = np.array([mix(number) for number in kept], dtype=np.uint64)
         droppable = [number for number in self.known if number not in kept]
@@ -249,14 +251,14 @@ class FilterMachine(RuleBasedStateMachine):
         self.known = {number: values for number, values in self.known.items() if number in left}
 
     @rule()
-    def restore(self):
+    def restore(self) -> None:
         """A snapshot in between changes nothing, and equal states give equal bytes."""
         encoded = msgspec.msgpack.encode(self.hotness)
         self.hotness = msgspec.msgpack.decode(encoded, type=HotnessFilter)
         assert msgspec.msgpack.encode(self.hotness) == encoded
 
     @invariant()
-    def says_what_the_dictionary_says(self):
+    def says_what_the_dictionary_says(self) -> None:
         for number, (frequency, clock, depth) in self.known.items():
             assert self.hotness.lookup(mix(number)) == (frequency, clock)
             assert self.hotness.depth_of(mix(number)) == depth
@@ -269,10 +271,10 @@ TestFilterMachine = FilterMachine.TestCase
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 200), max_size=400), st.integers(4, 8))
-def test_a_shared_entry_overstates_and_never_understates(touches, fingerprint_bits):
+def test_a_shared_entry_overstates_and_never_understates(touches: list[int], fingerprint_bits: int) -> None:
     """With narrow tags prefixes share entries; each still has at least its own count, up to saturation."""
     hotness = HotnessFilter(fingerprint_bits=fingerprint_bits, frequency_bits=4, growth_bits=0, base_bits=7)
-    counted = {}
+    counted: dict[int, int] = {}
     for number in touches:
         assert hotness.touch(mix(number), 1)
         counted[number] = counted.get(number, 0) + 1
