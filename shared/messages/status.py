@@ -210,7 +210,10 @@ class RequestStanding(Message, frozen=True):
 
 
 class ListCache(Message, frozen=True):
-    """Call ``rpc.scheduler.cache``: the radix tree, nodes nearest to the root first; answered by CacheListing."""
+    """Call ``rpc.scheduler.cache``: the radix tree, nodes in the order in which they were made, a page at a time.
+
+    Answered by CacheListing.
+    """
 
     namespace: str = ""  # "" is all
     max_nodes: int = 256
@@ -247,7 +250,7 @@ class PinStatus(Message, frozen=True):
 
 
 class CacheListing(Message, frozen=True):
-    """Answer to ListCache. ``next_after`` is 0 at the end."""
+    """Answer to ListCache. ``next_after`` is 0 at the end; before it, a page may have few nodes, or none."""
 
     nodes: tuple[CachedNode, ...] = ()
     pins: tuple[PinStatus, ...] = ()

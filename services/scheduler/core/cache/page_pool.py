@@ -24,6 +24,9 @@ _PAGES_SEARCHED = 1 << 15
 # Pages that are looked at together where no run is long enough, from a free one on.
 _WINDOW = 1 << 14
 
+MOST_PAGES = 2**31 - 1
+"""Page numbers are int32."""
+
 _FREE = b"\x01"
 
 

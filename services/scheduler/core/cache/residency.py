@@ -327,12 +327,12 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
     returned: dict[str, list[bytes]] = {}
     parents: dict[int, Node] = {}
     now = moment(state)
+    removed: list[Node] = []
     for top in tops:
         if top.id not in tree.nodes:
             continue
         gone, parent = remove_subtree(tree, top)
-        if state.recollection is not None:
-            state.recollection.note_gone(gone, departure, tier, state.policy, state.now_ns)
+        removed += gone
         move_up(state, gone, parent)
         for node in gone:
             for storage_id, pages in node.host.items():
@@ -342,6 +342,8 @@ def remove_all(state: CellState, tops: list[Node], departure: Departure = "lost"
                     _leave_host(state, node, storage_id, pages)
         if parent is not None and parent.parent:
             parents[parent.id] = parent
+    if state.recollection is not None:
+        state.recollection.note_gone(removed, departure, tier, state.policy, state.now_ns)
     for storage_id, lists in returned.items():
         pool = host_pool(state.storages[storage_id])
         pages = b"".join(lists)

@@ -9,6 +9,7 @@ of a prompt it was (:mod:`misses`). The bytes of the tokens are the node's own, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +39,8 @@ class Departed(msgspec.Struct, frozen=True, gc=False):
 class Recollection(msgspec.Struct):
     """``is_whole`` while nothing that left has been forgotten since the very first input."""
 
-    departed: dict[int, Departed] = {}  # By the digest of a node, oldest first.
+    # By the digest of a node, oldest first. The oldest of a plain dictionary is found behind all that went before it.
+    departed: OrderedDict[int, Departed] = msgspec.field(default_factory=OrderedDict)
     departed_bytes: int = 0
     admissions: dict[str, list[Admission]] = {}  # By request, its attempts in order; oldest request first.
     waits: dict[str, list[Wait]] = {}  # Of requests that are not over.
@@ -54,12 +56,17 @@ class Recollection(msgspec.Struct):
         self.departed[digest] = Departed(tokens, departure, tier, policy, at_ns)
         self.departed_bytes += len(tokens)
         while len(self.departed) > MOST_DEPARTED or self.departed_bytes > MOST_DEPARTED_BYTES:
-            oldest = next(iter(self.departed))
-            self.departed_bytes -= len(self.departed.pop(oldest).tokens)
+            _, oldest = self.departed.popitem(last=False)
+            self.departed_bytes -= len(oldest.tokens)
             self.is_whole = False
 
     def note_gone(self, gone: list[Node], departure: Departure, tier: str, policy: str, at_ns: int) -> None:
-        """The same of nodes that left the tree together."""
+        """The same of nodes that left the tree together.
+
+        Of more than can be remembered, only the last are noted: the others would be forgotten at once.
+        """
+        if len(gone) > MOST_DEPARTED:
+            self.is_whole, gone = False, gone[-MOST_DEPARTED:]
         for node in gone:
             self.note_departed(node.digest, node.tokens, departure, tier, policy, at_ns)
 

@@ -202,23 +202,33 @@ def _pages(account: Account, tier: str) -> int:
 
 
 MOST_NODES = 1024
+MOST_IDS = 16_384
+"""Ids that are looked at for one page, so that a page holds up the fold for milliseconds however large the tree is."""
 _HEAD_TOKENS = 16
 
 
 def list_cache(state: CellState, call: ListCache) -> CacheListing:
     """One page of the listing: nodes by id (the order in which they were made), and all pins. Does not mutate.
 
-    ``host_tokens`` and the like are not added up here: a node is as long as it is, on each tier that has it.
+    Ids are counted up, for sorting would touch every node. Those that are gone or of other namespaces are passed over,
+    ``MOST_IDS`` at the most, so a page may be short, or empty, before the end. ``host_tokens`` and the like are not
+    added up here: a node is as long as it is, on each tier that has it.
     """
     tree = state.tree
     most = min(max(1, call.max_nodes), MOST_NODES)
-    wanted = sorted(node_id for node_id, node in tree.nodes.items() if node_id > call.after and node.parent)
-    if call.namespace:
-        wanted = [node_id for node_id in wanted if namespace_of(tree, tree.nodes[node_id]) == call.namespace]
+    first = max(0, call.after) + 1
+    end = min(first + MOST_IDS, tree.next_id)
     pinned = _pins_by_node(state)
-    nodes = tuple(_describe(state, tree.nodes[node_id], pinned) for node_id in wanted[:most])
+    nodes: list[CachedNode] = []
+    last = first - 1
+    for last in range(first, end):
+        node = tree.nodes.get(last)
+        if node is not None and node.parent and call.namespace in ("", namespace_of(tree, node)):
+            nodes.append(_describe(state, node, pinned))
+            if len(nodes) == most:
+                break
     pins = tuple(_pin(state, pin) for pin in state.pins.values() if call.namespace in ("", pin.namespace))
-    return CacheListing(nodes=nodes, pins=pins, next_after=nodes[-1].id if len(wanted) > most else 0)
+    return CacheListing(nodes=tuple(nodes), pins=pins, next_after=last if last + 1 < tree.next_id else 0)
 
 
 def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> CachedNode:

@@ -21,7 +21,7 @@ from services.scheduler.core.hidden.hidden_runs import (
 )
 from services.scheduler.core.hidden.restorations import end_run
 from services.scheduler.core.lifecycle import RequestState
-from services.scheduler.core.tiers.catalogue import chunks_gone
+from services.scheduler.core.tiers.catalogue import arrived_chunks, chunks_gone
 from services.scheduler.core.waiting.waits import end_fetch_wait, wake
 from shared.chunks import chunk_tokens
 from shared.messages.storage_plans import CancelFetch
@@ -40,7 +40,8 @@ def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: Ch
     chunks_gone(state, storage, message.missing, "state")
     request = state.requests.get(fetch.request_id)
     if request is not None and request.hidden.run is not None:
-        _arrive(step, request, request.hidden.run, fetch, message.chunks)
+        arrived = arrived_chunks(state, message.chunks, fetch.chunks)
+        _arrive(step, request, request.hidden.run, fetch, arrived)
     return _finish(step, storage, fetch, message) if message.is_over else None
 
 
@@ -100,7 +101,7 @@ def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, ch
     """So many chunks of a fetch are in the state pool."""
     size = chunk_tokens(step.state.tree.page_size)
     begin = run.end - fetch.chunks * size
-    arrived = begin + min(chunks, fetch.chunks) * size
+    arrived = begin + chunks * size
     if arrived > run.arrived:
         step.state.count("state_fetched_tokens", arrived - run.arrived)
         run.arrived = arrived

@@ -152,7 +152,9 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
     is_left = bool(run.fetch) or run.end > run.depth or run.goal > run.end
     require(is_left, f"{name} keeps a run of which nothing is left")
     if request.state in ADMITTED and not request.is_poisoned:
-        is_there = request.planned <= next_hidden(run, run.arrived) or not run.fetch
+        # What follows a run that has arrived whole is computed, even before its fetch is reported as over.
+        has_all = not run.fetch or run.arrived == run.end
+        is_there = has_all or request.planned <= next_hidden(run, run.arrived)
         require(is_there, f"{name} was to be restored from what has not arrived")
         require(run.depth <= request.computed, f"{name} gave back state that it was not restored from")
         is_moving = bool(run.fetch) or request.computed < next_hidden(run, run.end) or request.planned >= run.goal

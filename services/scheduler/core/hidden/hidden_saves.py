@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.page_pool import new_pool
+from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_form import _is_of_this_cell, wanted_hidden
 from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
@@ -185,7 +185,7 @@ def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) 
     if not storage.is_hidden_requested or storage.hidden_pool is not None:
         state.count("stale_inputs")
         return
-    if handle is None or handle.pages < 1 or not _is_of_this_cell(step, message):
+    if handle is None or not 1 <= handle.pages <= MOST_PAGES or not _is_of_this_cell(step, message):
         state.count("state_pools_refused")
         return
     storage.hidden_handle, storage.hidden_pool = handle, new_pool(handle.pages)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
-from services.scheduler.core.cache.page_pool import new_pool
+from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
 from services.scheduler.core.cache.residency import unlock_host
 from services.scheduler.core.hidden.hidden_leases import drop_leases_of_worker
 from services.scheduler.core.hidden.hidden_runs import drop_run
@@ -38,6 +37,10 @@ if TYPE_CHECKING:
     from services.scheduler.core.step import Step
     from shared.messages.requests import ReclaimRequest, ResumeRequest
     from shared.messages.worker_events import RestorationCosts, WorkerJoined
+
+
+_LONGEST_US = 1e9
+"""No token takes a quarter of an hour in a layer; sums of longer times would end in infinity. No link is as fast."""
 
 
 def worker_joined(step: Step, message: WorkerJoined) -> None:
@@ -76,8 +79,8 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
 def _fault(state: CellState, message: WorkerJoined) -> str:
     """Why a worker cannot serve in this cell, or ""."""
     geometry = message.pool.geometry
-    if message.pool.pages < 1 or geometry.page_size < 1 or message.max_context < 1:
-        return "the worker's pool or context is empty"
+    if not 1 <= message.pool.pages <= MOST_PAGES or geometry.page_size < 1 or message.max_context < 1:
+        return "the worker's pool or context is empty, or larger than can be numbered"
     if not state.workers:
         return ""
     if message.model != state.model:
@@ -93,7 +96,7 @@ def _profile(state: CellState, message: WorkerJoined) -> RestorationCosts | None
     if profile is None:
         return None
     times = (profile.hidden_us, profile.token_us, profile.pair_us, profile.link_bytes_per_us)
-    if profile.hidden < 0 or not all(0.0 <= time < inf for time in times) or not profile.token_us:
+    if profile.hidden < 0 or not all(0.0 <= time <= _LONGEST_US for time in times) or not profile.token_us:
         state.count("malformed_inputs")
         return None
     return profile

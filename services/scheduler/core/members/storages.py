@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
-from services.scheduler.core.cache.page_pool import new_pool
+from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
 from services.scheduler.core.hidden.hidden_saves import (
     drop_hidden_pool,
     hidden_pool_created,
@@ -38,12 +38,14 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         return
     if known is not None:
         remove_storage(step, known)
+    if min(message.disk_bytes, message.state_bytes) < 0:
+        state.count("malformed_inputs")
     storage = Storage(
         message.storage_id,
         message.incarnation,
         message.node,
         message.host_bytes,
-        disk_bytes=message.disk_bytes,
+        disk_bytes=max(0, message.disk_bytes),
         has_remote=message.has_remote,
         disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0,
         state_bytes=max(0, message.state_bytes),
@@ -64,7 +66,7 @@ def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) ->
         hidden_pool_created(step, storage, message)
         return
     handle = message.handle
-    if handle is None or handle.pages < 1 or handle.geometry != state.geometry:
+    if handle is None or not 1 <= handle.pages <= MOST_PAGES or handle.geometry != state.geometry:
         state.count("host_pools_refused")
         return
     if storage.pool is not None:

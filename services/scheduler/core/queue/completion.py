@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction_orders import ended
 from services.scheduler.core.cache.insertion import publish_computed, publish_final
-from services.scheduler.core.cache.pins import let_go_of_spoiled
 from services.scheduler.core.hidden.hidden_leases import leave_lease
 from services.scheduler.core.hidden.hidden_runs import drop_run
 from services.scheduler.core.hidden.restorations import refused, run_went_on
@@ -58,8 +57,6 @@ def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> 
         sparse_loaded(step, worker, report)
     if batch.loads:
         settle_loads(step, worker, batch, message)
-    if message.load_failures and state.pins:
-        let_go_of_spoiled(step)
     for chunk in batch.chunks:
         request = state.requests.get(chunk.request_id)
         if request is None or request.attempt != chunk.attempt or request.state not in ADMITTED:

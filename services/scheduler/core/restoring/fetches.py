@@ -21,7 +21,7 @@ from services.scheduler.core.hidden.hidden_fetches import (
 from services.scheduler.core.rates import note_fetch
 from services.scheduler.core.restoring.prefetch import prefetch
 from services.scheduler.core.restoring.restoration_ways import may_restore
-from services.scheduler.core.tiers.catalogue import chunks_gone
+from services.scheduler.core.tiers.catalogue import arrived_chunks, chunks_gone
 from services.scheduler.core.tiers.fetch_insertion import give_back, insert_fetched
 from services.scheduler.core.tiers.loads import note_fetched_kv
 from services.scheduler.core.tiers.saves import remember_taken
@@ -51,7 +51,7 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
     if fetch is None or fetch.storage_id != storage.storage_id:
         state.count("stale_inputs")
         return
-    arrived = min(max(message.chunks, fetch.chunks), _chunks_of(fetch))
+    arrived = max(fetch.chunks, arrived_chunks(state, message.chunks, _chunks_of(fetch)))
     if arrived > fetch.chunks:
         before = fetch.chunks
         insert_fetched(step, storage, fetch, arrived)

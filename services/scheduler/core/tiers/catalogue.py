@@ -44,6 +44,13 @@ def chunks_gone(state: CellState, storage: Storage, names: bytes, form: ChunkFor
         held.pop(name, None)
 
 
+def arrived_chunks(state: CellState, chunks: int, ordered: int) -> int:
+    """What a report that so many of the ``ordered`` chunks of a fetch are there can mean; one without sense counts."""
+    if not 0 <= chunks <= ordered:
+        state.count("malformed_inputs")
+    return min(max(0, chunks), ordered)
+
+
 def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> int:
     """Chunks of one form that the disk has room for at the most, without their headers.
 

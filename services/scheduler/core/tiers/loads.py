@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.cache.pins import let_go_of_spoiled
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, Node, page_count
 from services.scheduler.core.cache.residency import (
     cancel_loading,
@@ -131,7 +132,7 @@ def _fail(step: Step, worker: Worker, load: Load, nodes: list[Node], standing: l
     release_neighbour(step, load)
     storage = state.storages.get(load.storage_id)
     if storage is not None:
-        release_host(state, nodes, storage, bad_pages)
+        release_host(step, nodes, storage, bad_pages)
     for node in nodes:
         if node.id in state.tree.nodes:
             prune(state, node)
@@ -159,15 +160,23 @@ def _step_back(state: CellState, worker: Worker, request: Request, failed: list[
         )
 
 
-def release_host(state: CellState, nodes: list[Node], storage: Storage, bad_pages: bytes) -> None:
-    """Unlock the host copies that a copy up read, lowest first, and quarantine those with bad pages (packed)."""
+def release_host(step: Step, nodes: list[Node], storage: Storage, bad_pages: bytes) -> None:
+    """Unlock the host copies that a copy up read, lowest first, and quarantine those with bad pages (packed).
+
+    Pins let go of what is quarantined: a copy that their locks kept would keep good KV from being backed up.
+    """
+    state = step.state
     bad = dict.fromkeys(unpack_int32(bad_pages))
+    spoiled = 0
     for node in nodes:
         held = node.host.get(storage.storage_id, b"")
         if any(page in bad for page in unpack_int32(held)) if bad else False:
-            state.count("quarantined_pages", len(held) // 4)
+            spoiled += len(held) // PAGE_NUMBER_BYTES
             quarantine(state, node, storage)
         unlock_host(state, node, storage)
+    if spoiled:
+        state.count("quarantined_pages", spoiled)
+        let_go_of_spoiled(step)
 
 
 def loading_nodes(state: CellState, worker: Worker, load: Load) -> list[Node]:

@@ -232,7 +232,7 @@ def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
         worker.pool.release(cancel_loading(state, node, worker))
     if storage is not None:
         bad = message.bad_host_pages
-        release_host(state, nodes, storage, bad[: len(bad) // 4 * 4])
+        release_host(step, nodes, storage, bad[: len(bad) // 4 * 4])
     for node in nodes:
         if node.id in state.tree.nodes:
             prune(state, node)

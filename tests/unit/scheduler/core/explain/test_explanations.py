@@ -1,11 +1,13 @@
 """What the core remembers of admissions: where a prompt came from, why the rest was computed, what it waited for."""
 
 import random
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, find_admissions
+from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.explain.explanations import overlay
 from services.scheduler.core.explain.recollection import (
     MOST_ADMISSIONS,
@@ -279,3 +281,20 @@ def test_what_is_remembered_is_bounded() -> None:
         memory.note_wait("r", Wait(kind="deferral", start_ns=2 * number, end_ns=2 * number + 1))
     assert len(memory.waits["r"]) == MOST_WAITS
     assert memory.waits["r"][-1].end_ns == 2 * (MOST_WAITS + 4) + 1
+
+
+def test_what_leaves_together_is_remembered_as_if_it_left_one_by_one() -> None:
+    """Of more than can be remembered, the last; what would be forgotten at once is not even written down."""
+    nodes = [Node(id=number, parent=1, tokens=bytes(16), digest=number) for number in range(MOST_DEPARTED + 40)]
+    together, apart = Recollection(), Recollection()
+    together.note_gone(nodes, "lost", "device", "lru", 5)
+    for node in nodes:
+        apart.note_departed(node.digest, node.tokens, "lost", "device", "lru", 5)
+
+    assert together == apart
+    assert not together.is_whole
+
+
+def test_forgetting_the_oldest_does_not_look_at_those_before() -> None:
+    """A plain dictionary finds its first entry behind the places of all that were deleted before it."""
+    assert isinstance(Recollection().departed, OrderedDict)

@@ -1,5 +1,10 @@
 """Where requests go."""
 
+import pytest
+
+from services.scheduler.core.queue import queueing
+from services.scheduler.core.request import Request
+from services.scheduler.core.step import Step
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_state import COSTS
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -235,3 +240,41 @@ def test_a_request_goes_where_the_disk_holds_its_state(make_cell: MakeCell) -> N
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-1"].restored_tokens == 3 * CHUNK
+
+
+def test_a_join_places_a_bounded_number_anew(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first in line are weighed again; the others stay until somebody is idle. Nothing is lost."""
+    monkeypatch.setattr(queueing, "MOST_REPLACED", 3)
+    weighed: list[str] = []
+    enqueue = queueing.enqueue
+
+    def weigh(step: Step, request: Request) -> None:
+        weighed.append(request.request_id)
+        enqueue(step, request)
+
+    monkeypatch.setattr(queueing, "enqueue", weigh)
+    cell = make_cell(max_running=1)
+    for number in range(9):
+        cell.submit([number] * 8, max_tokens=1, request_id=f"r{number}")
+    weighed.clear()
+
+    cell.add_worker("worker-1")
+
+    assert weighed == ["r1", "r2", "r3"]
+    cell.drain()
+    cell.check_answers()
+    assert not cell.state.requests
+
+
+def test_a_first_worker_gets_all_that_nobody_has(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was accepted while there was no worker is placed, however much it is."""
+    monkeypatch.setattr(queueing, "MOST_REPLACED", 1)
+    cell = make_cell(workers=0)
+    for number in range(4):
+        cell.submit([number] * 8, max_tokens=1)
+
+    cell.add_worker("worker-0")
+
+    assert not cell.state.unplaced
+    cell.drain()
+    cell.check_answers()

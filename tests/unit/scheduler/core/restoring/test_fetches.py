@@ -54,6 +54,7 @@ def test_reports_never_go_back_and_name_no_more_than_was_asked_for(cell: CellMod
 
     assert host_tokens(cell, prompt(2)) == 2 * CHUNK
     assert cell.state.fetches == {}
+    assert cell.state.counters["malformed_inputs"] == 2
 
 
 def test_a_report_on_a_fetch_that_is_over_is_stale(cell: CellModel) -> None:

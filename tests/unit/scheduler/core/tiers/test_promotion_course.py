@@ -5,10 +5,11 @@ import pytest
 from services.scheduler.core import check_invariants, decode_state, encode_state, status
 from services.scheduler.core.cache.residency import split_node
 from shared.errors import InvariantViolated
-from shared.messages.cell_events import FlushCache
+from shared.messages.base import pack_int32
+from shared.messages.cell_events import FlushCache, PinPrefix
 from shared.messages.worker_events import PagesPromoted
 from shared.messages.worker_plans import RunBatch
-from tests.stateful.cell_model import CellModel
+from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
 from tests.unit.scheduler.core.promoting import HOT, counters, filled, node_of, on_device, prefill, promotions
 
@@ -101,6 +102,28 @@ def test_rotten_pages_are_quarantined(cell: CellModel) -> None:
     cell.drain()
     cell.check_answers()
     assert cell.admitted[-1].cached_tokens == 0
+
+
+def test_a_pin_lets_go_of_rotten_pages(cell: CellModel) -> None:
+    """Otherwise its lock would keep the bad copy, and what is computed anew would never be backed up."""
+    pin = PinPrefix(pin_id="p", namespace=namespace(), tokens=pack_int32(HOT), ttl_ms=60_000)
+    cell.feed(pin)
+    assert node_of(cell, 0).host_locks == {"storage": 1}
+    pool = cell.storages["storage"].pool
+    assert pool is not None
+    for page in pool.memory.values():
+        page.is_corrupt = True
+    prefill(cell)
+    cell.drain()
+    assert cell.state.counters["promotions_failed"] == 1
+
+    assert not any(node.quarantined for node in cell.state.tree.nodes.values())
+    assert cell.state.pins["p"].pages == 0
+    for prompt in (HOT, *([number] * 40 for number in (104, 105, 106))):
+        cell.submit(prompt, max_tokens=1)
+        cell.drain()
+    assert node_of(cell, 0).host
+    assert cell.state.pins["p"].pages == 10
 
 
 @pytest.mark.parametrize("promotion_id", [1, 77])
