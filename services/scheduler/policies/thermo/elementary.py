@@ -7,6 +7,8 @@ exponent. IEEE 754 defines all of these to the bit. They are within 2 units in t
 
 from __future__ import annotations
 
+from math import frexp, ldexp
+
 import numpy as np
 
 from services.scheduler.policies.thermo.samples import Floats, Ints
@@ -14,6 +16,7 @@ from services.scheduler.policies.thermo.samples import Floats, Ints
 _LN2 = 0.6931471805599453
 _LN2_HIGH = 0.693147180369123816490  # Its first 32 bits: products with exponents are exact.
 _LN2_LOW = 1.90821492927058770002e-10
+_HALF_ROOT = 0.7071067811865476
 _MOST = 746.0  # From here on e**-x is 0.
 
 _EXPONENTIAL = [1 / 6227020800, 1 / 479001600, 1 / 39916800, 1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040, 1 / 720,
@@ -43,7 +46,7 @@ def decay(x: Floats) -> tuple[Floats, Floats]:
 def log2(x: Floats) -> Floats:
     """Of positive numbers; of powers of two exact."""
     mantissa, exponent = np.frexp(x)
-    is_small = mantissa < 0.7071067811865476
+    is_small = mantissa < _HALF_ROOT
     mantissa = np.where(is_small, 2.0 * mantissa, mantissa)
     f = (mantissa - 1.0) / (mantissa + 1.0)
     square = f * f
@@ -51,6 +54,31 @@ def log2(x: Floats) -> Floats:
     for coefficient in _ARTANH:
         total = total * square + coefficient
     return np.asarray(total * f / _LN2 + (exponent - is_small))
+
+
+def exp2_one(x: float) -> float:
+    """:func:`exp2` of one number, to the same bit, without the cost of arrays."""
+    exponent = round(x)
+    rest = (x - exponent) * _LN2
+    total = 0.0
+    for coefficient in _EXPONENTIAL:
+        total += coefficient
+        total *= rest
+    return ldexp(1.0 + total, exponent)
+
+
+def log2_one(x: float) -> float:
+    """:func:`log2` of one number, to the same bit, without the cost of arrays."""
+    mantissa, exponent = frexp(x)
+    is_small = mantissa < _HALF_ROOT
+    if is_small:
+        mantissa *= 2.0
+    f = (mantissa - 1.0) / (mantissa + 1.0)
+    square = f * f
+    total = 0.0
+    for coefficient in _ARTANH:
+        total = total * square + coefficient
+    return total * f / _LN2 + (exponent - is_small)
 
 
 def _below_one(rest: Floats) -> Floats:

@@ -14,11 +14,12 @@ The simple scores are sums and quotients of doubles, which every machine rounds 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import exp2, inf, log2
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.scheduler.policies.thermo.elementary import exp2, exp2_one, log2_one
 from services.scheduler.policies.thermo.law import COUNT_SHIFT, PACES, PASSED_SHIFT, Law, rounded, rounded_one
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def score(rule: int, now: float, lasts: Floats, codes: Ints, law: Law, turnover_
         most = np.array(_most_left(half_life_s))[codes & (PACES - 1)]
         left = np.where((codes & _PASSED) == _PASSED_BY_ONE, 1.0, np.minimum(codes >> COUNT_SHIFT, most))
         exponent = np.maximum((lasts - now) / half_life_s, _LEAST_EXPONENT)
-        return rounded(left * np.exp2(np.minimum(exponent, 0.0)))
+        return rounded(left * exp2(np.minimum(exponent, 0.0)))
     is_passed = (codes & _PASSED) == _PASSED_BY_ONE
     if rule == RECENCY:
         return np.where(is_passed, 0.5, 1.0) / (1.0 + np.maximum(now - lasts, 0.0))
@@ -61,7 +62,7 @@ def score_one(rule: int, now: float, last: float, code: int, law: Law, turnover_
     if rule in HALF_LIVES:
         half_life_s = HALF_LIVES[rule] * turnover_s
         exponent = min(max((last - now) / half_life_s, _LEAST_EXPONENT), 0.0)
-        return rounded_one(_left(code, half_life_s) * exp2(exponent))
+        return rounded_one(_left(code, half_life_s) * exp2_one(exponent))
     is_passed = code & _PASSED == _PASSED_BY_ONE
     if rule == RECENCY:
         return (0.5 if is_passed else 1.0) / (1.0 + max(now - last, 0.0))
@@ -76,7 +77,7 @@ def fixed_key(rule: int, last: float, code: int, turnover_s: float = 1.0) -> flo
         return last
     if rule in HALF_LIVES:
         half_life_s = HALF_LIVES[rule] * turnover_s
-        return rounded_one(log2(_left(code, half_life_s))) * half_life_s + last
+        return rounded_one(log2_one(_left(code, half_life_s))) * half_life_s + last
     return score_one(rule, last, last, code, _NO_LAW)
 
 
@@ -94,4 +95,4 @@ def _most_left(half_life_s: float) -> tuple[float, ...]:
     A pace is known by the doublings of a millisecond that it has, so the middle of each is taken.
     """
     paces_s = [0.75e-3 * 2.0 ** (bits - 1) for bits in range(1, PACES)]
-    return inf, *(1 / (1 - exp2(-max(pace_s / half_life_s, 1e-9))) for pace_s in paces_s)
+    return inf, *(1 / (1 - exp2_one(-max(pace_s / half_life_s, 1e-9))) for pace_s in paces_s)

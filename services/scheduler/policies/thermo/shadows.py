@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from math import log2
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from services.scheduler.policies.thermo.elementary import log2_one
 from services.scheduler.policies.thermo.rules import HALF_LIVES, LEARNED, RULES, fixed_key, score
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Shadows(msgspec.Struct):
         """Measure half-lives by the turnover once it is another by far, so that order changes a few times only."""
         if self.turnover_s / 2 < turnover_s < 2 * self.turnover_s:
             return
-        self.turnover_s = 2.0 ** round(log2(max(turnover_s, 1e-9)))
+        self.turnover_s = 2.0 ** round(log2_one(max(turnover_s, 1e-9)))
         for rule in HALF_LIVES:
             self._rank_all(rule)
 

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from services.scheduler import core, policies
-from services.scheduler.policies.thermo.elementary import decay, exp2, log2
+from services.scheduler.policies.thermo.elementary import decay, exp2, exp2_one, log2, log2_one
 
 
 def left(x: np.ndarray) -> np.ndarray:
@@ -83,6 +83,14 @@ def test_shape_and_memory_order_change_nothing() -> None:
         whole = function(table)
         assert np.array_equal(function(table.T).T, whole)
         assert [function(table[3, n : n + 1])[0] for n in range(9)] == whole[3, :9].tolist()
+
+
+def test_one_number_gives_the_bits_of_many() -> None:
+    """A prefix is scored alone in one place and among others in the next."""
+    assert [exp2_one(float(x)) for x in WIDE] == exp2(WIDE).tolist()
+    positive = np.abs(WIDE) + 1e-300
+
+    assert [log2_one(float(x)) for x in positive] == log2(positive).tolist()
 
 
 def test_nothing_that_decides_takes_a_power_or_a_logarithm_from_the_machine() -> None:
