@@ -109,7 +109,7 @@ def measure_promotion(cell: MillionNodes, worker: Worker, choices: int) -> dict[
     for number in range(choices):
         for _ in range(8):
             use_some(cell, ids)
-        worker.is_promotion_due = True
+        worker.moves.is_promotion_due = True
         leaves: dict[int, float] = {}
         index = state.candidates.get(coldest_of_device(worker.worker_id))
         if number % RANKED_EVERY == 0 and index is not None and len(index.noted) < SETTLED:
@@ -126,10 +126,10 @@ def measure_promotion(cell: MillionNodes, worker: Worker, choices: int) -> dict[
             node = state.tree.nodes.get(node_id)
             if node is None or worker.worker_id not in node.device:
                 ranks.append(sum(other < heat for other in leaves.values()) / len(leaves))
-        if worker.promotion is None:
+        if worker.moves.promotion is None:
             continue
         answer = PagesPromoted(
-            worker_id=worker.worker_id, incarnation="one", promotion_id=worker.promotion.promotion_id, ok=True
+            worker_id=worker.worker_id, incarnation="one", promotion_id=worker.moves.promotion.promotion_id, ok=True
         )
         start = time.process_time()
         pages_promoted(turn, worker, answer)

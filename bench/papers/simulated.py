@@ -53,7 +53,7 @@ class HeldShare:
     def look(self, stamped: Stamped, outputs: list[Any]) -> None:
         """Called after every input; looks while requests run."""
         for worker in self._cell.state.workers.values():
-            if worker.running:
+            if worker.work.running:
                 pool = worker.pool
                 self._sum += 1 - (pool.free + pool.cached - pool.locked) / pool.total
                 self._looks += 1

@@ -20,11 +20,11 @@ EMPTY = (
     "saves",
     "hidden_fetches",
     "hidden_saves",
-    "storages.*.ahead",
-    "storages.*.due",
-    "storages.*.fetching",
-    "storages.*.saving",
-    "storages.*.hidden_saving",
+    "storages.*.fetching.ahead",
+    "storages.*.fetching.due",
+    "storages.*.fetching.chunks",
+    "storages.*.disk.saving",
+    "storages.*.hidden.saving",
     "tenants",
     "timers",
     "transfers",
@@ -33,12 +33,12 @@ EMPTY = (
     "unplaced",
     "unwanted",
     "waiters",
-    "workers.*.batches",
-    "workers.*.deferred",
+    "workers.*.work.batches",
+    "workers.*.line.deferred",
     "workers.*.lease_waits",
-    "workers.*.load_waiters",
-    "workers.*.running",
-    "workers.*.queue.levels.*.lanes",
+    "workers.*.line.load_waiters",
+    "workers.*.work.running",
+    "workers.*.line.queue.levels.*.lanes",
 )
 """Collections that speak only of what is under way."""
 
@@ -46,7 +46,7 @@ BOUNDED = {
     "counters": 1_000,
     "ended": 4_096,
     "gateways": MOST_GATEWAYS,
-    "storages.*.taken": 16_384,
+    "storages.*.disk.taken": 16_384,
 }
 """Collections with a bound of their own."""
 
@@ -57,7 +57,7 @@ EACH, MORE = 8, 128
 def check_sizes(state: CellState) -> None:
     """Raise :class:`Broken` where a collection is larger than what there is can explain."""
     chunks = sum(
-        len(storage.chunks) + len(storage.hidden_chunks) + len(storage.sparse_chunks)
+        len(storage.disk.chunks) + len(storage.hidden.chunks) + len(storage.sparse.chunks)
         for storage in state.storages.values()
     )
     there = len(state.tree.nodes) + len(state.tree.roots) + chunks + len(state.workers) + len(state.storages)

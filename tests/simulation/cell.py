@@ -318,8 +318,8 @@ class Cell:
             "requests": {name: request.state.value for name, request in state.requests.items()},
             "unfolded": len(self.inputs.messages) - self.scheduler.fold.position,
             "unlisted": [member.incarnation for member in self.members() if self._is_forgotten(member)],
-            "batches": [batch.plan for worker in state.workers.values() for batch in worker.batches],
-            "promotions": [worker.worker_id for worker in state.workers.values() if worker.promotion is not None],
+            "batches": [batch.plan for worker in state.workers.values() for batch in worker.work.batches],
+            "promotions": [worker.worker_id for worker in state.workers.values() if worker.moves.promotion is not None],
             "pins": list(state.pins),
         }
         for name in ("transfers", "saves", "fetches", "leases", "hidden_saves", "hidden_fetches", "late_reads"):

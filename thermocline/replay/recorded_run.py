@@ -114,7 +114,7 @@ def _take_snapshot(run: RecordedRun, data: bytes) -> None:
         run.max_context = worker.max_context
     for storage in state.storages.values():
         run.host_pages = storage.pool.total if storage.pool is not None else run.host_pages
-        run.disk_bytes = storage.disk_bytes
+        run.disk_bytes = storage.disk.budget_bytes
 
 
 def _take_input(run: RecordedRun, message: Input, now_ns: int) -> None:

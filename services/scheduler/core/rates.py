@@ -76,8 +76,8 @@ def backlog_us(state: CellState, worker: Worker) -> float:
 
 def backlog_at(worker: Worker, us_per_token: float) -> float:
     """The same at a known speed. Pure."""
-    tokens = worker.unplanned + worker.outstanding + len(worker.running) * _RUNNING_TOKENS
-    return worker.queued_cost + tokens * us_per_token
+    tokens = worker.work.unplanned + worker.work.outstanding + len(worker.work.running) * _RUNNING_TOKENS
+    return worker.line.cost + tokens * us_per_token
 
 
 def load_us(state: CellState, worker: Worker, tokens: int) -> float:
@@ -113,12 +113,12 @@ def load_compute_ratio(state: CellState, worker: Worker, context: int) -> float:
 
 def disk_bytes_per_us(storage: Storage) -> float:
     """How fast a storage's disk is read, as observed; before that its limit, or a guess. Does not mutate."""
-    return storage.disk_rate.per_us(expected_disk_bytes_per_us(storage))
+    return storage.fetching.disk_rate.per_us(expected_disk_bytes_per_us(storage))
 
 
 def expected_disk_bytes_per_us(storage: Storage) -> float:
     """The same without any observation. Pure."""
-    limit = storage.disk_bytes_per_s / 1e6
+    limit = storage.fetching.disk_bytes_per_s / 1e6
     return limit if limit > 0 else UNMEASURED_DISK_BYTES_PER_US
 
 
@@ -144,9 +144,9 @@ def note_fetch(state: CellState, storage: Storage, fetch: Fetch, message: Chunks
     if geometry is None or message.remote_chunks or message.nbytes < 1 or not message.seconds > 0:
         return
     tokens = message.nbytes * geometry.page_size / geometry.page_bytes
-    storage.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
-    storage.fetched_tokens = storage.fetched_tokens * _KEPT + tokens
-    storage.fetched_us = storage.fetched_us * _KEPT + message.seconds * 1e6
+    storage.fetching.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
+    storage.fetching.tokens = storage.fetching.tokens * _KEPT + tokens
+    storage.fetching.us = storage.fetching.us * _KEPT + message.seconds * 1e6
 
 
 def disk_us(state: CellState, worker: Worker, storage: Storage, tokens: int) -> float:
@@ -155,9 +155,9 @@ def disk_us(state: CellState, worker: Worker, storage: Storage, tokens: int) -> 
     Until the disk was measured it costs no more than what host memory does, so that it is tried.
     """
     loading = load_us(state, worker, tokens)
-    if not storage.fetched_tokens:
+    if not storage.fetching.tokens:
         return loading
-    return loading + tokens * storage.fetched_us / storage.fetched_tokens
+    return loading + tokens * storage.fetching.us / storage.fetching.tokens
 
 
 def has_compute_speed(state: CellState, worker: Worker) -> bool:
@@ -177,8 +177,8 @@ def queued_bytes(state: CellState, storage: Storage) -> float:
             hidden_fetch.storage_id == name
             and request is not None
             and request.hidden.run is not None
-            and storage.hidden_handle
+            and storage.hidden.handle
         ):
             left = (request.hidden.run.end - request.hidden.run.arrived) // chunk_tokens(state.tree.page_size)
-            total += left * chunk_bytes(storage.hidden_handle.geometry)
+            total += left * chunk_bytes(storage.hidden.handle.geometry)
     return float(total)

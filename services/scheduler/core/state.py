@@ -13,17 +13,16 @@ from services.scheduler.core.cache.hotness.filter import HotnessFilter
 from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
-from services.scheduler.core.cache.shares import ChunkShares
 from services.scheduler.core.explain.recollection import Recollection
-from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave
+from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave, HiddenTier
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
+from services.scheduler.core.sparse.sparse_records import SparseTier
 from services.scheduler.core.speed_fit import PredictionErrors, Rate, SpeedFit
 from services.scheduler.core.step import Timer
-from services.scheduler.core.store_answers import StoreBlanks
-from services.scheduler.core.tiers.under_way import Batch, Fetch, LateRead, Promotion, Save, Transfer
-from services.scheduler.core.waiting.fair_share import Queue
+from services.scheduler.core.tiers.under_way import DiskTier, Fetch, Fetching, LateRead, Moves, Save, Transfer, Work
+from services.scheduler.core.waiting.fair_share import Line
 from services.scheduler.core.waiting.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
@@ -40,25 +39,15 @@ class Worker(msgspec.Struct):
     max_context: int
     pool: PagePool
     number: int = 0  # Last plan number.
-    queue: Queue = msgspec.field(default_factory=Queue)  # Waiting requests that are ready to run.
-    openings: dict[bytes, dict[str, None]] = {}  # Those of them that may reuse a prefix, by their first page of tokens.
-    deferred: dict[str, int] = {}  # Waiting requests that are not, by when they will: tokens of their producer.
-    load_waiters: dict[int, dict[str, int]] = {}  # Those of them that wait for a load, by node.
-    queued_cost: int = 0  # Of all waiting requests, deferred ones included.
-    unplanned: int = 0  # Tokens of running requests for which no chunk was sent yet.
-    outstanding: int = 0  # Tokens of the chunks of ``batches``.
     speed: SpeedFit = msgspec.field(default_factory=SpeedFit)
-    running: list[str] = []  # Admitted requests in order of admission.
-    batches: list[Batch] = []  # Outstanding, oldest first.
     lease_waits: list[LeaseWait] = []
-    leaving: int = 0  # Device pages that running backups will free, as far as is known.
-    promotion: Promotion | None = None
-    is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
-    neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
     restoration: RestorationCosts | None = None  # As it said when it joined.
     restoring: Rate = msgspec.field(default_factory=Rate)  # Tokens restored, as observed.
     drain: Drain | None = None  # It was asked to end: it gets nothing new.
     device: DeviceFacts | None = None  # As it said when it joined.
+    line: Line = msgspec.field(default_factory=Line)
+    work: Work = msgspec.field(default_factory=Work)
+    moves: Moves = msgspec.field(default_factory=Moves)
 
 
 class Storage(msgspec.Struct):
@@ -73,36 +62,10 @@ class Storage(msgspec.Struct):
     handle: PoolHandle | None = None
     pool: PagePool | None = None
     late_backups: int = 0  # Backups whose deadline passed and that it has not answered yet.
-    disk_bytes: int = 0  # Budget of its disk tier; 0 is none.
-    has_remote: bool = False
-    chunks: dict[bytes, None] = {}  # What its disk holds, as far as it said.
-    saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
-    unsaved: dict[int, int] = {}  # What there was no room for (:mod:`unsaved`): ends of paths, and the first chunk.
-    fetching: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
-    fetch_pages: int = 0  # Host pages leased to fetches that are not over.
-    late_fetches: int = 0  # Fetches whose deadline passed and that it has not answered yet.
-    ahead: dict[str, int] = {}  # Host pages that were fetched for requests which still wait.
-    due: dict[str, None] = {}  # Requests whose fetch waits for room, first come first served.
-    late_saves: int = 0  # Saves whose deadline passed and that it has not answered yet.
-    taken: dict[bytes, None] = {}  # Chunks that it took and does not have on its disk, lately,
-    taken_from: int = 0  # by saves from this one on: those before it were flushed.
-    fetched_tokens: float = 0.0  # What it brought up lately, and how long that took.
-    fetched_us: float = 0.0
-    disk_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read for fetches, as observed.
-    disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most; 0 is no limit.
-    state_bytes: int = 0  # Budget of its state pool; 0 is none.
-    is_hidden_requested: bool = False
-    hidden_handle: PoolHandle | None = None
-    hidden_pool: PagePool | None = None
-    hidden_chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
-    hidden_saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
-    blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
-    overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).
-    keeps_sparse: bool = False  # Its disk keeps chunks of KV a second time, so that they can be read in part.
-    sparse_chunks: dict[bytes, None] = {}  # Those that it holds in that form, as far as it said.
-    sparse_pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
-    sparse_overruled: int = 0  # Decisions against such reads for which only that pace spoke.
-    shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.
+    disk: DiskTier = msgspec.field(default_factory=DiskTier)
+    fetching: Fetching = msgspec.field(default_factory=Fetching)
+    hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)
+    sparse: SparseTier = msgspec.field(default_factory=SparseTier)
 
 
 MOST_QUARANTINED = 64

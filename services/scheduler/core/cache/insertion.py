@@ -120,7 +120,7 @@ def _adopt(
         size = end - position
         node_inserted(step, child)
         storage = state.storage_of(worker)
-        if storage is not None and storage.shares.by_name:
+        if storage is not None and storage.sparse.shares.by_name:
             value_node(state, storage, child)
     else:
         if worker.worker_id in child.device or worker.worker_id in child.loading:
@@ -154,10 +154,10 @@ def _cached_child(
 
 def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
     """Give a node, new or not, the importance that its chunks have proved to have at this storage, if any."""
-    if storage is None or not storage.shares.by_name or not state.config.importance_caching:
+    if storage is None or not storage.sparse.shares.by_name or not state.config.importance_caching:
         return
     page_identities(state.tree, node)
-    node.importance = storage.shares.importance_of(chunks_ending_in(state.tree, node))
+    node.importance = storage.sparse.shares.importance_of(chunks_ending_in(state.tree, node))
 
 
 def value_path(state: CellState, storage: Storage, path: Path, start: int) -> None:

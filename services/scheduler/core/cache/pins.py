@@ -173,7 +173,7 @@ def _take_hold(step: Step, pin: Pin) -> None:
 def _keep_chunks(step: Step, storage: Storage, pin: Pin) -> None:
     """Have the disk keep the chunks of what the pin holds."""
     state = step.state
-    if not storage.disk_bytes:
+    if not storage.disk.budget_bytes:
         return
     path = reversed(_held(state, pin))
     identities = b"".join(page_identities(state.tree, node) for node in path)

@@ -104,7 +104,7 @@ def reach(
     pool: its chunks may stand on them.
     """
     storage_id = state.storage_id_of(worker)
-    may_ask = state.config.neighbour_loads and bool(worker.neighbours)
+    may_ask = state.config.neighbour_loads and bool(worker.moves.neighbours)
     found = PrefixMatch()
     for node, pages in path:
         if worker.worker_id in node.device:
@@ -147,7 +147,7 @@ def _load_nothing(found: PrefixMatch, path: Path) -> None:
 
 def nearest_holder(state: CellState, worker: Worker, node: Node) -> str:
     """The neighbour to copy a node from, the first that joined of those that have it; "" is none. Does not mutate."""
-    usable = [name for name in node.device if worker.neighbours.get(name)]
+    usable = [name for name in node.device if worker.moves.neighbours.get(name)]
     if len(usable) < 2:
         return usable[0] if usable else ""
     return next(name for name in state.workers if name in usable)

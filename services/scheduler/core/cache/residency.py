@@ -166,7 +166,7 @@ def _unlock(state: CellState, node: Node, worker: Worker) -> None:
 
 def count_leaving(state: CellState, node: Node, worker: Worker, pages: int) -> None:
     """A running backup will free so many pages of a node on this worker more, or fewer."""
-    worker.leaving += pages
+    worker.moves.leaving += pages
     if node.owner:
         state.quotas.note_leaving(node.owner, f"{DEVICE}/{worker.worker_id}", pages)
 

@@ -18,12 +18,12 @@ MOST_UNSAVED = 256
 
 def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: int) -> None:
     """Chunks of the path to ``end``, from number ``first`` on, are to be saved later; where the line is full, never."""
-    known = storage.unsaved.get(end.id)
+    known = storage.disk.unsaved.get(end.id)
     if known is not None:
-        storage.unsaved[end.id] = min(known, first)
-    elif len(storage.unsaved) < MOST_UNSAVED:
+        storage.disk.unsaved[end.id] = min(known, first)
+    elif len(storage.disk.unsaved) < MOST_UNSAVED:
         state.count("saves_put_off_chunks", chunks)
-        storage.unsaved[end.id] = first
+        storage.disk.unsaved[end.id] = first
     else:
         state.count("saves_refused_chunks", chunks)
 
@@ -31,9 +31,9 @@ def put_off(state: CellState, storage: Storage, end: Node, first: int, chunks: i
 def move_up(state: CellState, gone: list[Node], parent: Node | None) -> None:
     """These nodes are removed, which hung below ``parent``; None was an emptied root."""
     for storage in state.storages.values():
-        if not storage.unsaved:
+        if not storage.disk.unsaved:
             continue
         for node in gone:
-            first = storage.unsaved.pop(node.id, None)
+            first = storage.disk.unsaved.pop(node.id, None)
             if first is not None and parent is not None and parent.parent:
-                storage.unsaved[parent.id] = min(first, storage.unsaved.get(parent.id, first))
+                storage.disk.unsaved[parent.id] = min(first, storage.disk.unsaved.get(parent.id, first))

@@ -134,7 +134,7 @@ def _flush_lower(step: Step, namespace: str, tiers: tuple[str, ...]) -> None:
     """Have the storages delete chunks; the catalogue follows when they say that they did."""
     cancel_fetches(step, namespace)
     for storage in step.state.storages.values():
-        if storage.disk_bytes or storage.has_remote:
+        if storage.disk.budget_bytes or storage.disk.has_remote:
             forget_taken(step.state, storage)
             step.to_storage(storage, DropChunks(namespace=namespace, tiers=tiers))
 

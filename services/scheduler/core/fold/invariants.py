@@ -41,9 +41,9 @@ def check_invariants(state: CellState) -> None:
     for storage in state.storages.values():
         if storage.pool is not None:
             _check_host_pool(state, storage)
-        if storage.hidden_pool is not None:
-            _check_pool(f"state pool of {storage.storage_id}", storage.hidden_pool, state_pages(state, storage))
-            require(not storage.hidden_pool.cached, f"{storage.storage_id} caches pages in its state pool")
+        if storage.hidden.pool is not None:
+            _check_pool(f"state pool of {storage.storage_id}", storage.hidden.pool, state_pages(state, storage))
+            require(not storage.hidden.pool.cached, f"{storage.storage_id} caches pages in its state pool")
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
@@ -135,11 +135,11 @@ def _check_device_pool(state: CellState, worker: Worker) -> None:
         owned += [held, node.loading.get(worker.worker_id, b"")]
         cached += len(held) // 4
         locked += len(held) // 4 if node.locks.get(worker.worker_id) else 0
-    owned += [state.requests[request_id].own_pages for request_id in worker.running]
+    owned += [state.requests[request_id].own_pages for request_id in worker.work.running]
     _check_pool(name, worker.pool, owned)
     require(worker.pool.cached == cached, f"{name} miscounts its cached pages")
     require(worker.pool.locked == locked, f"{name} miscounts its locked pages")
-    if not worker.running and not worker.batches:
+    if not worker.work.running and not worker.work.batches:
         promoted = sum(
             len(node.loading[worker.worker_id]) // 4 for _, nodes in copies_up(state, worker) for node in nodes
         )
@@ -173,7 +173,7 @@ def _check_host_pool(state: CellState, storage: Storage) -> None:
 def _check_locks(state: CellState, worker: Worker) -> None:
     """Each device lock has its user: a running request, a save, or a neighbour's load."""
     locks = locks_beside_requests(state, worker)
-    for request_id in worker.running:
+    for request_id in worker.work.running:
         node_id = state.requests[request_id].node
         if node_id:
             for node in ancestors(state.tree, state.tree.nodes[node_id]):
@@ -193,9 +193,11 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     for node in state.tree.nodes.values():
         expected = 1 if worker.worker_id in node.loading else 0
         require(loading.get(node.id, 0) == expected, f"node {node.id} is loading for {loading.get(node.id, 0)} copies")
-    require(worker.leaving == _pages_leaving(state, worker), f"{worker.worker_id} miscounts the pages under backup")
+    require(
+        worker.moves.leaving == _pages_leaving(state, worker), f"{worker.worker_id} miscounts the pages under backup"
+    )
     for wait in worker.lease_waits:
-        require(wait.request_id in worker.running, f"{wait.request_id} waits for a lease and does not run")
+        require(wait.request_id in worker.work.running, f"{wait.request_id} waits for a lease and does not run")
 
 
 def _pages_leaving(state: CellState, worker: Worker) -> int:
@@ -262,10 +264,10 @@ def _check_requests(state: CellState) -> None:
     """Each request is in exactly one place, and its pages are what its state says."""
     places: dict[str, int] = {}
     for worker in state.workers.values():
-        for request_id in (*waiting_at(worker), *worker.running):
+        for request_id in (*waiting_at(worker), *worker.work.running):
             places[request_id] = places.get(request_id, 0) + 1
             require(state.requests[request_id].worker_id == worker.worker_id, f"{request_id} is at another worker")
-        for request_id in worker.running:
+        for request_id in worker.work.running:
             require(state.requests[request_id].state in ADMITTED, f"{request_id} runs without being admitted")
     for request_id in state.unplaced:
         places[request_id] = places.get(request_id, 0) + 1

@@ -121,7 +121,7 @@ def _batch_done(step: Step, message: worker_events.BatchDone) -> None:
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is None:
         return
-    for batch in worker.batches:
+    for batch in worker.work.batches:
         if batch.plan == message.plan:
             batch_done(step, worker, batch, message)
             return

@@ -78,7 +78,7 @@ def _serve(step: Step, worker: Worker) -> bool:
         return False
     if worker.lease_waits:
         serve_leases(step, worker)
-    if worker.load_waiters:
+    if worker.line.load_waiters:
         wake_load_waiters(state, worker)
     admissions = state.admissions
     is_batch_sent = send_batches(step, worker)
@@ -90,6 +90,6 @@ def _serve(step: Step, worker: Worker) -> bool:
     is_trimming = bool(state.quotas.above) and keep_quotas(step, worker, is_busy=is_batch_sent)
     # It stays due: the step has done enough, and the worker's next input goes on with it. What is promoted displaces
     # what is within quotas, so whoever is above one gives way before.
-    if worker.is_promotion_due and not is_batch_sent and not is_trimming:
+    if worker.moves.is_promotion_due and not is_batch_sent and not is_trimming:
         promote(step, worker)
     return is_batch_sent or is_evicting or is_trimming

@@ -43,7 +43,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
     ]
     pools += [
-        _state(storage, storage.hidden_pool) for storage in state.storages.values() if storage.hidden_pool is not None
+        _state(storage, storage.hidden.pool) for storage in state.storages.values() if storage.hidden.pool is not None
     ]
     page_size = state.tree.page_size
     in_queue, in_flight = transient_nodes(state)
@@ -54,7 +54,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         model=state.model,
         page_size=page_size,
         queued=state.queued,
-        running=sum(len(worker.running) for worker in state.workers.values()),
+        running=sum(len(worker.work.running) for worker in state.workers.values()),
         max_queued=state.config.max_queued,
         max_context=max(
             (min(worker.max_context, worker.pool.total * page_size) for worker in _serving(state)), default=0
@@ -63,8 +63,8 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
             WorkerStatus(
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
-                running=len(worker.running),
-                waiting=worker.queue.size + len(worker.deferred),
+                running=len(worker.work.running),
+                waiting=worker.line.queue.size + len(worker.line.deferred),
                 draining=worker.drain is not None,
                 device=worker.device,
             )
@@ -78,18 +78,18 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         saves=len(state.saves) + len(state.hidden_saves),
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
-        chunks=sum(len(storage.chunks) for storage in state.storages.values()),
-        state_chunks=sum(len(storage.hidden_chunks) for storage in state.storages.values()),
-        sparse_chunks=sum(len(storage.sparse_chunks) for storage in state.storages.values()),
+        chunks=sum(len(storage.disk.chunks) for storage in state.storages.values()),
+        state_chunks=sum(len(storage.hidden.chunks) for storage in state.storages.values()),
+        sparse_chunks=sum(len(storage.sparse.chunks) for storage in state.storages.values()),
         fetches=len(state.fetches) + len(state.hidden_fetches),
-        deferred=sum(len(worker.deferred) for worker in state.workers.values()),
+        deferred=sum(len(worker.line.deferred) for worker in state.workers.values()),
         in_queue_nodes=in_queue,
         in_flight_nodes=in_flight,
         restorations=tuple(_restoration(kind, found) for kind, found in state.predictions.by_kind.items()),
         deferred_for_fetch=sum(
             state.requests[request_id].wait.fetch > 0
             for worker in state.workers.values()
-            for request_id in worker.deferred
+            for request_id in worker.line.deferred
         ),
         unplaced=len(state.unplaced),
         tenant_loads=tenant_loads(state),
@@ -101,8 +101,8 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
                 storage_id=storage.storage_id,
                 host=storage.host_bytes,
                 awaits_pool=storage.is_pool_requested and storage.pool is None,
-                disk=storage.disk_bytes,
-                has_remote=storage.has_remote,
+                disk=storage.disk.budget_bytes,
+                has_remote=storage.disk.has_remote,
             )
             for storage in state.storages.values()
         ),
@@ -145,7 +145,7 @@ def _state(storage: Storage, pool: PagePool) -> PoolStatus:
         free=pool.free,
         cached=pool.cached,
         leased=pool.leased,
-        form=storage.hidden_handle.geometry.form if storage.hidden_handle is not None else "",
+        form=storage.hidden.handle.geometry.form if storage.hidden.handle is not None else "",
     )
 
 
@@ -153,7 +153,7 @@ def tenant_loads(state: CellState) -> tuple[TenantLoad, ...]:
     """Running and waiting requests of every tenant that has any; those beyond ``OWNERS_TOLD`` count as tenant ""."""
     running: dict[str, int] = {}
     for worker in state.workers.values():
-        for request_id in worker.running:
+        for request_id in worker.work.running:
             tenant = state.requests[request_id].submit.tenant
             running[tenant] = running.get(tenant, 0) + 1
     loads = [
@@ -243,8 +243,8 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         head=node.tokens[: _HEAD_TOKENS * TOKEN_BYTES],
         device={owner: len(pages) // 4 for owner, pages in node.device.items()},
         host={owner: len(pages) // 4 for owner, pages in node.host.items()},
-        disk=_chunks_by_storage(tree, node, {name: found.chunks for name, found in state.storages.items()}),
-        state=_chunks_by_storage(tree, node, {name: found.hidden_chunks for name, found in state.storages.items()}),
+        disk=_chunks_by_storage(tree, node, {name: found.disk.chunks for name, found in state.storages.items()}),
+        state=_chunks_by_storage(tree, node, {name: found.hidden.chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),
     )
 

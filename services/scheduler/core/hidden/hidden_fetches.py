@@ -50,7 +50,7 @@ def expire_hidden_fetch(step: Step, fetch: HiddenFetch) -> Request | None:
     state = step.state
     state.count("fetch_deadlines")
     fetch.expire()
-    state.storages[fetch.storage_id].late_fetches += 1
+    state.storages[fetch.storage_id].fetching.late += 1
     request = state.requests.get(fetch.request_id)
     cut_off_hidden(step, fetch)
     return None if request is None else _end_early(step, request)
@@ -116,9 +116,9 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
     step.cancel_timer(fetch.timer_id)
     free_pages(state, storage.storage_id, fetch.pages)
     del state.hidden_fetches[fetch.fetch_id]
-    storage.late_fetches -= fetch.is_late
+    storage.fetching.late -= fetch.is_late
     if not message.remote_chunks and message.nbytes > 0:
-        storage.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
+        storage.fetching.disk_rate.note(fetch.queued_bytes + message.nbytes, message.seconds * 1e6)
     request = state.requests.get(fetch.request_id)
     run = request.hidden.run if request is not None else None
     if request is None or run is None:
@@ -145,7 +145,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
 def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
     """The object store had all that it was asked for: the run goes on behind it."""
     step.state.count("store_questions_answered")
-    storage.blanks.note_something("state")
+    storage.fetching.blanks.note_something("state")
     go_on_asking(request, run, step.state.tree.page_size)
     _stop_waiting(step, request)
 
@@ -158,11 +158,11 @@ def _was_not_there(
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
     if has_come or run.chunks > fetch.chunks:
         state.count("store_questions_answered")
-        storage.blanks.note_something("state")
+        storage.fetching.blanks.note_something("state")
         request.prefetch.lacks.note("state", run.arrived)
     else:
         state.count("store_questions_in_vain")
-        storage.blanks.note_nothing("state")
+        storage.fetching.blanks.note_nothing("state")
         request.prefetch.lacks.note("state", run.arrived)
     for name in fetch.followers:
         if name in state.requests:

@@ -197,9 +197,9 @@ def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvG
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
     """The geometry of a storage's state pages, if there is a pool and this worker can restore from them."""
-    if storage.hidden_pool is None or storage.hidden_handle is None:
+    if storage.hidden.pool is None or storage.hidden.handle is None:
         return None
-    layout = storage.hidden_handle.geometry
+    layout = storage.hidden.handle.geometry
     return layout if can_restore(worker, layout) else None
 
 

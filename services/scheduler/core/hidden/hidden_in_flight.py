@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES
 from services.scheduler.core.tiers.under_way import UnderWay
 from shared.ids import chain_root
+from shared.messages.pools import PoolHandle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +128,7 @@ LONGEST_HOLE = 16
 def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
     """Chunks from ``end`` up to ``most`` of which the disk has state, in stretches. Does not mutate; O(chunks)."""
     found: list[Stretch] = []
-    known, most = storage.hidden_chunks, min(most, names.count)
+    known, most = storage.hidden.chunks, min(most, names.count)
     while len(found) < MOST_STRETCHES:
         begin = next((at for at in range(end, min(most, end + LONGEST_HOLE + 1)) if names[at] in known), most)
         if begin >= most:
@@ -199,6 +201,17 @@ HIDDEN_FETCH_CHUNKS = 256
 def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
     """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
     end, most = first, min(names.count, first + HIDDEN_FETCH_CHUNKS)
-    while end < most and names[end] in storage.hidden_chunks:
+    while end < most and names[end] in storage.hidden.chunks:
         end += 1
     return end
+
+
+class HiddenTier(msgspec.Struct):
+    """A storage's pool of hidden states, and those on its disk."""
+
+    pool_bytes: int = 0  # Budget of its state pool; 0 is none.
+    is_requested: bool = False
+    handle: PoolHandle | None = None
+    pool: PagePool | None = None
+    chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
+    saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.

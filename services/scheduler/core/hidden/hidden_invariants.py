@@ -45,7 +45,7 @@ def _check_lease(state: CellState, lease: HiddenLease) -> None:
     name = f"state lease {lease.lease_id}"
     page_size = state.tree.page_size
     storage, worker = state.storages.get(lease.storage_id), state.workers.get(lease.worker_id)
-    require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
+    require(storage is not None and storage.hidden.pool is not None, f"{name} is of no pool")
     require(worker is not None and storage is not None and worker.node == storage.node, f"{name} is of no worker")
     chunks = _whole_chunks(lease.pages, page_size)
     require(chunks > 0, f"{name} is not of whole chunks")
@@ -71,7 +71,7 @@ def _check_save(state: CellState, save: HiddenSave) -> None:
     name = f"save {save.save_id} of state"
     require(save.save_id not in state.saves, f"{name} is one of KV, too")
     storage = state.storages.get(save.storage_id)
-    require(storage is not None and storage.hidden_pool is not None, f"{name} is of no pool")
+    require(storage is not None and storage.hidden.pool is not None, f"{name} is of no pool")
     require(save.is_late != (save.timer_id in state.timers), f"{name} has a wrong deadline")
     chunks = _whole_chunks(save.pages, state.tree.page_size)
     require(0 < chunks == len(save.names) // DIGEST_BYTES, f"{name} has another number of pages")
@@ -80,9 +80,9 @@ def _check_save(state: CellState, save: HiddenSave) -> None:
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
-    require(storage.is_pool_requested or not storage.is_hidden_requested, f"{name} was asked for a state pool first")
-    require((storage.hidden_pool is None) == (storage.hidden_handle is None), f"{name} has a state pool only in part")
-    require(storage.hidden_pool is None or storage.is_hidden_requested, f"{name} has a state pool that nobody wanted")
+    require(storage.is_pool_requested or not storage.hidden.is_requested, f"{name} was asked for a state pool first")
+    require((storage.hidden.pool is None) == (storage.hidden.handle is None), f"{name} has a state pool only in part")
+    require(storage.hidden.pool is None or storage.hidden.is_requested, f"{name} has a state pool that nobody wanted")
     saving: dict[bytes, int] = {}
     for lease in state.leases.values():
         for chunk in split_digests(lease.names) if lease.storage_id == name else ():
@@ -92,9 +92,9 @@ def _check_storage(state: CellState, storage: Storage) -> None:
         for chunk in split_digests(save.names) if save.storage_id == name else ():
             require(chunk not in saving, f"a chunk of save {save.save_id} is saved twice")
             saving[chunk] = save.lease_id
-    require(storage.hidden_saving == saving, f"{name} saves state of other chunks than it thinks")
+    require(storage.hidden.saving == saving, f"{name} saves state of other chunks than it thinks")
     most = most_chunks(state, storage, "state")
-    require(len(storage.hidden_chunks) <= most, f"{name} has more chunks of state than room for them")
+    require(len(storage.hidden.chunks) <= most, f"{name} has more chunks of state than room for them")
 
 
 def _whole_chunks(pages: bytes, page_size: int) -> int:
@@ -125,7 +125,7 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
     name = request.request_id
     page_size = state.tree.page_size
     storage = state.storages.get(run.storage_id)
-    require(storage is not None and storage.hidden_pool is not None, f"{name} is restored from no pool")
+    require(storage is not None and storage.hidden.pool is not None, f"{name} is restored from no pool")
     is_at_worker = request.state in ADMITTED or (request.state is RequestState.WAITING and bool(request.worker_id))
     require(is_at_worker, f"{name} has state and no worker")
     is_ordered = run.depth <= run.arrived <= run.end <= run.goal <= request.token_count - 1

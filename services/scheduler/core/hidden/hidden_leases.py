@@ -36,7 +36,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     """A lease for a request that was just admitted, if its state is worth saving and there is room for a chunk."""
     state = step.state
     storage = _storage_to_save_to(state, request, worker)
-    if storage is None or storage.hidden_pool is None:
+    if storage is None or storage.hidden.pool is None:
         return None
     names = names_of_chunks(state, request)
     first = first_new_chunk(state, storage, request, names)
@@ -45,7 +45,7 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
         return None
     each = chunk_pages(state.tree.page_size)
     chunks = min(end - first, room_for_lease(storage, each, held=0))
-    pages = storage.hidden_pool.allocate(chunks * each) if chunks > 0 else None
+    pages = storage.hidden.pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
         state.count("state_leases_without_room")
         return None
@@ -83,11 +83,11 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
     storage, each = state.storages[lease.storage_id], chunk_pages(state.tree.page_size)
     held = len(lease.pages) // PAGE_NUMBER_BYTES // each
     end = lease.depth // chunk_tokens(state.tree.page_size) + held
-    if storage.hidden_pool is None or end < chunks_to_come(state, request, granted):
+    if storage.hidden.pool is None or end < chunks_to_come(state, request, granted):
         return b""
     missing = chunks_to_come(state, request) - end
     chunks = min(missing, room_for_lease(storage, each, held))
-    pages = storage.hidden_pool.allocate(chunks * each) if chunks > 0 else None
+    pages = storage.hidden.pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
         state.count("state_leases_without_room", int(missing > 0))
         return b""
@@ -159,9 +159,9 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
     storage = state.storage_of(worker) if is_wanted and request.sparse.span is None else None
-    if storage is None or storage.hidden_handle is None or not storage.disk_bytes or not may_save(storage):
+    if storage is None or storage.hidden.handle is None or not storage.disk.budget_bytes or not may_save(storage):
         return None
-    if not can_restore(worker, storage.hidden_handle.geometry) or not is_worth_keeping(state, storage):
+    if not can_restore(worker, storage.hidden.handle.geometry) or not is_worth_keeping(state, storage):
         return None
     return storage
 
@@ -180,17 +180,17 @@ def _completed(state: CellState, lease: HiddenLease, tokens: bytes, computed: in
 def _claim(storage: Storage, lease: HiddenLease, names: list[bytes]) -> None:
     """These chunks, which follow those that are the lease's already, are its own up to the first that is another's."""
     for name in names:
-        if name in storage.hidden_saving:
+        if name in storage.hidden.saving:
             return
-        storage.hidden_saving[name] = lease.lease_id
+        storage.hidden.saving[name] = lease.lease_id
         lease.names += name
 
 
 def _disclaim(storage: Storage, lease: HiddenLease) -> None:
     """Others may save the lease's chunks."""
     for name in split_digests(lease.names):
-        if storage.hidden_saving.get(name) == lease.lease_id:
-            del storage.hidden_saving[name]
+        if storage.hidden.saving.get(name) == lease.lease_id:
+            del storage.hidden.saving[name]
     lease.names = b""
 
 
@@ -243,7 +243,7 @@ def first_new_chunk(state: CellState, storage: Storage, request: Request, names:
 
 
 def _is_kept(storage: Storage, name: bytes) -> bool:
-    return is_hidden_kept(storage, name) or name in storage.chunks or name in storage.saving
+    return is_hidden_kept(storage, name) or name in storage.disk.chunks or name in storage.disk.saving
 
 
 def end_of_new_chunks(state: CellState, storage: Storage, request: Request, names: ChunkNames, first: int) -> int:
@@ -255,7 +255,7 @@ def end_of_new_chunks(state: CellState, storage: Storage, request: Request, name
         return first
     end = chunks_to_come(state, request)
     for index in range(first, min(end, names.count)):
-        if names[index] in storage.hidden_saving:
+        if names[index] in storage.hidden.saving:
             return index
     return end
 
@@ -271,7 +271,7 @@ def chunks_to_come(state: CellState, request: Request, less: int = 0) -> int:
 
 def room_for_lease(storage: Storage, each: int, held: int) -> int:
     """Chunks for which a lease of ``held`` chunks may take pages of the state pool."""
-    pool = storage.hidden_pool
+    pool = storage.hidden.pool
     if pool is None:
         return 0
     most = max(1, pool.total // _LARGEST_SHARE // each)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def room_for_hidden(storage: Storage, request: Request, pages_each: int) -> int:
     """Chunks that a request may fetch now: what is free, and no more than half of the pool for one request."""
-    pool = storage.hidden_pool
+    pool = storage.hidden.pool
     if pool is None:
         return 0
     held = len(request.hidden.run.pages) // PAGE_NUMBER_BYTES if request.hidden.run is not None else 0
@@ -78,7 +78,7 @@ def begin_run(
     begin, end = stretches[0]
     room = room_for_hidden(storage, request, each)
     chunks = min(end - begin, HIDDEN_FETCH_CHUNKS, room)
-    pages = storage.hidden_pool.allocate(chunks * each) if storage.hidden_pool is not None and chunks > 0 else None
+    pages = storage.hidden.pool.allocate(chunks * each) if storage.hidden.pool is not None and chunks > 0 else None
     if pages is None:
         state.count("state_runs_without_room")
         return False
@@ -127,7 +127,7 @@ def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
     state = step.state
     storage = state.storages.get(run.storage_id)
     is_going_on = request.state in (RequestState.WAITING, RequestState.PREFILLING) and not request.is_poisoned
-    if storage is None or storage.late_fetches or request.hidden.refusals or not is_going_on:
+    if storage is None or storage.fetching.late or request.hidden.refusals or not is_going_on:
         return False
     tree = state.tree
     each, size = chunk_pages(tree.page_size), chunk_tokens(tree.page_size)
@@ -141,7 +141,7 @@ def _order_more(step: Step, request: Request, run: HiddenRun) -> bool:
     if chunks < 1:
         return False
     identities = _known_part(state, storage, request, run, chunks)
-    pages = storage.hidden_pool.allocate(len(identities) // IDENTITY_BYTES) if storage.hidden_pool is not None else None
+    pages = storage.hidden.pool.allocate(len(identities) // IDENTITY_BYTES) if storage.hidden.pool is not None else None
     if not pages:
         return False
     _order(step, request, run, storage, pages, identities)
@@ -157,7 +157,7 @@ def _known_part(state: CellState, storage: Storage, request: Request, run: Hidde
     for start in range(begin, begin + chunks * size, size):
         above = found[-IDENTITY_BYTES:] or identity_before(run)
         chunk = chain_pages(above, tokens[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES], tree.page_token_bytes)
-        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.hidden_chunks:
+        if run.further != "store" and chunk[-IDENTITY_BYTES:] not in storage.hidden.chunks:
             break
         found += chunk
     return found
@@ -294,8 +294,8 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> Hidde
 def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
     """Give pages of a state pool back, if the pool is still there."""
     storage = state.storages.get(storage_id)
-    if storage is not None and storage.hidden_pool is not None:
-        storage.hidden_pool.release(pages)
+    if storage is not None and storage.hidden.pool is not None:
+        storage.hidden.pool.release(pages)
 
 
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:

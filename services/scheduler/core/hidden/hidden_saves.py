@@ -85,7 +85,7 @@ def _order(
         timer_id=step.set_timer(f"save.{save_id}", "save", str(save_id), state.config.save_deadline_ms),
     )
     state.hidden_saves[save_id] = save
-    storage.hidden_saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
+    storage.hidden.saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
     state.count("state_saves_started")
     order = SaveChunks(
         save_id=save_id,
@@ -108,7 +108,7 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
     """The storage answered: it reads these pages no more, and its disk holds what it says."""
     state = step.state
     step.cancel_timer(save.timer_id)
-    storage.late_saves -= save.is_late
+    storage.disk.late_saves -= save.is_late
     if not save.is_late:
         state.count("state_saves_failed" if message.error else "state_saves_done")
     _close(state, storage, save)
@@ -124,7 +124,7 @@ def expire_hidden_save(step: Step, save: HiddenSave) -> None:
     state = step.state
     state.count("state_saves_failed")
     save.expire()
-    state.storages[save.storage_id].late_saves += 1
+    state.storages[save.storage_id].disk.late_saves += 1
 
 
 def abandon_hidden_saves(step: Step, storage: Storage) -> None:
@@ -133,22 +133,22 @@ def abandon_hidden_saves(step: Step, storage: Storage) -> None:
     for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
         state.count("state_saves_failed", 0 if save.is_late else 1)
-        storage.late_saves = max(0, storage.late_saves - save.is_late)
+        storage.disk.late_saves = max(0, storage.disk.late_saves - save.is_late)
         _close(state, storage, save)
 
 
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
     """Pages of the state pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
-    if storage.hidden_pool is not None and pages:
-        storage.hidden_pool.release(pages)
-        if storage.due:
+    if storage.hidden.pool is not None and pages:
+        storage.hidden.pool.release(pages)
+        if storage.fetching.due:
             state.roomy[storage.storage_id] = None
 
 
 def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
     del state.hidden_saves[save.save_id]
     for name in split_digests(save.names):
-        storage.hidden_saving.pop(name, None)
+        storage.hidden.saving.pop(name, None)
 
 
 def drop_leases_of_storage(step: Step, storage: Storage) -> None:
@@ -163,12 +163,12 @@ def request_hidden_pool(step: Step, storage: Storage) -> None:
     Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
     pool, which waits for them.
     """
-    is_possible = storage.state_bytes > 0 and (storage.disk_bytes > 0 or storage.has_remote)
-    if storage.is_hidden_requested or not storage.is_pool_requested or not is_possible:
+    is_possible = storage.hidden.pool_bytes > 0 and (storage.disk.budget_bytes > 0 or storage.disk.has_remote)
+    if storage.hidden.is_requested or not storage.is_pool_requested or not is_possible:
         return
     geometry = wanted_hidden(step.state, storage)
     if geometry is not None:
-        storage.is_hidden_requested = True
+        storage.hidden.is_requested = True
         step.to_storage(storage, CreateHostPool(geometry=geometry))
 
 
@@ -182,13 +182,13 @@ def request_hidden_pools(step: Step) -> None:
 def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
     """A state pool is ready, or could not be made: its node's workers may write to it and read from it."""
     state, handle = step.state, message.handle
-    if not storage.is_hidden_requested or storage.hidden_pool is not None:
+    if not storage.hidden.is_requested or storage.hidden.pool is not None:
         state.count("stale_inputs")
         return
     if handle is None or not 1 <= handle.pages <= MOST_PAGES or not _is_of_this_cell(step, message):
         state.count("state_pools_refused")
         return
-    storage.hidden_handle, storage.hidden_pool = handle, new_pool(handle.pages)
+    storage.hidden.handle, storage.hidden.pool = handle, new_pool(handle.pages)
     for worker in state.workers.values():
         if worker.node == storage.node:
             attach_hidden_pool(step, storage, worker)
@@ -196,17 +196,17 @@ def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) 
 
 def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:
     """Have a worker map the storage's state pool, if there is one."""
-    if storage.hidden_handle is not None:
-        step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.hidden_handle))
+    if storage.hidden.handle is not None:
+        step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.hidden.handle))
 
 
 def drop_hidden_pool(step: Step, storage: Storage) -> None:
     """The pool is gone, with its storage or for one of another geometry: everything that was in it is void."""
     drop_leases_of_storage(step, storage)
     abandon_hidden_saves(step, storage)
-    storage.hidden_handle = storage.hidden_pool = None
-    storage.is_hidden_requested = False
-    storage.hidden_chunks, storage.hidden_saving = {}, {}
+    storage.hidden.handle = storage.hidden.pool = None
+    storage.hidden.is_requested = False
+    storage.hidden.chunks, storage.hidden.saving = {}, {}
 
 
 def close_lease(step: Step, lease: HiddenLease) -> None:
@@ -218,5 +218,5 @@ def close_lease(step: Step, lease: HiddenLease) -> None:
     if request is not None:
         request.hidden.lease = 0
     for name in split_digests(lease.names):
-        if state.storages[lease.storage_id].hidden_saving.get(name) == lease.lease_id:
-            del state.storages[lease.storage_id].hidden_saving[name]
+        if state.storages[lease.storage_id].hidden.saving.get(name) == lease.lease_id:
+            del state.storages[lease.storage_id].hidden.saving[name]

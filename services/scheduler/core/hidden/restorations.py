@@ -85,7 +85,7 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
     chunk = Chunk(request.request_id, request.attempt, start, end, is_restored=True)
     builder.add_restored(chunk, order, share, loaded_share(state, worker))
     request.planned = end
-    worker.unplanned -= end - start
+    worker.work.unplanned -= end - start
     state.count("restored_tokens_planned", end - start)
 
 
@@ -114,7 +114,7 @@ def loaded_share(state: CellState, worker: Worker) -> float:
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
     """The geometry of state pages on a worker's node. Does not mutate."""
     storage = state.storage_of(worker)
-    return storage.hidden_handle.geometry if storage is not None and storage.hidden_handle is not None else None
+    return storage.hidden.handle.geometry if storage is not None and storage.hidden.handle is not None else None
 
 
 def tokens_to_restore(request: Request, cached: int) -> int:

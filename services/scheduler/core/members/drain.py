@@ -77,9 +77,9 @@ def check_drain(state: CellState, worker: Worker) -> None:
     if drain is None:
         return
     require(not any(True for _ in waiting_at(worker)), f"{name} drains and requests wait for it")
-    require(not worker.load_waiters and not worker.queued_cost, f"{name} drains and somebody counts on it")
+    require(not worker.line.load_waiters and not worker.line.cost, f"{name} drains and somebody counts on it")
     require(drain.is_over or drain.timer_id in state.timers, f"{name} drains without an end")
     require(not drain.is_over or not drain.nodes, f"{name} may leave and has something to hand over")
     for other in state.workers.values():
-        is_asked = other.neighbours.get(name, False)
+        is_asked = other.moves.neighbours.get(name, False)
         require(not (drain.is_over and is_asked), f"{other.worker_id} would still read from {name}")

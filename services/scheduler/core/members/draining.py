@@ -39,10 +39,10 @@ def begin_drain(step: Step, worker: Worker, message: WorkerDraining) -> None:
     step.set_timer(timer_id, "drain", worker.worker_id, int(grace_ms * _RUNNING_SHARE))
     worker.drain = Drain(ends_ns=step.time_ns + grace_ms * 1_000_000, timer_id=timer_id)
     state.count("drains_started")
-    worker.is_promotion_due = False
+    worker.moves.is_promotion_due = False
     for request in take_waiting(state, worker):
         enqueue(step, request)
-    if worker.running:
+    if worker.work.running:
         worker.drain.nodes = rank_by_worth(state, worker)
 
 
@@ -51,10 +51,10 @@ def go_on_draining(step: Step, worker: Worker) -> bool:
     drain = worker.drain
     if drain is None or drain.is_over:
         return False
-    if not worker.running and not drain.is_ranked_last:
+    if not worker.work.running and not drain.is_ranked_last:
         drain.nodes, drain.is_ranked_last = rank_by_worth(step.state, worker), True
     is_busy = hand_over(step, worker, drain)
-    if not drain.nodes and not worker.running and not _is_in_use(step.state, worker):
+    if not drain.nodes and not worker.work.running and not _is_in_use(step.state, worker):
         step.state.count("drains_done")
         _let_go(step, worker, drain, DrainEvent.EMPTIED)
     return is_busy
@@ -73,7 +73,7 @@ def expire_drain(step: Step, worker: Worker) -> None:
     drain.timer_id += ".end"
     left_ms = max(0, drain.ends_ns - step.time_ns) // 1_000_000
     step.set_timer(drain.timer_id, "drain", worker.worker_id, left_ms)
-    for name in list(worker.running):
+    for name in list(worker.work.running):
         request = step.state.requests[name]
         if request.state in (RequestState.PREFILLING, RequestState.DECODING):
             step.state.count("requests_moved_by_drains")
@@ -82,11 +82,14 @@ def expire_drain(step: Step, worker: Worker) -> None:
 
 def _is_in_use(state: CellState, worker: Worker) -> bool:
     """Whether anything of this worker's device is being written, or read by others that are still expected to."""
-    if worker.batches or worker.promotion is not None or is_handing_over(state, worker):
+    if worker.work.batches or worker.moves.promotion is not None or is_handing_over(state, worker):
         return True
     name = worker.worker_id
     return any(
-        load.neighbour_id == name for other in state.workers.values() for batch in other.batches for load in batch.loads
+        load.neighbour_id == name
+        for other in state.workers.values()
+        for batch in other.work.batches
+        for load in batch.loads
     )
 
 
@@ -96,6 +99,6 @@ def _let_go(step: Step, worker: Worker, drain: Drain, event: DrainEvent) -> None
     drain.advance(event)
     drain.nodes = []
     for other in step.state.workers.values():
-        if worker.worker_id in other.neighbours:
-            other.neighbours[worker.worker_id] = False
+        if worker.worker_id in other.moves.neighbours:
+            other.moves.neighbours[worker.worker_id] = False
     step.to_worker(worker, LeaveCell())

@@ -138,7 +138,7 @@ def remove_worker(step: Step, worker: Worker) -> None:
     strike_device(state, worker.worker_id)
     del state.workers[worker.worker_id]
     detach_worker(step, worker)
-    for name in worker.running:
+    for name in worker.work.running:
         worker_gone(step, state.requests[name])
     for request in waiting:
         enqueue(step, request)

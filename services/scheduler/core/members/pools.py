@@ -115,10 +115,10 @@ def workers_of(state: CellState, storage: Storage) -> list[Worker]:
 def forget_host_copies(state: CellState, storage: Storage) -> None:
     """Strike a storage's pool from the tree, and what is resident nowhere then."""
     for worker in state.workers.values():
-        for batch in worker.batches:
+        for batch in worker.work.batches:
             for load in batch.loads:
                 if load.storage_id == storage.storage_id:
                     load.storage_id = ""
-        if worker.promotion is not None and worker.promotion.storage_id == storage.storage_id:
-            worker.promotion.storage_id = ""
+        if worker.moves.promotion is not None and worker.moves.promotion.storage_id == storage.storage_id:
+            worker.moves.promotion.storage_id = ""
     strike_host(state, storage.storage_id)

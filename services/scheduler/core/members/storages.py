@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import fit_pools
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
+from services.scheduler.core.hidden.hidden_in_flight import HiddenTier
 from services.scheduler.core.hidden.hidden_saves import (
     drop_hidden_pool,
     hidden_pool_created,
@@ -19,9 +20,11 @@ from services.scheduler.core.members.pools import (
     workers_of,
 )
 from services.scheduler.core.restoring.fetches import abandon_fetches
+from services.scheduler.core.sparse.sparse_records import SparseTier
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.backups import abandon_backups_of_storage
 from services.scheduler.core.tiers.saves import abandon_saves_of_storage, save_what_devices_hold
+from services.scheduler.core.tiers.under_way import DiskTier, Fetching
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 
 if TYPE_CHECKING:
@@ -45,11 +48,10 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         message.incarnation,
         message.node,
         message.host_bytes,
-        disk_bytes=max(0, message.disk_bytes),
-        has_remote=message.has_remote,
-        disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0,
-        state_bytes=max(0, message.state_bytes),
-        keeps_sparse=message.keeps_sparse,
+        disk=DiskTier(budget_bytes=max(0, message.disk_bytes), has_remote=message.has_remote),
+        fetching=Fetching(disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0),
+        hidden=HiddenTier(pool_bytes=max(0, message.state_bytes)),
+        sparse=SparseTier(is_kept=message.keeps_sparse),
     )
     state.storages[storage.storage_id] = storage
     state.count("storages_joined")
@@ -86,7 +88,7 @@ def remove_storage(step: Step, storage: Storage) -> None:
     abandon_backups_of_storage(step, storage)
     abandon_saves_of_storage(step, storage)
     abandon_fetches(step, storage, is_lost=True)
-    has_pools = storage.handle is not None or storage.hidden_handle is not None
+    has_pools = storage.handle is not None or storage.hidden.handle is not None
     drop_hidden_pool(step, storage)
     forget_host_copies(state, storage)
     del state.storages[storage.storage_id]

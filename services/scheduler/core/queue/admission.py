@@ -158,8 +158,8 @@ def _take_over(
         keep_usable_run(state, request, cached)
     request.is_poisoned = False
     request.lease_generated = -1
-    worker.running.append(request.request_id)
-    worker.unplanned += uncached
+    worker.work.running.append(request.request_id)
+    worker.work.unplanned += uncached
     if span is None:
         announce(state, request, uncached)
     else:
@@ -267,7 +267,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
-            state_lease=None if storage is None or storage.hidden_pool is None else open_lease(step, request, worker),
+            state_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
             sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
         ),
@@ -332,6 +332,6 @@ def admitted_from_queue(step: Step, request: Request, worker: Worker, uncached: 
     let_go_of_fetch(state, request)  # What has not arrived by now is computed.
     forget_deferral(step, request)
     forget_fetch_waits(step, request)
-    worker.queued_cost -= request.place.cost
+    worker.line.cost -= request.place.cost
     request.place.cost = request.place.uncached = 0
     count_waiting(state, request, -1)

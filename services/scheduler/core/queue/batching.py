@@ -36,7 +36,7 @@ _FIRST_LOOK = 16
 def send_batches(step: Step, worker: Worker) -> bool:
     """Send a worker as many batches as it may have ahead; returns whether there was any."""
     is_any = False
-    while len(worker.batches) < step.state.config.batches_ahead and _send_batch(step, worker):
+    while len(worker.work.batches) < step.state.config.batches_ahead and _send_batch(step, worker):
         is_any = True
     return is_any
 
@@ -45,14 +45,14 @@ def _send_batch(step: Step, worker: Worker) -> bool:
     """Form one batch and send it; returns whether there was anything to do."""
     state = step.state
     config = state.config
-    builder = BatchBuilder(budget=config.max_batch_tokens, places=config.max_running - len(worker.running))
-    if worker.unplanned:
-        for name in worker.running:
+    builder = BatchBuilder(budget=config.max_batch_tokens, places=config.max_running - len(worker.work.running))
+    if worker.work.unplanned:
+        for name in worker.work.running:
             request = state.requests[name]
             is_started = request.state is RequestState.PREFILLING and request.planned < request.token_count
             if builder.budget > 0 and is_started:
                 _plan_chunk(step, worker, request, builder)
-    if worker.queue.size and not builder.is_full and not worker.lease_waits:
+    if worker.line.queue.size and not builder.is_full and not worker.lease_waits:
         _admit_waiting(step, worker, builder)
     if not builder.chunks:
         return False
@@ -68,8 +68,8 @@ def _send_batch(step: Step, worker: Worker) -> bool:
         restores=tuple(builder.restores),
     )
     plan = step.to_worker(worker, order)
-    worker.batches.append(Batch(plan, builder.chunks, builder.loads, builder.tokens))
-    worker.outstanding += builder.tokens
+    worker.work.batches.append(Batch(plan, builder.chunks, builder.loads, builder.tokens))
+    worker.work.outstanding += builder.tokens
     state.count("batches_planned")
     state.count("batches_loading_bound", int(is_bound))
     return True
@@ -196,5 +196,5 @@ def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuil
     end = min(end, start + builder.budget)
     builder.add_chunk(Chunk(request.request_id, request.attempt, start, end))
     request.planned = end
-    worker.unplanned -= end - start
+    worker.work.unplanned -= end - start
     step.state.count("prefill_tokens_planned", end - start)

@@ -48,8 +48,8 @@ _TIMES = (
 def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
     """Take over loaded and computed pages; restart what failed."""
     state = step.state
-    worker.batches.remove(batch)
-    worker.outstanding -= batch.tokens
+    worker.work.batches.remove(batch)
+    worker.work.outstanding -= batch.tokens
     _measure(step, worker, batch, message)
     if batch.loads:
         note_loads(state, batch, message)
@@ -67,7 +67,7 @@ def batch_done(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> 
             _chunk_computed(step, worker, request, chunk)
             if request.hidden.run is not None:
                 run_went_on(step, request, chunk, message)
-            worker.is_promotion_due = state.config.promotion != "off"
+            worker.moves.is_promotion_due = state.config.promotion != "off"
 
 
 def _measure(step: Step, worker: Worker, batch: Batch, message: BatchDone) -> None:
@@ -152,10 +152,10 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     ``valid`` is how many tokens' KV may be kept at most; -1 is all there are.
     """
     state = step.state
-    worker.unplanned -= request.token_count - request.planned
+    worker.work.unplanned -= request.token_count - request.planned
     has_new_tokens = len(output) > len(request.output)
     # A sampled token proves that the whole prompt, loads included, was computed, even if BatchDone comes later.
-    if worker.batches:
+    if worker.work.batches:
         settle_loads_of(step, worker, request, is_proven=has_new_tokens and not request.is_poisoned)
     tokens = request.tokens
     known = request.computed
@@ -177,7 +177,7 @@ def _leave_worker(step: Step, worker: Worker, request: Request, output: bytes, v
     if request.hidden.run is not None:
         drop_run(state, request)
     request.prefetch.kv = request.sparse.span = None
-    worker.running.remove(request.request_id)
+    worker.work.running.remove(request.request_id)
     request.worker_id = ""
 
 

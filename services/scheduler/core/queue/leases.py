@@ -67,10 +67,10 @@ def serve_leases(step: Step, worker: Worker) -> None:
 def _preempt_latest(step: Step, worker: Worker) -> None:
     """Stop the running request that arrived last, unless pages are about to come back anyway."""
     state = step.state
-    running = [state.requests[name] for name in worker.running]
+    running = [state.requests[name] for name in worker.work.running]
     if any(request.state in (RequestState.PREEMPTING, RequestState.ABORTING) for request in running):
         return
-    if worker.promotion is not None:
+    if worker.moves.promotion is not None:
         return  # Its pages can be evicted as soon as it is answered.
     if len(running) < 2:
         return  # Alone it fits; what it waits for is a load or a backup of somebody else, which will end.

@@ -93,7 +93,7 @@ def estimate(
 def _names_on_disks(state: CellState, request: Request, path: Path) -> ChunkNames | None:
     """Names of the prompt's chunks, if it can matter which node's disk has them."""
     storages = state.storages.values()
-    is_on_disks = any(storage.chunks or storage.hidden_chunks for storage in storages)
+    is_on_disks = any(storage.disk.chunks or storage.hidden.chunks for storage in storages)
     if len(storages) < 2 or not is_on_disks or not request.may_reuse or state.config.restoring == "recompute":
         return None
     tokens = request.tokens
@@ -110,7 +110,7 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
     end = first = cached // page_size // names.pages_each
     if storage is None:
         return inf
-    while end < names.count and names[end] in storage.chunks:
+    while end < names.count and names[end] in storage.disk.chunks:
         end += 1
     end_of_hidden = usable_hidden_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end_of_hidden)
@@ -161,7 +161,7 @@ def _holders(state: CellState, path: Path, coming: Iterable[str], disks: ChunkNa
     following = 0 if disks is None else sum(pages for _, pages in path) // disks.pages_each
     if disks is not None and following < disks.count:
         name = disks[following]
-        near = [item.node for item in state.storages.values() if name in item.chunks or name in item.hidden_chunks]
+        near = [item.node for item in state.storages.values() if name in item.disk.chunks or name in item.hidden.chunks]
         yield [worker_id for worker_id, worker in state.workers.items() if worker.node in near]
     for node, _ in reversed(path):
         yield list(node.device)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_queues(state: CellState) -> None:
     """Raise InvariantViolated if queues, deferrals or transient nodes contradict one another."""
     for worker in state.workers.values():
-        _check_ready_order(worker.queue, worker.worker_id)
+        _check_ready_order(worker.line.queue, worker.worker_id)
         _check_worker(state, worker)
     _check_tenants(state)
     _check_waiters(state)
@@ -45,17 +45,19 @@ def _check_worker(state: CellState, worker: Worker) -> None:
     name = worker.worker_id
     waiting = [state.requests[request_id] for request_id in waiting_at(worker)]
     require(all(request.state is RequestState.WAITING for request in waiting), f"{name} queues what does not wait")
-    require(worker.queued_cost == sum(request.place.cost for request in waiting), f"{name} miscounts its queue")
-    alike = {page: dict.fromkeys(sorted(names)) for page, names in worker.openings.items()}
+    require(worker.line.cost == sum(request.place.cost for request in waiting), f"{name} miscounts its queue")
+    alike = {page: dict.fromkeys(sorted(names)) for page, names in worker.line.openings.items()}
     require(alike == _openings(state, worker), f"{name} does not know how its ready requests begin")
-    running = [state.requests[request_id] for request_id in worker.running]
+    running = [state.requests[request_id] for request_id in worker.work.running]
     unplanned = sum(request.token_count - request.planned for request in running)
-    require(worker.unplanned == unplanned, f"{name} miscounts what it has not planned")
-    require(worker.outstanding == sum(batch.tokens for batch in worker.batches), f"{name} miscounts its batches")
-    for batch in worker.batches:
+    require(worker.work.unplanned == unplanned, f"{name} miscounts what it has not planned")
+    require(
+        worker.work.outstanding == sum(batch.tokens for batch in worker.work.batches), f"{name} miscounts its batches"
+    )
+    for batch in worker.work.batches:
         tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
         require(batch.tokens == tokens, f"a batch of {name} miscounts its tokens")
-    for node_id, names in worker.load_waiters.items():
+    for node_id, names in worker.line.load_waiters.items():
         require(bool(names), f"nobody waits for node {node_id}")
         waits = all(state.requests[request_id].wait.node == node_id for request_id in names)
         require(waits, f"{name} keeps one who does not wait for node {node_id}")
@@ -68,7 +70,7 @@ def _openings(state: CellState, worker: Worker) -> dict[bytes, dict[str, None]]:
     for name in sorted(waiting_at(worker)):
         request = state.requests[name]
         first = request.tokens[:size]
-        if name not in worker.deferred and request.may_reuse and len(first) == size:
+        if name not in worker.line.deferred and request.may_reuse and len(first) == size:
             found.setdefault(first, {})[name] = None
     return found
 
@@ -104,7 +106,7 @@ def _check_deferral(state: CellState, request: Request) -> None:
     if request.state is not RequestState.WAITING:
         require(not request.patience.timer, f"{name} does not wait and has a deadline for that")
     worker = state.workers.get(request.worker_id)
-    is_out = worker is not None and name in worker.deferred
+    is_out = worker is not None and name in worker.line.deferred
     require(is_out == request.wait.is_deferred, f"{name} is deferred only in part")
     if not request.wait.is_deferred or worker is None:
         return
@@ -116,7 +118,7 @@ def _check_deferral(state: CellState, request: Request) -> None:
             require(name in state.waiters.get(wait.producer, {}), f"{wait.producer} knows nothing of {name}")
         case WaitKind.LOAD:
             require(has_deadline, f"{name} is deferred without a deadline")
-            require(name in worker.load_waiters.get(wait.node, {}), f"{name} is not among those who wait")
+            require(name in worker.line.load_waiters.get(wait.node, {}), f"{name} is not among those who wait")
         case WaitKind.FETCH | WaitKind.RUN:
             require(not request.patience.is_fetch_over, f"{name} waits for a fetch past its deadline")
         case WaitKind.NOWHERE | WaitKind.TURN:

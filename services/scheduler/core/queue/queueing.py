@@ -142,7 +142,7 @@ def stand_at(state: CellState, request: Request, placement: Placement) -> None:
     request.worker_id, place = worker.worker_id, request.place
     place.cost, place.uncached = placement.cost_us, placement.uncached
     place.lane = request.submit.tenant if state.config.fair_share else ""
-    worker.queued_cost += place.cost
+    worker.line.cost += place.cost
     request.advance_wait(WaitEvent.PLACED)
     stand_in_line(worker, request)
 
@@ -160,7 +160,7 @@ def step_away(state: CellState, request: Request) -> None:
     if request.hidden.run is not None:
         drop_run(state, request)
     request.prefetch.kv = request.sparse.choice = None
-    worker.queued_cost -= request.place.cost
+    worker.line.cost -= request.place.cost
     request.worker_id, request.place.cost, request.place.uncached = "", 0, 0
     request.prefetch.brought_from = request.prefetch.brought_to = request.prefetch.brought_remote = 0
     request.prefetch.lacks = StoreLacks()
@@ -250,7 +250,9 @@ def steal(step: Step) -> list[Worker]:
 
 
 def _is_idle(worker: Worker) -> bool:
-    return not (worker.running or worker.batches or worker.queue.size or worker.deferred or worker.drain)
+    return not (
+        worker.work.running or worker.work.batches or worker.line.queue.size or worker.line.deferred or worker.drain
+    )
 
 
 def _steal_for(step: Step, thief: Worker) -> bool:
@@ -259,7 +261,7 @@ def _steal_for(step: Step, thief: Worker) -> bool:
     victim: Worker | None = None
     most = 0.0
     for worker in state.workers.values():
-        backlog = backlog_us(state, worker) if worker.queue.size else 0.0
+        backlog = backlog_us(state, worker) if worker.line.queue.size else 0.0
         if backlog > most:
             victim, most = worker, backlog
     if victim is None:

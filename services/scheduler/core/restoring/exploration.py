@@ -45,7 +45,7 @@ def is_overruling(storage: Storage, prices: Prices, ways: Ways, choice: Choice) 
 
 def is_trial_due(storage: Storage) -> bool:
     """Whether the next decision that only observations speak for is to be overruled in turn. Pure."""
-    return storage.overruled >= TRIED_EVERY - 1
+    return storage.fetching.overruled >= TRIED_EVERY - 1
 
 
 def find_trial(prices: Prices, ways: Ways, choice: Choice, *, step: int, least: int, left_us: float) -> Choice | None:
@@ -92,15 +92,15 @@ def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
 def note_decision(storage: Storage, choice: Choice) -> None:
     """A decision was taken that is no trial. Mutates."""
     if choice.overrules_sparse:
-        storage.sparse_overruled += 1
-        if storage.sparse_overruled >= TRIED_EVERY:
-            storage.sparse_overruled, storage.sparse_pace = 0, Rate()
+        storage.sparse.overruled += 1
+        if storage.sparse.overruled >= TRIED_EVERY:
+            storage.sparse.overruled, storage.sparse.pace = 0, Rate()
     if choice.is_overruling:
-        storage.overruled = min(storage.overruled + 1, TRIED_EVERY - 1)
+        storage.fetching.overruled = min(storage.fetching.overruled + 1, TRIED_EVERY - 1)
 
 
 def note_trial(state: CellState, storage: Storage, choice: Choice) -> None:
     """What was decided was ordered; if it was a trial, the next is as far off as ever."""
     if choice.is_trial:
-        storage.overruled = 0
+        storage.fetching.overruled = 0
         state.count("restorations_explored")

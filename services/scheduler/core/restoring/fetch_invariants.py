@@ -66,23 +66,25 @@ def _check_fetch(state: CellState, fetch: Fetch) -> None:
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     own = [fetch for fetch in state.fetches.values() if fetch.storage_id == name]
-    require(storage.fetch_pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
+    require(storage.fetching.pages == sum(leased_pages(fetch.pages) for fetch in own), f"{name} miscounts its fetches")
     own_hidden = [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == name]
     late = sum(fetch.is_late for fetch in own) + sum(fetch.is_late for fetch in own_hidden)
-    require(storage.late_fetches == late, f"{name} miscounts its late fetches")
+    require(storage.fetching.late == late, f"{name} miscounts its late fetches")
     coming: dict[bytes, int] = {}
     for fetch in own:
         for chunk in () if fetch.is_called_off else split_digests(fetch.names):
             require(chunk not in coming, f"a chunk of {name} is fetched twice")
             coming[chunk] = fetch.fetch_id
-    require(storage.fetching == coming, f"{name} fetches other chunks than it thinks")
-    require(len(storage.chunks) <= most_chunks(state, storage), f"{name} has more chunks than room for them")
-    for request_id in (*storage.due, *storage.ahead):
+    require(storage.fetching.chunks == coming, f"{name} fetches other chunks than it thinks")
+    require(len(storage.disk.chunks) <= most_chunks(state, storage), f"{name} has more chunks than room for them")
+    for request_id in (*storage.fetching.due, *storage.fetching.ahead):
         request = state.requests.get(request_id)
         is_waiting = request is not None and request.state is RequestState.WAITING
         require(is_waiting, f"{name} keeps room for {request_id}, which does not wait")
         is_due = request is not None and request.prefetch.is_due
-        require(request_id not in storage.due or is_due, f"{request_id} waits for room and has nothing to fetch")
+        require(
+            request_id not in storage.fetching.due or is_due, f"{request_id} waits for room and has nothing to fetch"
+        )
     require(not own or storage.pool is not None, f"{name} fetches into no pool")
 
 

@@ -56,9 +56,9 @@ def chunks_fetched(step: Step, storage: Storage, message: ChunksFetched) -> None
         before = fetch.chunks
         insert_fetched(step, storage, fetch, arrived)
         _credit(state, storage, fetch, arrived - before, message.remote_chunks)
-        if not storage.disk_bytes:
+        if not storage.disk.budget_bytes:
             remember_taken(storage, fetch.names[before * DIGEST_BYTES : arrived * DIGEST_BYTES])
-    if storage.due:
+    if storage.fetching.due:
         state.roomy[storage.storage_id] = None
     if message.is_over:
         note_fetch(state, storage, fetch, message)
@@ -74,7 +74,7 @@ def expire_fetch(step: Step, fetch: Fetch) -> None:
     """The deadline passed."""
     step.state.count("fetch_deadlines")
     fetch.expire()
-    step.state.storages[fetch.storage_id].late_fetches += 1
+    step.state.storages[fetch.storage_id].fetching.late += 1
     _cut_off(step, fetch)
 
 
@@ -122,9 +122,9 @@ def abandon_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
         state.count("fetches_failed")
         _release_waiters(step, fetch)
     abandon_hidden_fetches(step, storage, is_lost=is_lost)
-    storage.chunks, storage.fetching, storage.fetch_pages = {}, {}, 0
-    storage.sparse_chunks, storage.shares = {}, ChunkShares()
-    storage.ahead, storage.due, storage.late_fetches = {}, {}, 0
+    storage.disk.chunks, storage.fetching.chunks, storage.fetching.pages = {}, {}, 0
+    storage.sparse.chunks, storage.sparse.shares = {}, ChunkShares()
+    storage.fetching.ahead, storage.fetching.due, storage.fetching.late = {}, {}, 0
 
 
 def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) -> None:
@@ -134,10 +134,10 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     give_back(state, storage, fetch, 0, len(fetch.pages) // PAGE_NUMBER_BYTES)
     _forget_names(storage, fetch)
     del state.fetches[fetch.fetch_id]
-    storage.late_fetches -= fetch.is_late
+    storage.fetching.late -= fetch.is_late
     is_whole = fetch.chunks == _chunks_of(fetch)
     if fetch.remote_chunks:
-        storage.blanks.note_something("kv")
+        storage.fetching.blanks.note_something("kv")
     state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_called_off else "fetches_failed")
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
     for first in list(fetch.waiters)[:1] if is_whole and not fetch.remote_chunks else ():
@@ -155,12 +155,12 @@ def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: F
     What has been asked for as KV is not ordered again.
     """
     worker = step.state.workers[request.worker_id]
-    if not storage.has_remote or not may_restore(step.state, request, worker, storage):
+    if not storage.disk.has_remote or not may_restore(step.state, request, worker, storage):
         return False
     if fetch.chunks:
         request.prefetch.lacks.note("kv", reached)
     else:
-        storage.blanks.note_nothing("kv")
+        storage.fetching.blanks.note_nothing("kv")
         request.prefetch.lacks.note("kv", reached)
     return True
 
@@ -204,7 +204,9 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
     state.count("fetched_tokens_remote", remote * size)
     reached = fetch.depth + fetch.chunks * size
     for first in list(fetch.waiters)[:1]:
-        storage.ahead[first] = storage.ahead.get(first, 0) + chunks * chunk_pages(state.tree.page_size)
+        storage.fetching.ahead[first] = storage.fetching.ahead.get(first, 0) + chunks * chunk_pages(
+            state.tree.page_size
+        )
     for name in fetch.waiters:
         request = state.requests[name]
         request.prefetch.brought_to = max(request.prefetch.brought_to, min(reached, request.prefetch.end))
@@ -214,8 +216,8 @@ def _credit(state: CellState, storage: Storage, fetch: Fetch, chunks: int, remot
 def _forget_names(storage: Storage, fetch: Fetch) -> None:
     """Its chunks are not on their way any more, as far as this fetch goes."""
     for name in split_digests(fetch.names):
-        if storage.fetching.get(name) == fetch.fetch_id:
-            del storage.fetching[name]
+        if storage.fetching.chunks.get(name) == fetch.fetch_id:
+            del storage.fetching.chunks[name]
 
 
 def _chunks_of(fetch: Fetch) -> int:

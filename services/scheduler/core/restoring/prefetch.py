@@ -68,11 +68,11 @@ def prefetch_when_near(step: Step, request: Request) -> None:
     """A request was queued: prefetch for it now or, where many stand before it, when it is among the first."""
     state = step.state
     worker = state.workers[request.worker_id]
-    if worker.queue.size <= NEAR:
+    if worker.line.queue.size <= NEAR:
         prefetch(step, request)
     else:
         storage = state.storage_of(worker)
-        request.prefetch.is_due = storage is not None and (storage.disk_bytes > 0 or storage.has_remote)
+        request.prefetch.is_due = storage is not None and (storage.disk.budget_bytes > 0 or storage.disk.has_remote)
 
 
 def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def prefetch_for_first(step: Step, worker: Worker, names: Sequence[str]) -> None
     if storage is None or not has_lower_tiers(storage):
         return
     for name in names:
-        if state.requests[name].prefetch.is_due and name not in storage.due:
+        if state.requests[name].prefetch.is_due and name not in storage.fetching.due:
             prefetch(step, state.requests[name])
 
 
@@ -96,16 +96,16 @@ def prefetch(step: Step, request: Request, *, is_next: bool = False) -> None:
     worker = state.workers[request.worker_id]
     storage = state.storage_of(worker)
     is_possible = request.may_reuse and state.config.restoring != "recompute"
-    if storage is None or not has_lower_tiers(storage) or storage.late_fetches or not is_possible:
+    if storage is None or not has_lower_tiers(storage) or storage.fetching.late or not is_possible:
         for other in state.storages.values():
-            other.due.pop(request.request_id, None)
+            other.fetching.due.pop(request.request_id, None)
         return  # One that let a deadline pass is asked for nothing until it answers.
     has_room = _try(step, request, worker, storage, is_next=is_next)
     if has_room:
-        storage.due.pop(request.request_id, None)
+        storage.fetching.due.pop(request.request_id, None)
     else:
         request.prefetch.is_due = True
-        storage.due[request.request_id] = None  # It keeps its place if it stood there.
+        storage.fetching.due[request.request_id] = None  # It keeps its place if it stood there.
 
 
 def begin_due(step: Step) -> None:
@@ -113,7 +113,7 @@ def begin_due(step: Step) -> None:
     state = step.state
     for storage_id in list(state.roomy):
         storage = state.storages.get(storage_id)
-        for name in list(storage.due)[:_STARTS_AT_ONCE] if storage is not None else ():
+        for name in list(storage.fetching.due)[:_STARTS_AT_ONCE] if storage is not None else ():
             prefetch(step, state.requests[name])
             if state.requests[name].prefetch.is_due:
                 break
@@ -140,7 +140,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
         request.prefetch.is_due = True  # What follows that has nothing to stand on yet.
         return True
     end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
-    shared_fetch = storage.fetching.get(names[first])
+    shared_fetch = storage.fetching.chunks.get(names[first])
     if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == "state"):
         _join(state, request, storage, shared_fetch, names, first)
         request.prefetch.brought_from = (
@@ -157,7 +157,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     run = replace(run, end=_end_of_choice(state, choice, end), predicted_us=choice.restoring_us)
     if choice.form != "kv" or (run.end * names.pages_each - covered) * page_size < state.config.min_prefetch_tokens:
         return True
-    is_behind = bool(storage.due) and next(iter(storage.due)) != request.request_id
+    is_behind = bool(storage.fetching.due) and next(iter(storage.fetching.due)) != request.request_id
     if is_behind and not is_next and not request.prefetch.brought_to:
         return False
     has_room = begin_fetch(step, request, storage, path, run)
@@ -190,12 +190,12 @@ def _end_of_run(
         return first, form_to_ask(state, request, worker, storage, first * size)
     most = min(names.count, first + FETCH_CHUNKS)
     end = first
-    while end < most and names[end] in storage.chunks and names[end] not in storage.fetching:
+    while end < most and names[end] in storage.disk.chunks and names[end] not in storage.fetching.chunks:
         end += 1
     asked = form_to_ask(state, request, worker, storage, end * size) if end < most else None
     if asked == "kv":
         most = most if request.prefetch.brought_to > 0 else min(most, end + PROBED_CHUNKS)
-        while end < most and names[end] not in storage.fetching:
+        while end < most and names[end] not in storage.fetching.chunks:
             end += 1
     return end, asked
 
@@ -242,7 +242,7 @@ def _end_of_choice(state: CellState, choice: Choice, end: int) -> int:
 def _join(state: CellState, request: Request, storage: Storage, fetch_id: int, names: ChunkNames, first: int) -> None:
     """Share the fetch that brings a request's next chunk, as far as it brings the same."""
     end = first + 1
-    while end < names.count and storage.fetching.get(names[end]) == fetch_id:
+    while end < names.count and storage.fetching.chunks.get(names[end]) == fetch_id:
         end += 1
     state.fetches[fetch_id].waiters[request.request_id] = None
     request.prefetch.fetch, request.prefetch.end = fetch_id, end * names.pages_each * state.tree.page_size

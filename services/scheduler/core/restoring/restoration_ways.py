@@ -47,7 +47,7 @@ def usable_hidden_end(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
 ) -> int:
     """Behind the last chunk of state from ``first`` on that this request may be restored from. Does not mutate."""
-    if not storage.hidden_chunks or not may_restore(state, request, worker, storage):
+    if not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return first
     return hidden_end(storage, names, first)
 
@@ -60,7 +60,7 @@ def usable_stretches(
     ``end`` is what :func:`usable_state_end` says of ``first``. A disk that has no state of a sequence's first chunk is
     not searched: most such prompts have been seen by nobody.
     """
-    if end == 0 or not storage.hidden_chunks or not may_restore(state, request, worker, storage):
+    if end == 0 or not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return ()
     return stretches_behind(storage, names, end, first + HIDDEN_FETCH_CHUNKS)
 
@@ -101,7 +101,7 @@ def choose_way(
     prices = prices_of(state, worker, storage, _ahead_us(state, request, worker, is_next=is_next))
     if is_planned and prices is not None:
         known = first
-        while known < kv_end and names[known] in storage.chunks:
+        while known < kv_end and names[known] in storage.disk.chunks:
             known += 1
         following, behind = known, tuple[Stretch, ...]()
         if known > first:
@@ -171,8 +171,8 @@ def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:
 def _ahead_us(state: CellState, request: Request, worker: Worker, *, is_next: bool) -> float:
     """What a worker does before it comes to a request: what it was told to, and what waits there besides."""
     own = request.place.cost if request.worker_id == worker.worker_id else 0
-    before = 0 if is_next else worker.queued_cost - own
-    return backlog_us(state, worker) - worker.queued_cost + before
+    before = 0 if is_next else worker.line.cost - own
+    return backlog_us(state, worker) - worker.line.cost + before
 
 
 _PATIENCE = 8
@@ -184,16 +184,16 @@ def form_to_ask(state: CellState, request: Request, worker: Worker, storage: Sto
 
     A question that is put off for good is written down as one that brought nothing.
     """
-    if not storage.has_remote:
+    if not storage.disk.has_remote:
         return None
     for place, form in enumerate(_forms(state, request, worker, storage)):
         if request.prefetch.lacks.is_known(form, start):
             continue
-        blanks = storage.blanks.of(form)
+        blanks = storage.fetching.blanks.of(form)
         if place == 0 or blanks < _PATIENCE or blanks % _PATIENCE == 0:
             return form
         state.count("store_questions_spared")
-        storage.blanks.note_nothing(form)
+        storage.fetching.blanks.note_nothing(form)
         request.prefetch.lacks.note(form, start)
     return None
 

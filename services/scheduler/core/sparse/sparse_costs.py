@@ -61,7 +61,7 @@ def sparse_prices(state: CellState, worker: Worker, storage: Storage, importance
         ratio=importance.ratio,
         calls_us=geometry.layers * _CALLS * CALL_US,
         token_us=read_bytes / disk_bytes_per_us(storage) + importance.ratio * loaded_token_us(state, worker),
-        pace=storage.sparse_pace.per_us(1.0),
+        pace=storage.sparse.pace.per_us(1.0),
     )
 
 

@@ -28,8 +28,8 @@ def check_sparse(state: CellState) -> None:
         if request.sparse.span is not None:
             _check_span(state, request, request.sparse.span)
     for storage in state.storages.values():
-        name, shares = storage.storage_id, storage.shares
-        require(len(storage.sparse_chunks) <= most_chunks(state, storage, "sparse"), f"{name} has too many chunks")
+        name, shares = storage.storage_id, storage.sparse.shares
+        require(len(storage.sparse.chunks) <= most_chunks(state, storage, "sparse"), f"{name} has too many chunks")
         require(len(shares.by_name) <= MOST_CHUNKS, f"{name} remembers the shares of too many chunks")
         total = sum(known.average for known in shares.by_name.values())
         require(abs(total - shares.total) <= 1e-6 * (1.0 + total), f"{name} adds up its shares wrongly")

@@ -46,7 +46,7 @@ def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
     """
     importance = request.submit.cache.importance
     is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
-    is_possible = bool(storage.sparse_chunks) and not request.sparse.is_refused
+    is_possible = bool(storage.sparse.chunks) and not request.sparse.is_refused
     return is_allowed and is_possible and state.config.restoring == "planned"
 
 
@@ -60,7 +60,7 @@ def usable_sparse_end(
     if not may_be_sparse(state, request, storage):
         return first
     end, most = first, min(names.count, first + SPARSE_CHUNKS)
-    while end < most and names[end] in storage.sparse_chunks:
+    while end < most and names[end] in storage.sparse.chunks:
         end += 1
     size = chunk_tokens(state.tree.page_size)
     return end if end * size - covered >= max(1, state.config.min_prefetch_tokens) else first
@@ -89,7 +89,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
     size = chunk_tokens(state.tree.page_size)
     first = end = (covered - choice.depth) // size
     chunks = choice.chunks
-    while end < len(chunks) // DIGEST_BYTES and _name(chunks, end) in storage.sparse_chunks:
+    while end < len(chunks) // DIGEST_BYTES and _name(chunks, end) in storage.sparse.chunks:
         end += 1
     until = choice.depth + end * size
     if until - covered < max(1, state.config.min_prefetch_tokens):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from services.scheduler.core.cache.shares import ChunkShares
+from services.scheduler.core.speed_fit import Rate
+
 
 class SparseChoice(msgspec.Struct, frozen=True):
     """A waiting request's tokens from ``depth`` on are to be read in part, as far as ``chunks`` go (16 bytes each)."""
@@ -28,3 +31,13 @@ class SparseSpan(msgspec.Struct):
     pages: bytes = b""
     expected_us: float = 0.0  # What reading should take at the disk's rate,
     predicted_us: float = 0.0  # and by what was seen of such reads.
+
+
+class SparseTier(msgspec.Struct):
+    """What a storage has in a form that can be read in part."""
+
+    is_kept: bool = False  # Its disk keeps chunks of KV a second time, so that they can be read in part.
+    chunks: dict[bytes, None] = {}  # Those that it holds in that form, as far as it said.
+    pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
+    overruled: int = 0  # Decisions against such reads for which only that pace spoke.
+    shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # What was important of chunks read in part.

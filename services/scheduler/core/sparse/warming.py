@@ -59,7 +59,7 @@ def warm(step: Step, storage: Storage, request: Request, span: SparseSpan, path:
     if end == first:
         return
     length = (end - first) * chunk_tokens(tree.page_size)
-    share = storage.shares.importance_of([names[index] for index in range(first, end)])
+    share = storage.sparse.shares.importance_of([names[index] for index in range(first, end)])
     value = share * value_of(state, frequency=frequency, clock=clock, length=length)
     begin_warming(step, request, storage, path, KvRun(names, first, end, covered), value)
 
@@ -85,7 +85,7 @@ def _is_busy(state: CellState, storage: Storage) -> bool:
     name = storage.storage_id
     fetches_kv = any(fetch.storage_id == name for fetch in state.fetches.values())
     fetches_hidden = any(fetch.storage_id == name for fetch in state.hidden_fetches.values())
-    return fetches_kv or fetches_hidden or bool(storage.due) or bool(storage.late_fetches)
+    return fetches_kv or fetches_hidden or bool(storage.fetching.due) or bool(storage.fetching.late)
 
 
 def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
@@ -101,8 +101,8 @@ def _in_host_memory(storage: Storage, path: Path, start: int) -> int:
 def _end_of_hot(storage: Storage, names: ChunkNames, first: int, most: int, least: int) -> int:
     """Behind the last chunk from ``first`` on that is there as KV and was read so often. Does not mutate."""
     end, most = first, min(most, names.count, first + WARMED_CHUNKS)
-    shares = storage.shares.by_name
-    while end < most and names[end] in storage.chunks and names[end] in shares:
+    shares = storage.sparse.shares.by_name
+    while end < most and names[end] in storage.disk.chunks and names[end] in shares:
         if shares[names[end]].reads < least:
             break
         end += 1
@@ -125,7 +125,7 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
     storage = state.storages.get(span.storage_id)
     if storage is None:
         return
-    storage.sparse_pace.note(span.expected_us, report.read_us)
+    storage.sparse.pace.note(span.expected_us, report.read_us)
     if state.config.importance_caching:
         _learn(step, storage, request, span, report)
 
@@ -133,7 +133,7 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
 def _learn(step: Step, storage: Storage, request: Request, span: SparseSpan, report: SparseLoaded) -> None:
     """What was chosen of each chunk says what caching it would be worth; what is hot comes up."""
     state = step.state
-    storage.shares.note(split_digests(span.chunks), report.shares)
+    storage.sparse.shares.note(split_digests(span.chunks), report.shares)
     pages = span.end // state.tree.page_size
     path = match_prefix(state.tree, request.submit.namespace, request.tokens, pages)
     value_path(state, storage, path, span.start)

@@ -58,25 +58,25 @@ def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> i
     exist nothing is of use.
     """
     geometry = state.geometry
-    if form == "sparse" and not storage.keeps_sparse:
+    if form == "sparse" and not storage.sparse.is_kept:
         return 0
     if form == "state":
-        geometry = storage.hidden_handle.geometry if storage.hidden_handle is not None else None
-    return storage.disk_bytes // chunk_bytes(geometry) if geometry is not None else 0
+        geometry = storage.hidden.handle.geometry if storage.hidden.handle is not None else None
+    return storage.disk.budget_bytes // chunk_bytes(geometry) if geometry is not None else 0
 
 
 def has_lower_tiers(storage: Storage) -> bool:
     """Whether anything could be fetched from below this storage's host pool."""
-    is_on_disk = bool(storage.chunks or storage.hidden_chunks or storage.sparse_chunks)
-    return is_on_disk or storage.has_remote
+    is_on_disk = bool(storage.disk.chunks or storage.hidden.chunks or storage.sparse.chunks)
+    return is_on_disk or storage.disk.has_remote
 
 
 def is_hidden_kept(storage: Storage, name: bytes) -> bool:
     """Whether this chunk's state is on the disk or on its way there. Does not mutate."""
-    return name in storage.hidden_chunks or name in storage.hidden_saving
+    return name in storage.hidden.chunks or name in storage.hidden.saving
 
 
 def _held(storage: Storage, form: ChunkForm) -> dict[bytes, None]:
     if form == "sparse":
-        return storage.sparse_chunks
-    return storage.hidden_chunks if form == "state" else storage.chunks
+        return storage.sparse.chunks
+    return storage.hidden.chunks if form == "state" else storage.disk.chunks

@@ -47,7 +47,7 @@ def give_back(state: CellState, storage: Storage, fetch: Fetch, start: int, end:
     left = unpack_int32(fetch.pages[start * PAGE_NUMBER_BYTES : end * PAGE_NUMBER_BYTES])
     pages = [page for page in left if page != NOWHERE]
     host_pool(storage).release(pack_int32(pages))
-    storage.fetch_pages -= len(pages)
+    storage.fetching.pages -= len(pages)
     owner = state.tree.owner_of(fetch.namespace)
     if owner and pages:
         state.quotas.charge(owner, f"{HOST}/{storage.storage_id}", -len(pages))
@@ -152,5 +152,5 @@ class _Insertion:
         state: CellState = self._step.state
         pages = self._pages[start - self._start : end - self._start]
         give_host(state, node, self._storage, pack_int32(pages))
-        self._storage.fetch_pages -= len(pages)
+        self._storage.fetching.pages -= len(pages)
         _strike(self._fetch, start - self._base, end - self._base)

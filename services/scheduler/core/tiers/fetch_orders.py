@@ -47,8 +47,8 @@ def begin_fetch(step: Step, request: Request, storage: Storage, path: Path, run:
     each, page_size = run.names.pages_each, state.tree.page_size
     first_page = run.first * each
     wanted = _pages_wanted(path, storage, first_page, run.end * each, run.covered_pages)
-    others = sum(storage.ahead.values()) - storage.ahead.get(request.request_id, 0)
-    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages - others
+    others = sum(storage.fetching.ahead.values()) - storage.fetching.ahead.get(request.request_id, 0)
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetching.pages - others
     most = state.quotas.most_pages(owner, pool)
     allowed = room if most is None else min(room, most)
     end = run.first + _cut_to_room(wanted, each, allowed)
@@ -73,8 +73,8 @@ def begin_warming(step: Step, request: Request, storage: Storage, path: Path, ru
     state = step.state
     each = run.names.pages_each
     wanted = _pages_wanted(path, storage, run.first * each, run.end * each, run.covered_pages)
-    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetch_pages
-    end = run.first + _cut_to_room(wanted, each, room - sum(storage.ahead.values()))
+    room = int(host_pool(storage).total * state.config.prefetch_fraction) - storage.fetching.pages
+    end = run.first + _cut_to_room(wanted, each, room - sum(storage.fetching.ahead.values()))
     if not sum(wanted):
         return
     way = dict.fromkeys(node.id for node, _ in path)
@@ -156,8 +156,8 @@ def _order(
         is_warming=is_warming,
     )
     state.fetches[fetch_id] = fetch
-    storage.fetching.update(dict.fromkeys(names, fetch_id))
-    storage.fetch_pages += leased_pages(pages)
+    storage.fetching.chunks.update(dict.fromkeys(names, fetch_id))
+    storage.fetching.pages += leased_pages(pages)
     if not is_warming:
         request.prefetch.fetch, request.prefetch.end = fetch_id, end * each * page_size
         request.prefetch.brought_from = (

@@ -73,7 +73,7 @@ def settle_loads_of(step: Step, worker: Worker, request: Request, *, is_proven: 
     Proven, they are over and good as far as it stands on them. Otherwise the worker may still be copying: the
     pages of its own load stay untouched until the batch is answered, and then nobody of its own vouches for them.
     """
-    for batch in worker.batches:
+    for batch in worker.work.batches:
         if is_proven:
             if batch.loads and request.node:
                 _finish(step, worker, batch, loading_upwards(step.state, worker, request.node))
@@ -186,10 +186,12 @@ def loading_nodes(state: CellState, worker: Worker, load: Load) -> list[Node]:
 
 def copies_up(state: CellState, worker: Worker) -> list[tuple[str, list[Node]]]:
     """What each load of the worker and its promotion fill, lowest first, and from which storage. Does not mutate."""
-    found = [(load.storage_id, loading_nodes(state, worker, load)) for batch in worker.batches for load in batch.loads]
-    if worker.promotion is not None:
-        nodes = [node for node_id in worker.promotion.nodes for node in loading_upwards(state, worker, node_id)]
-        found.append((worker.promotion.storage_id, nodes))
+    found = [
+        (load.storage_id, loading_nodes(state, worker, load)) for batch in worker.work.batches for load in batch.loads
+    ]
+    if worker.moves.promotion is not None:
+        nodes = [node for node_id in worker.moves.promotion.nodes for node in loading_upwards(state, worker, node_id)]
+        found.append((worker.moves.promotion.storage_id, nodes))
     return found
 
 
@@ -222,12 +224,12 @@ def attach_neighbours(step: Step) -> None:
         readable = [worker for worker in members if worker.drain is None or not worker.drain.is_over]
         for worker in members:
             for other in readable if worker.drain is None else ():
-                if other is not worker and other.worker_id not in worker.neighbours:
+                if other is not worker and other.worker_id not in worker.moves.neighbours:
                     _attach(step, worker, other)
 
 
 def _attach(step: Step, worker: Worker, other: Worker) -> None:
-    worker.neighbours[other.worker_id] = True
+    worker.moves.neighbours[other.worker_id] = True
     step.to_worker(
         worker,
         AttachNeighbour(worker_id=other.worker_id, worker_incarnation=other.incarnation, handle=other.handle),
@@ -241,19 +243,19 @@ def detach_neighbour(step: Step, worker: Worker) -> None:
     for reads in state.late_reads.values():
         reads[:] = [read for read in reads if read.neighbour_id != worker.worker_id]
     for other in state.workers.values():
-        for batch in other.batches:
+        for batch in other.work.batches:
             for load in batch.loads:
                 if load.neighbour_id == worker.worker_id:
                     load.neighbour_id = ""
-        if other is not worker and worker.worker_id in other.neighbours:
-            del other.neighbours[worker.worker_id]
+        if other is not worker and worker.worker_id in other.moves.neighbours:
+            del other.moves.neighbours[worker.worker_id]
             step.to_worker(other, DetachNeighbour(worker_id=worker.worker_id, worker_incarnation=worker.incarnation))
 
 
 def _read_on(step: Step, worker: Worker) -> None:
     """The locks of a worker's loads outlive it for a while."""
     reads = []
-    for load in (load for batch in worker.batches for load in batch.loads):
+    for load in (load for batch in worker.work.batches for load in batch.loads):
         if load.neighbour_id in step.state.workers:
             reads.append(LateRead(neighbour_id=load.neighbour_id, node=load.node))
         load.neighbour_id = ""
@@ -281,8 +283,8 @@ def release_neighbour(step: Step, load: Load) -> None:
 
 def distrust(state: CellState, worker: Worker, neighbour_id: str) -> None:
     """A load from this neighbour failed: no other is planned as long as both stay."""
-    if worker.neighbours.get(neighbour_id):
-        worker.neighbours[neighbour_id] = False
+    if worker.moves.neighbours.get(neighbour_id):
+        worker.moves.neighbours[neighbour_id] = False
         state.count("neighbours_distrusted")
 
 

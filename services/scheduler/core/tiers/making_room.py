@@ -57,7 +57,9 @@ def make_room(step: Step, worker: Worker, pages: int, owner: int = 0) -> bool:
     missing = pages - worker.pool.free
     if missing <= 0:
         return True
-    _evict_pages(step, worker, missing - worker.leaving, _NODES_AT_ONCE, is_needed=True, owner=owner, coming=pages)
+    _evict_pages(
+        step, worker, missing - worker.moves.leaving, _NODES_AT_ONCE, is_needed=True, owner=owner, coming=pages
+    )
     return worker.pool.free >= pages
 
 
@@ -71,7 +73,7 @@ def _evict_pages(
     state = step.state
     eviction = _Eviction()
     evicted = 0
-    while missing > 0 and (evicted < most_nodes or (is_needed and not worker.leaving)):
+    while missing > 0 and (evicted < most_nodes or (is_needed and not worker.moves.leaving)):
         found = None
         if state.quotas.accounts:
             found = take_device_excess(state, worker.worker_id, eviction.leaving, owner=owner, coming=coming)
@@ -158,7 +160,7 @@ def keep_reserve(step: Step, worker: Worker, *, is_busy: bool, admissions: int) 
     if step.state.storage_of(worker) is None or step.state.config.admission == "none":
         return False
     reserve = reserved_pages(step.state, worker)
-    coming = worker.pool.free + worker.leaving
+    coming = worker.pool.free + worker.moves.leaving
     if coming >= reserve or admissions >= _MANY_ADMISSIONS:
         return False
     most_nodes = _NODES_AHEAD_IF_BUSY if is_busy else _NODES_AHEAD

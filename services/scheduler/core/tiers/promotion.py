@@ -58,9 +58,9 @@ _MOST_PASSED_OVER = 4
 def promote(step: Step, worker: Worker) -> None:
     """Plan a promotion on this worker, if its batches have prefilled something since the last one."""
     state = step.state
-    if not worker.is_promotion_due or not _is_time(state, worker):
+    if not worker.moves.is_promotion_due or not _is_time(state, worker):
         return
-    worker.is_promotion_due = False
+    worker.moves.is_promotion_due = False
     storage = state.storage_of(worker)
     if storage is None or state.config.promotion == "off":
         return
@@ -69,7 +69,7 @@ def promote(step: Step, worker: Worker) -> None:
         return
     promotion_id = state.next_promotion
     state.next_promotion += 1
-    worker.promotion = Promotion(promotion_id, storage.storage_id, [node.id for node in nodes])
+    worker.moves.promotion = Promotion(promotion_id, storage.storage_id, [node.id for node in nodes])
     state.count("promotions_started")
     step.to_worker(
         worker,
@@ -85,10 +85,10 @@ def promote(step: Step, worker: Worker) -> None:
 
 def _is_time(state: CellState, worker: Worker) -> bool:
     """Whether the worker decodes or is idle, and no copy or page that somebody waits for would come later."""
-    if worker.promotion is not None or worker.lease_waits or any(batch.loads for batch in worker.batches):
+    if worker.moves.promotion is not None or worker.lease_waits or any(batch.loads for batch in worker.work.batches):
         return False
-    is_decoding = any(state.requests[name].state is RequestState.DECODING for name in worker.running)
-    return is_decoding or not worker.batches
+    is_decoding = any(state.requests[name].state is RequestState.DECODING for name in worker.work.running)
+    return is_decoding or not worker.work.batches
 
 
 def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
@@ -104,7 +104,7 @@ def _choose(state: CellState, worker: Worker, storage: Storage) -> list[Node]:
     refresh(state, leaves, lambda node_id: _leaf_rank(state, worker, node_id))
     budget = _budget(state)
     # While backups free pages, somebody waits for them; and the reserve is for requests, not for guesses.
-    spare = 0 if worker.leaving else max(0, worker.pool.free - filled_reserve(state, worker))
+    spare = 0 if worker.moves.leaving else max(0, worker.pool.free - filled_reserve(state, worker))
     chosen: list[Node] = []
     passed_over: list[tuple[HeatRank, int]] = []
     while len(chosen) < _MOST_ROOTS and len(passed_over) < _MOST_PASSED_OVER:
@@ -212,12 +212,12 @@ def _begin(state: CellState, worker: Worker, storage: Storage, node: Node, size:
 def pages_promoted(step: Step, worker: Worker, message: PagesPromoted) -> None:
     """The worker carried a promotion out, or could not. An answer to any other promotion is stale."""
     state = step.state
-    promotion = worker.promotion
+    promotion = worker.moves.promotion
     if promotion is None or promotion.promotion_id != message.promotion_id:
         state.count("stale_inputs")
         return
     nodes = [node for node_id in promotion.nodes for node in loading_upwards(state, worker, node_id)]
-    worker.promotion = None
+    worker.moves.promotion = None
     storage = state.storages.get(promotion.storage_id)
     if message.ok:
         for node in reversed(nodes):

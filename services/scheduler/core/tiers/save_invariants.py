@@ -31,10 +31,12 @@ def check_saves(state: CellState) -> None:
     for hidden_save in state.hidden_saves.values():
         late[hidden_save.storage_id] = late.get(hidden_save.storage_id, 0) + hidden_save.is_late
     for storage in state.storages.values():
-        require(storage.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
-        require(storage.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves")
-        require(len(storage.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
-        require(storage.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
+        require(storage.disk.saving == saving.get(storage.storage_id, {}), f"{storage.storage_id} saves other chunks")
+        require(
+            storage.disk.late_saves == late.get(storage.storage_id, 0), f"{storage.storage_id} miscounts late saves"
+        )
+        require(len(storage.disk.unsaved) <= MOST_UNSAVED, f"too much waits to be saved to {storage.storage_id}")
+        require(storage.disk.unsaved.keys() <= state.tree.nodes.keys(), f"{storage.storage_id} is to save what is gone")
 
 
 def check_neighbours(state: CellState) -> None:
@@ -43,9 +45,13 @@ def check_neighbours(state: CellState) -> None:
         near = [
             other.worker_id for other in state.workers.values() if other.node == worker.node and other is not worker
         ]
-        require(all(name in near for name in worker.neighbours), f"{worker.worker_id} knows a neighbour that is none")
-        for load in (load for batch in worker.batches for load in batch.loads if load.neighbour_id):
-            require(load.neighbour_id in worker.neighbours, f"{worker.worker_id} reads {load.neighbour_id} unmapped")
+        require(
+            all(name in near for name in worker.moves.neighbours), f"{worker.worker_id} knows a neighbour that is none"
+        )
+        for load in (load for batch in worker.work.batches for load in batch.loads if load.neighbour_id):
+            require(
+                load.neighbour_id in worker.moves.neighbours, f"{worker.worker_id} reads {load.neighbour_id} unmapped"
+            )
             require(not load.storage_id, f"a load of {worker.worker_id} has two sources")
             require(worker.worker_id in state.tree.nodes[load.node].loading, "a load that is over locks a neighbour")
     for timer_id, reads in state.late_reads.items():
@@ -57,7 +63,7 @@ def locks_beside_requests(state: CellState, worker: Worker) -> dict[int, int]:
     """By node, the locks of saves and of neighbours that load, or were lost while they did. Does not mutate."""
     held = [save.node for save in state.saves.values() if save.worker_id == worker.worker_id and save.node]
     for other in state.workers.values():
-        for batch in other.batches:
+        for batch in other.work.batches:
             held += [load.node for load in batch.loads if load.neighbour_id == worker.worker_id]
     for reads in state.late_reads.values():
         held += [read.node for read in reads if read.neighbour_id == worker.worker_id]

@@ -65,9 +65,9 @@ def runs_to_save(
     base = first * per_chunk
     identities, before = _identities_of(state, path, base)
     names = chunk_names(identities, per_chunk)
-    held, saving, taken = storage.chunks, storage.saving, storage.taken
+    held, saving, taken = storage.disk.chunks, storage.disk.saving, storage.disk.taken
     missing = [index for index, name in enumerate(names) if name not in held]
-    if storage.hidden_pool is not None and state.config.restoring != "kv":
+    if storage.hidden.pool is not None and state.config.restoring != "kv":
         missing = [index for index in missing if not is_hidden_kept(storage, names[index])]
     if missing and (saving or taken):
         missing = [index for index in missing if names[index] not in saving and names[index] not in taken]

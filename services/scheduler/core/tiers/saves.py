@@ -43,12 +43,12 @@ _TAKEN_REMEMBERED = 16_384
 
 def saves_below(storage: Storage) -> bool:
     """Whether there is anything to save to."""
-    return storage.disk_bytes > 0 or storage.has_remote
+    return storage.disk.budget_bytes > 0 or storage.disk.has_remote
 
 
 def may_save(storage: Storage) -> bool:
     """Whether it may be asked to save now; a storage that let a deadline pass gets no more until it answers."""
-    return saves_below(storage) and not storage.late_saves
+    return saves_below(storage) and not storage.disk.late_saves
 
 
 def save_path(step: Step, storage: Storage, worker: Worker | None, path: Path, first: int = 0) -> None:
@@ -72,7 +72,7 @@ def _save_as_far_as_may_be(
     worker_id = "" if worker is None else worker.worker_id
     runs = runs_to_save(state, path, storage, worker_id, first, ORDER_CHUNKS)
     for index, run in enumerate(runs):
-        if storage.late_saves or len(storage.saving) + len(run.names) > SAVING_CHUNKS:
+        if storage.disk.late_saves or len(storage.disk.saving) + len(run.names) > SAVING_CHUNKS:
             return runs[index:]
         if not _may_hold(state, worker, run.reads):
             return runs[index:]
@@ -84,17 +84,17 @@ def save_put_off(step: Step, storage: Storage) -> None:
     """Save what stands in line, as far as there is room now."""
     state = step.state
     if state.config.disk_writes == "off":
-        storage.unsaved = {}
+        storage.disk.unsaved = {}
     for _ in range(PUT_OFF_A_TURN):
-        if not storage.unsaved or not may_save(storage):
+        if not storage.disk.unsaved or not may_save(storage):
             return
-        node_id, first = next(iter(storage.unsaved.items()))
+        node_id, first = next(iter(storage.disk.unsaved.items()))
         path = path_to(state, state.tree.nodes[node_id])
         left = _save_as_far_as_may_be(step, storage, _holder_of(state, storage, path), path, first)
         if left:
-            storage.unsaved[node_id] = left[0].first
+            storage.disk.unsaved[node_id] = left[0].first
             return
-        del storage.unsaved[node_id]
+        del storage.disk.unsaved[node_id]
 
 
 def save_what_devices_hold(step: Step, storage: Storage) -> None:
@@ -178,7 +178,7 @@ def _open(step: Step, storage: Storage, worker: Worker | None, run: ChunkRun) ->
         timer_id,
     )
     state.saves[save_id] = save
-    storage.saving |= dict.fromkeys(run.names, save_id)
+    storage.disk.saving |= dict.fromkeys(run.names, save_id)
     state.count("saves_started")
     namespace = namespace_of(state.tree, run.node)
     order = SaveChunks(
@@ -204,14 +204,14 @@ def finish_save(step: Step, storage: Storage, save: Save, message: ChunksSaved) 
     state = step.state
     step.touch(save.worker_id)
     step.cancel_timer(save.timer_id)
-    storage.late_saves -= save.is_late
+    storage.disk.late_saves -= save.is_late
     if not save.is_late:
         state.count("saves_failed" if message.error else "saves_done")
     _close(state, storage, save)
     state.count("saved_chunks", len(message.chunks) // DIGEST_BYTES)
     chunks_gone(state, storage, message.dropped)
     chunks_added(state, storage, message.chunks)
-    if not message.error and save.save_id >= storage.taken_from:
+    if not message.error and save.save_id >= storage.disk.taken_from:
         remember_taken(storage, save.chunks)
 
 
@@ -220,7 +220,7 @@ def expire_save(step: Step, save: Save) -> None:
     state = step.state
     state.count("saves_failed")
     save.expire()
-    state.storages[save.storage_id].late_saves += 1
+    state.storages[save.storage_id].disk.late_saves += 1
 
 
 def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
@@ -231,8 +231,8 @@ def abandon_saves_of_storage(step: Step, storage: Storage) -> None:
         step.touch(save.worker_id)
         state.count("saves_failed", 0 if save.is_late else 1)
         _close(state, storage, save)
-    storage.late_saves = 0
-    storage.taken, storage.unsaved = {}, {}
+    storage.disk.late_saves = 0
+    storage.disk.taken, storage.disk.unsaved = {}, {}
 
 
 def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
@@ -244,15 +244,15 @@ def abandon_saves_of_worker(state: CellState, worker: Worker) -> None:
 
 def remember_taken(storage: Storage, names: bytes) -> None:
     """The storage has these chunks (16 bytes each) somewhere, if not on its disk: they are not offered to it again."""
-    taken = storage.taken
-    taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.chunks)
+    taken = storage.disk.taken
+    taken |= dict.fromkeys(name for name in split_digests(names) if name not in storage.disk.chunks)
     while len(taken) > _TAKEN_REMEMBERED:
         del taken[next(iter(taken))]
 
 
 def forget_taken(state: CellState, storage: Storage) -> None:
     """What is below the storage's host pool is being deleted: it may be saved again."""
-    storage.taken, storage.taken_from = {}, state.next_save
+    storage.disk.taken, storage.disk.taken_from = {}, state.next_save
 
 
 def remember_key(state: CellState, message: SubmitRequest) -> None:
@@ -271,7 +271,7 @@ def _close(state: CellState, storage: Storage, save: Save) -> None:
     """Forget a save, and unlock what it read."""
     del state.saves[save.save_id]
     for name in split_digests(save.chunks):
-        storage.saving.pop(name, None)
+        storage.disk.saving.pop(name, None)
     worker = state.workers.get(save.worker_id)
     if worker is not None and save.node:
         unlock_path(state, state.tree.nodes[save.node], worker)

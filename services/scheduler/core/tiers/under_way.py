@@ -7,6 +7,8 @@ import numpy as np
 
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.lifecycle import TransferEvent, TransferState, next_transfer_state
+from services.scheduler.core.speed_fit import Rate
+from services.scheduler.core.store_answers import StoreBlanks
 from shared.messages.base import unpack_int32
 
 
@@ -163,3 +165,50 @@ class FetchedKv(msgspec.Struct):
     tokens: int
     predicted_us: float
     disk_us: float
+
+
+class Work(msgspec.Struct):
+    """What a worker was told to compute."""
+
+    running: list[str] = []  # Admitted requests in order of admission.
+    batches: list[Batch] = []  # Outstanding, oldest first.
+    unplanned: int = 0  # Tokens of running requests for which no chunk was sent yet.
+    outstanding: int = 0  # Tokens of the chunks of ``batches``.
+
+
+class Moves(msgspec.Struct):
+    """What leaves and enters a worker's device pool."""
+
+    leaving: int = 0  # Device pages that running backups will free, as far as is known.
+    promotion: Promotion | None = None
+    is_promotion_due: bool = False  # It has prefilled something since its last promotion was planned.
+    neighbours: dict[str, bool] = {}  # Whose pools it was told to map, and whether loads from them may be planned.
+
+
+class DiskTier(msgspec.Struct):
+    """What a storage has below its host pool, and what is on its way there."""
+
+    budget_bytes: int = 0  # Budget of its disk tier; 0 is none.
+    has_remote: bool = False
+    chunks: dict[bytes, None] = {}  # What its disk holds, as far as it said.
+    saving: dict[bytes, int] = {}  # Chunks on their way to it, by save.
+    unsaved: dict[int, int] = {}  # What there was no room for (:mod:`unsaved`): ends of paths, and the first chunk.
+    late_saves: int = 0  # Saves whose deadline passed and that it has not answered yet.
+    taken: dict[bytes, None] = {}  # Chunks that it took and does not have on its disk, lately,
+    taken_from: int = 0  # by saves from this one on: those before it were flushed.
+
+
+class Fetching(msgspec.Struct):
+    """What a storage brings up from its disk and object store, for whom, and how fast."""
+
+    chunks: dict[bytes, int] = {}  # Chunks on their way up from it, by fetch.
+    pages: int = 0  # Host pages leased to fetches that are not over.
+    late: int = 0  # Fetches whose deadline passed and that it has not answered yet.
+    ahead: dict[str, int] = {}  # Host pages that were fetched for requests which still wait.
+    due: dict[str, None] = {}  # Requests whose fetch waits for room, first come first served.
+    tokens: float = 0.0  # What it brought up lately, and how long that took.
+    us: float = 0.0
+    disk_rate: Rate = msgspec.field(default_factory=Rate)  # Bytes read for fetches, as observed.
+    disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most; 0 is no limit.
+    blanks: StoreBlanks = msgspec.field(default_factory=StoreBlanks)
+    overruled: int = 0  # Decisions since the last trial that only observed rates spoke for (see :mod:`exploration`).

@@ -185,55 +185,55 @@ def _remember(level: Level, tenant: str, tag: int) -> None:
 
 def stand_in_line(worker: Worker, request: Request) -> None:
     """Put a waiting request where its priority, its tenant's share and its arrival say."""
-    worker.queue.add(request.submit.priority, request.place.lane, _entry(request))
+    worker.line.queue.add(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
-    alike = worker.openings.get(opening)
+    alike = worker.line.openings.get(opening)
     if alike is not None:
         alike[request.request_id] = None
     elif opening:
-        worker.openings[opening] = {request.request_id: None}
+        worker.line.openings[opening] = {request.request_id: None}
 
 
 def step_out(worker: Worker, request: Request) -> None:
     """Take a waiting request that is ready out of the order."""
-    worker.queue.remove(request.submit.priority, request.place.lane, _entry(request))
+    worker.line.queue.remove(request.submit.priority, request.place.lane, _entry(request))
     opening = _opening(worker, request)
     if opening:
-        alike = worker.openings[opening]
+        alike = worker.line.openings[opening]
         del alike[request.request_id]
         if not alike:
-            del worker.openings[opening]
+            del worker.line.openings[opening]
 
 
 def serve(worker: Worker, request: Request, tokens: int) -> None:
     """Take a request out of the order because it is admitted, and charge its tenant what it will compute."""
-    worker.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=True)
+    worker.line.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=True)
     step_out(worker, request)
 
 
 def charge_output(worker: Worker, request: Request, tokens: int) -> None:
     """Charge a tenant the output of a request that leaves its worker."""
-    worker.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=False)
+    worker.line.queue.charge(request.submit.priority, request.place.lane, tokens, is_start=False)
 
 
 def first_in_line(state: CellState, worker: Worker, limit: int) -> list[str]:
     """The requests that would be served next, at most ``limit``. Does not mutate."""
     requests = state.requests
-    return worker.queue.window(limit, lambda name: requests[name].place.uncached)
+    return worker.line.queue.window(limit, lambda name: requests[name].place.uncached)
 
 
 def opened_by(worker: Worker, first_pages: Iterable[bytes]) -> dict[str, None]:
     """The ready requests whose tokens begin with one of these pages. In no order; does not mutate."""
     found: dict[str, None] = {}
     for page in first_pages:
-        found |= worker.openings.get(page, {})
+        found |= worker.line.openings.get(page, {})
     return found
 
 
 def waiting_at(worker: Worker) -> list[str]:
     """Every request that waits at a worker, deferred ones first. Does not mutate."""
-    names = list(worker.deferred)
-    for level in worker.queue.levels.values():
+    names = list(worker.line.deferred)
+    for level in worker.line.queue.levels.values():
         for lane in level.lanes.values():
             names += [entry[2] for entry in lane.waiting]
     return names
@@ -251,3 +251,13 @@ def _opening(worker: Worker, request: Request) -> bytes:
 
 def _entry(request: Request) -> Entry:
     return (0 if request.place.is_returned else 1, request.accepted_seq, request.request_id)
+
+
+class Line(msgspec.Struct):
+    """Who waits at a worker."""
+
+    queue: Queue = msgspec.field(default_factory=Queue)  # Waiting requests that are ready to run.
+    openings: dict[bytes, dict[str, None]] = {}  # Those of them that may reuse a prefix, by their first page of tokens.
+    deferred: dict[str, int] = {}  # Waiting requests that are not, by when they will: tokens of their producer.
+    load_waiters: dict[int, dict[str, int]] = {}  # Those of them that wait for a load, by node.
+    cost: int = 0  # Of all waiting requests, deferred ones included.

@@ -98,7 +98,7 @@ def defer_for_producer(step: Step, request: Request, worker: Worker, producer: s
 def defer_for_load(step: Step, request: Request, worker: Worker, node: Node) -> None:
     """Let a request wait until ``node`` is not being loaded any more."""
     step.state.count("delay_hits_deferred")
-    worker.load_waiters.setdefault(node.id, {})[request.request_id] = 0
+    worker.line.load_waiters.setdefault(node.id, {})[request.request_id] = 0
     _defer(step, request, worker, WaitEvent.FOR_LOAD, node.id, 0)
 
 
@@ -116,10 +116,10 @@ def defer_for_run(step: Step, request: Request, worker: Worker, fetch_id: int) -
 
 def wake_load_waiters(state: CellState, worker: Worker) -> None:
     """Let everybody go on whose load is over."""
-    for node_id in list(worker.load_waiters):
+    for node_id in list(worker.line.load_waiters):
         node = state.tree.nodes.get(node_id)
         if node is None or worker.worker_id not in node.loading:
-            for name in list(worker.load_waiters[node_id]):
+            for name in list(worker.line.load_waiters[node_id]):
                 wake(state, state.requests[name])
 
 
@@ -134,7 +134,7 @@ def wake(state: CellState, request: Request) -> None:
 def end_deferral(state: CellState, request: Request) -> None:
     """A deferred request is expected back by nothing any more; the caller says what it waits for instead."""
     worker, wait = state.workers[request.worker_id], request.wait
-    del worker.deferred[request.request_id]
+    del worker.line.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
     kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if wait.fetch else "deferral"
     if state.recollection is not None:
@@ -144,7 +144,7 @@ def end_deferral(state: CellState, request: Request) -> None:
         case WaitKind.PRODUCER:
             _drop(state.waiters, wait.producer, request.request_id)
         case WaitKind.LOAD:
-            _drop(worker.load_waiters, wait.node, request.request_id)
+            _drop(worker.line.load_waiters, wait.node, request.request_id)
         case WaitKind.FETCH | WaitKind.RUN:
             pass  # A fetch asks those that it is for whether they wait.
         case WaitKind.NOWHERE | WaitKind.TURN:
@@ -194,7 +194,7 @@ def _step_aside(
 ) -> None:
     withdraw(step.state, request)
     step_out(worker, request)
-    worker.deferred[request.request_id] = needed
+    worker.line.deferred[request.request_id] = needed
     request.advance_wait(event, subject, step.time_ns)
 
 
@@ -231,8 +231,8 @@ def let_go_of_fetch(state: CellState, request: Request) -> None:
     """A request waits for nothing to be fetched any more; a fetch that nobody waits for then ends with the step."""
     if request.prefetch.is_due or request.prefetch.brought_to:
         for storage in state.storages.values():
-            storage.due.pop(request.request_id, None)
-            if storage.ahead.pop(request.request_id, 0) and storage.due:
+            storage.fetching.due.pop(request.request_id, None)
+            if storage.fetching.ahead.pop(request.request_id, 0) and storage.fetching.due:
                 state.roomy[storage.storage_id] = None
     request.prefetch.is_due = False
     fetch = state.fetches.get(request.prefetch.fetch)

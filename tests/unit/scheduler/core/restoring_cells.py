@@ -25,7 +25,7 @@ def restoring_cell(
     shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": state_pages}
     settings = {"state_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
     cell = make_cell(**shape | {"costs": costs} | settings | config)
-    assert cell.state.storages["storage"].hidden_pool is not None
+    assert cell.state.storages["storage"].hidden.pool is not None
     return cell
 
 
@@ -93,4 +93,4 @@ def restores(cell: CellModel) -> list[RestoreChunk]:
 
 def hidden_pool(cell: CellModel) -> PagePool:
     """The core's pool of state pages."""
-    return present(cell.state.storages["storage"].hidden_pool)
+    return present(cell.state.storages["storage"].hidden.pool)

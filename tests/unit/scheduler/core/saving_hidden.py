@@ -19,7 +19,7 @@ def saving_cell(make_cell: MakeCell, *, costs: RestorationCosts = COSTS, **confi
     shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": 64}
     settings = {"state_form": "0/1/0", "lease_tokens": 64, "max_batch_tokens": 1000}
     cell = make_cell(**shape | {"costs": costs} | settings | config)
-    assert cell.state.storages["storage"].hidden_pool is not None
+    assert cell.state.storages["storage"].hidden.pool is not None
     return cell
 
 
@@ -30,7 +30,7 @@ def state_storage(cell: CellModel) -> Storage:
 
 def free_pages(cell: CellModel) -> int:
     """Free pages of the state pool."""
-    return present(state_storage(cell).hidden_pool).free
+    return present(state_storage(cell).hidden.pool).free
 
 
 def leases_given(cell: CellModel) -> list[StateLease | None]:

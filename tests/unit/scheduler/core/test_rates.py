@@ -206,9 +206,9 @@ def test_a_disk_is_as_fast_as_its_limit_until_it_was_read(make_cell: MakeCell, l
     """A gigabyte a second where there is none."""
     cell = make_cell(host_pages=8)
     storage = cell.state.storages["storage"]
-    storage.disk_bytes_per_s = limit
+    storage.fetching.disk_bytes_per_s = limit
     assert disk_bytes_per_us(storage) == expected
 
-    storage.disk_rate.note(600.0, 300.0)
+    storage.fetching.disk_rate.note(600.0, 300.0)
 
     assert disk_bytes_per_us(storage) == 2.0

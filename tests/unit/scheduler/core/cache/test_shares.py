@@ -96,7 +96,7 @@ def test_a_node_that_comes_is_worth_what_its_chunks_proved(make_cell: MakeCell) 
     put_in_parts(cell, prompt(4, kind=2))
     for kind in (1, 2):
         answered(cell, prompt(4, kind=kind), importance=QUARTER)
-    shares = storage_of(cell).shares
+    shares = storage_of(cell).sparse.shares
     assert len(shares.by_name) == 8
 
     answered(cell, prompt(4), max_tokens=1)
@@ -121,7 +121,7 @@ def test_a_node_that_was_there_before_is_valued_anew(make_cell: MakeCell) -> Non
 
     storage = storage_of(cell)
     names = put_in_parts(cell, prompt(4))
-    storage.shares.note(names, bytes([200] * 4))
+    storage.sparse.shares.note(names, bytes([200] * 4))
     value_path(cell.state, storage, [(node, 8)], 0)
 
     assert holder in node.device
@@ -165,7 +165,7 @@ def test_switched_off_nothing_is_learned_and_nothing_counts(make_cell: MakeCell)
         assert answered(cell, prompt(4), importance=QUARTER).sparse is not None
 
     assert node.importance == 1.0
-    assert not storage_of(cell).shares.by_name
+    assert not storage_of(cell).sparse.shares.by_name
     assert "warmings_started" not in cell.state.counters
 
 
@@ -176,11 +176,11 @@ def test_what_a_storage_knew_goes_with_it(make_cell: MakeCell) -> None:
     answered(cell, prompt(4), importance=QUARTER)
     cell.lose_storage("storage")
     cell.add_storage("storage", pages=40, disk_chunks=100, keeps_sparse=True)
-    assert not storage_of(cell).shares.by_name
+    assert not storage_of(cell).sparse.shares.by_name
 
     cell.drain()
 
-    assert len(storage_of(cell).sparse_chunks) == 4
+    assert len(storage_of(cell).sparse.chunks) == 4
     cell.feed(FlushCache(call_id="call", tiers=("disk",)))
     cell.drain()
-    assert not storage_of(cell).sparse_chunks
+    assert not storage_of(cell).sparse.chunks

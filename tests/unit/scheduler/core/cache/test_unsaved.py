@@ -65,8 +65,8 @@ def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell:
 
     assert before == first_of(DOCUMENTS[:1])
     assert ordered(cell, orders) == first_of(DOCUMENTS)
-    assert len(storage_of(cell).chunks) == CHUNKS * len(DOCUMENTS)
-    assert storage_of(cell).unsaved == {}
+    assert len(storage_of(cell).disk.chunks) == CHUNKS * len(DOCUMENTS)
+    assert storage_of(cell).disk.unsaved == {}
     assert cell.state.counters["saves_put_off_chunks"] == CHUNKS * 3
     assert "saves_refused_chunks" not in cell.state.counters
 
@@ -79,7 +79,7 @@ def test_a_failed_save_does_not_hold_up_the_line(cell: CellModel, orders: FindOr
         answer(cell, next(iter(cell.state.saves)), error="the disk is full")
 
     assert ordered(cell, orders) == first_of(DOCUMENTS[:3])
-    assert storage_of(cell).unsaved == {}
+    assert storage_of(cell).disk.unsaved == {}
 
 
 def test_the_line_is_bounded(cell: CellModel, orders: FindOrders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +98,16 @@ def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellMode
     compute(cell, DOCUMENTS[0])
     compute(cell, [*DOCUMENTS[1], *range(100, 140)])
     compute(cell, [*DOCUMENTS[1], *range(200, 240)])
-    places = list(storage_of(cell).unsaved)
+    places = list(storage_of(cell).disk.unsaved)
     for leaf in [cell.state.tree.nodes[name] for name in places]:
         drop_device(cell.state, leaf, cell.state.workers["worker-0"])
-    (document,) = storage_of(cell).unsaved
+    (document,) = storage_of(cell).disk.unsaved
     cell.drain()
 
     assert len(places) == 2
     assert document not in places
     assert ordered(cell, orders) == first_of(DOCUMENTS[:2])
-    assert len(storage_of(cell).chunks) == 2 * CHUNKS
+    assert len(storage_of(cell).disk.chunks) == 2 * CHUNKS
 
 
 def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell: CellModel) -> None:
@@ -115,10 +115,10 @@ def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell: CellModel) -> N
     for document in DOCUMENTS:
         compute(cell, document)
     storage = storage_of(cell)
-    assert storage.unsaved
+    assert storage.disk.unsaved
     cell.lose_storage("storage")
 
-    assert storage.unsaved == {}
+    assert storage.disk.unsaved == {}
 
 
 def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel, orders: FindOrders) -> None:
@@ -131,7 +131,7 @@ def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel, o
     cell.drain()
 
     assert ordered(cell, orders) == first_of(reversed(DOCUMENTS))
-    assert len(storage_of(cell).chunks) == CHUNKS * len(DOCUMENTS)
+    assert len(storage_of(cell).disk.chunks) == CHUNKS * len(DOCUMENTS)
 
 
 @pytest.mark.parametrize("setting", ["selective", "on_evict", "off"])
@@ -153,7 +153,7 @@ def test_when_saves_are_switched_off_the_line_is_given_up(cell: CellModel, order
     cell.state.config = type(cell.state.config)(disk_writes="off")
     answer(cell, next(iter(cell.state.saves)))
 
-    assert storage_of(cell).unsaved == {}
+    assert storage_of(cell).disk.unsaved == {}
     assert len(ordered(cell, orders)) == 1
 
 
@@ -163,18 +163,18 @@ def test_an_answer_starts_no_more_than_a_step_can_bear(cell: CellModel, monkeypa
     for document in DOCUMENTS:
         compute(cell, document)
     storage = storage_of(cell)
-    saved = dict.fromkeys(list(storage.unsaved)[:3], CHUNKS)  # Nothing whole is left of them.
-    storage.unsaved |= saved
-    storage.saving, held = {}, storage.saving
+    saved = dict.fromkeys(list(storage.disk.unsaved)[:3], CHUNKS)  # Nothing whole is left of them.
+    storage.disk.unsaved |= saved
+    storage.disk.saving, held = {}, storage.disk.saving
     save_put_off(Step(cell.state, cell.seq, cell.time_ns), storage)
-    storage.saving = held
+    storage.disk.saving = held
 
-    assert len(storage.unsaved) == 1
+    assert len(storage.disk.unsaved) == 1
 
 
 def test_the_checker_finds_a_path_that_is_gone(cell: CellModel) -> None:
     """Its node would be looked for in vain."""
-    storage_of(cell).unsaved[999_999] = 0
+    storage_of(cell).disk.unsaved[999_999] = 0
 
     with pytest.raises(InvariantViolated, match="is to save what is gone"):
         check_invariants(cell.state)

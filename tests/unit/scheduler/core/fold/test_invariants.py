@@ -51,7 +51,7 @@ def miscount_cached(state: CellState) -> None:
 
 
 def lose_request(state: CellState) -> None:
-    state.workers["worker-0"].running.remove("a")
+    state.workers["worker-0"].work.running.remove("a")
 
 
 def strand_node(state: CellState) -> None:
@@ -68,11 +68,11 @@ def forget_tenant(state: CellState) -> None:
 
 
 def lose_place_in_line(state: CellState) -> None:
-    state.workers["worker-0"].queue.size += 1
+    state.workers["worker-0"].line.queue.size += 1
 
 
 def miscount_unplanned(state: CellState) -> None:
-    state.workers["worker-0"].unplanned += 1
+    state.workers["worker-0"].work.unplanned += 1
 
 
 def leave_a_mark(state: CellState) -> None:

@@ -77,7 +77,7 @@ def test_what_pools_take_and_may_take_is_told(make_cell: MakeCell) -> None:
     assert geometry is not None
     assert (found.dtype, found.page_bytes) == (geometry.dtype, geometry.page_bytes)
     assert found.budgets == (
-        StorageBudget(storage_id="storage", host=storage.host_bytes, disk=storage.disk_bytes, awaits_pool=False),
+        StorageBudget(storage_id="storage", host=storage.host_bytes, disk=storage.disk.budget_bytes, awaits_pool=False),
     )
     storage.pool = None
     assert status(cell.state, "me").budgets[0].awaits_pool

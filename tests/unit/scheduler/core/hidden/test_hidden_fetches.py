@@ -86,14 +86,14 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(
     request, storage = cell.state.requests[name], cell.state.storages["storage"]
     assert request.hidden.run is not None
     assert (request.hidden.run.end, request.hidden.run.fetch, request.hidden.refusals) == (CHUNK, 0, 1)
-    assert storage.late_fetches == 1
+    assert storage.fetching.late == 1
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     cell.submit(prompt(3, kind=2))
     assert len(cell.state.hidden_fetches) == 1
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
-    assert (storage.late_fetches, hidden_pool(cell).leased) == (0, 0)
+    assert (storage.fetching.late, hidden_pool(cell).leased) == (0, 0)
 
 
 def test_past_its_deadline_a_request_that_has_nothing_computes(fetching: Callable[..., tuple[CellModel, str]]) -> None:
@@ -121,8 +121,8 @@ def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_c
     cell.drain()
 
     storage = cell.state.storages["storage"]
-    assert names[0] not in storage.hidden_chunks
-    assert names[1] in storage.hidden_chunks
+    assert names[0] not in storage.hidden.chunks
+    assert names[1] in storage.hidden.chunks
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
     cell.check_answers()
 
@@ -302,8 +302,8 @@ def test_the_disk_is_measured_with_what_was_queued_before(fetching: Callable[...
     who: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation, "is_over": True, "chunks": 3}
     cell.feed(ChunksFetched(**who, fetch_id=second.fetch_id, nbytes=nbytes, seconds=2e-3))
 
-    assert storage.disk_rate.amount / storage.disk_rate.elapsed_us == pytest.approx(nbytes / 1e3)
-    assert storage.disk_rate.observations == 1
+    assert storage.fetching.disk_rate.amount / storage.fetching.disk_rate.elapsed_us == pytest.approx(nbytes / 1e3)
+    assert storage.fetching.disk_rate.observations == 1
 
 
 def test_a_repeated_end_of_a_fetch_is_stale(fetching: Callable[..., tuple[CellModel, str]]) -> None:

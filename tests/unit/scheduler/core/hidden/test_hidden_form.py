@@ -13,6 +13,7 @@ from services.scheduler.core.hidden.hidden_form import (
 )
 from services.scheduler.core.hidden.partition import LayerCosts, hidden_only, kv_only, layer_times, made, tokens_only
 from services.scheduler.core.state import CellState, Storage, Worker, new_state
+from services.scheduler.core.tiers.under_way import DiskTier, Fetching
 from shared.errors import ConfigError
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.worker_events import RestorationCosts
@@ -36,7 +37,9 @@ def cell(
     state.config = structs.replace(state.config, state_form=form)
     handle = PoolHandle(kind="shm", layout="layer_first", name="", nbytes=0, pages=1, geometry=geometry)
     state.workers["w"] = Worker("w", "one", "node", handle, 1000, new_pool(1), restoration=costs)
-    storage = Storage("s", "one", "node", 0, disk_bytes=1, disk_bytes_per_s=disk_bytes_per_s)
+    storage = Storage(
+        "s", "one", "node", 0, disk=DiskTier(budget_bytes=1), fetching=Fetching(disk_bytes_per_s=disk_bytes_per_s)
+    )
     state.storages["s"] = storage
     return state, storage
 
@@ -161,7 +164,7 @@ def test_what_is_observed_takes_the_place_of_profile_and_limit() -> None:
     assert wanted_hidden(state, storage) is None
 
     for _ in range(5):
-        storage.disk_rate.note(4e9, 1e6)
+        storage.fetching.disk_rate.note(4e9, 1e6)
 
     assert present(wanted_hidden(state, storage)).is_state
     for _ in range(20):

@@ -14,11 +14,11 @@ from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, 
 
 
 def break_pool(cell: CellModel) -> None:
-    present(state_storage(cell).hidden_pool).allocate(1)
+    present(state_storage(cell).hidden.pool).allocate(1)
 
 
 def break_ownership(cell: CellModel) -> None:
-    present(state_storage(cell).hidden_pool).release(cell.state.leases[2].pages[:4])
+    present(state_storage(cell).hidden.pool).release(cell.state.leases[2].pages[:4])
 
 
 def break_lease_size(cell: CellModel) -> None:
@@ -55,7 +55,7 @@ def break_names(cell: CellModel) -> None:
 
 
 def break_saving(cell: CellModel) -> None:
-    state_storage(cell).hidden_saving[b"x" * 16] = 1
+    state_storage(cell).hidden.saving[b"x" * 16] = 1
 
 
 def break_twice(cell: CellModel) -> None:
@@ -70,7 +70,7 @@ def break_deadline(cell: CellModel) -> None:
 
 
 def break_late(cell: CellModel) -> None:
-    state_storage(cell).late_saves = 1
+    state_storage(cell).disk.late_saves = 1
 
 
 def break_save(cell: CellModel) -> None:
@@ -79,7 +79,7 @@ def break_save(cell: CellModel) -> None:
 
 
 def break_pool_without_handle(cell: CellModel) -> None:
-    state_storage(cell).hidden_handle = None
+    state_storage(cell).hidden.handle = None
 
 
 def break_settings(cell: CellModel) -> None:
@@ -91,7 +91,7 @@ def break_order_of_pools(cell: CellModel) -> None:
 
 
 def break_catalogue(cell: CellModel) -> None:
-    state_storage(cell).hidden_chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
+    state_storage(cell).hidden.chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
 
 
 BREAKS = [value for name, value in list(globals().items()) if name.startswith("break_")]

@@ -42,7 +42,7 @@ def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving
     assert lease is not None
     assert (lease.depth, lease.parent) == (0, chain_root(namespace()))
     assert count_int32(lease.pages) == 4 * EACH == 64 - free_pages(cell)
-    assert list(state_storage(cell).hidden_saving) == names_of(prompt(3))
+    assert list(state_storage(cell).hidden.saving) == names_of(prompt(3))
     cell.drain()
     assert free_pages(cell) == 64
 
@@ -80,7 +80,7 @@ def test_a_lease_goes_on_from_something_known(make_saving_cell: MakeCell) -> Non
     cell.drain()
 
     assert leases_given(cell)[-1] is None
-    assert len(state_storage(cell).chunks) == 3
+    assert len(state_storage(cell).disk.chunks) == 3
 
 
 @pytest.mark.parametrize("form", ["state", "kv"])
@@ -113,7 +113,7 @@ def test_two_do_not_save_the_same(make_saving_cell: MakeCell) -> None:
     assert first is not None
     assert (first.depth, present(second).depth) == (0, 2 * CHUNK)
     cell.drain()
-    assert len(state_storage(cell).hidden_chunks) == 5
+    assert len(state_storage(cell).hidden.chunks) == 5
 
 
 def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
@@ -128,7 +128,7 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
     spans = [(present(lease).depth, count_int32(present(lease).pages) // EACH) for lease in leases_given(cell)]
     assert spans == [(2 * CHUNK, 2), (0, 2)]
     cell.drain()
-    assert sorted(state_storage(cell).hidden_chunks) == sorted(names_of(prompt(4)))
+    assert sorted(state_storage(cell).hidden.chunks) == sorted(names_of(prompt(4)))
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell: M
 def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell: MakeCell) -> None:
     """The pool is there, but by now the disk is so fast that KV is the better copy."""
     cell = make_saving_cell(state_form="auto")
-    rate = state_storage(cell).disk_rate
+    rate = state_storage(cell).fetching.disk_rate
     rate.observations, rate.amount, rate.elapsed_us = 5, 1e12, 1.0
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
 
     assert leases_given(cell) == [None]
-    assert len(state_storage(cell).chunks) == 3
+    assert len(state_storage(cell).disk.chunks) == 3
 
 
 def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell: MakeCell) -> None:
@@ -200,8 +200,8 @@ def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell: MakeCell) -> N
     cell.drain()
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
-    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))[:2]
-    assert list(state_storage(cell).chunks) == names_of(prompt(5))[2:]
+    assert list(state_storage(cell).hidden.chunks) == names_of(prompt(5))[:2]
+    assert list(state_storage(cell).disk.chunks) == names_of(prompt(5))[2:]
 
 
 def test_without_room_there_is_no_lease(make_saving_cell: MakeCell) -> None:
@@ -213,7 +213,7 @@ def test_without_room_there_is_no_lease(make_saving_cell: MakeCell) -> None:
     assert [lease is None for lease in leases_given(cell)] == [False, True]
     assert cell.state.counters["state_leases_without_room"] == 1
     cell.drain()
-    assert list(state_storage(cell).chunks) == names_of(prompt(1, kind=2))
+    assert list(state_storage(cell).disk.chunks) == names_of(prompt(1, kind=2))
 
 
 def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
@@ -224,8 +224,8 @@ def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
 
     assert sum(len(pages) for pages in extensions(cell)) == 3 * EACH
     answered = cell.gateways["gateway"].tokens["request-1"]
-    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(1, tail=0) + answered)[:5]
-    assert state_storage(cell).chunks == {}
+    assert list(state_storage(cell).hidden.chunks) == names_of(prompt(1, tail=0) + answered)[:5]
+    assert state_storage(cell).disk.chunks == {}
     assert free_pages(cell) == 64
 
 
@@ -237,7 +237,7 @@ def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell: MakeCell) 
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert not any(extensions(cell))
-    assert len(state_storage(cell).hidden_chunks) == 2
+    assert len(state_storage(cell).hidden.chunks) == 2
 
 
 def finish(cell: CellModel, lease_id: int, *, tokens: bytes = b"", chunks: int = 0) -> list[Any]:
@@ -295,10 +295,10 @@ def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell: MakeCell) 
     cell.lose_worker(lease.worker_id)
 
     assert not cell.state.leases
-    assert state_storage(cell).hidden_saving == {}
+    assert state_storage(cell).hidden.saving == {}
     assert free_pages(cell) == 64
     cell.drain()
-    assert len(state_storage(cell).hidden_chunks) == 3
+    assert len(state_storage(cell).hidden.chunks) == 3
 
 
 def left_without_an_answer(cell: CellModel) -> None:
@@ -318,18 +318,18 @@ def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell: MakeCell)
     """Its deadline runs from when the request left; then others may save those chunks, and KV may take their place."""
     cell = make_saving_cell()
     left_without_an_answer(cell)
-    assert len(state_storage(cell).hidden_saving) == 3
+    assert len(state_storage(cell).hidden.saving) == 3
 
     cell.fire("lease.1")
 
     assert cell.state.counters["state_leases_expired"] == 1
-    assert state_storage(cell).hidden_saving == {}
+    assert state_storage(cell).hidden.saving == {}
     assert free_pages(cell) == 64
     finish(cell, 1, chunks=3, tokens=pack_int32(prompt(3, tail=0)))
     assert cell.state.counters["stale_inputs"] == 1
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
-    assert len(state_storage(cell).chunks) == 3
+    assert len(state_storage(cell).disk.chunks) == 3
 
 
 def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell: MakeCell) -> None:
@@ -345,7 +345,8 @@ def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell:
     assert first is not None
     assert (first.depth, present(second).depth) == (0, CHUNK)
     assert (
-        sum(count_int32(order.tokens) for order in saves(cell)) + CHUNK * len(state_storage(cell).chunks) == CHUNK * 3
+        sum(count_int32(order.tokens) for order in saves(cell)) + CHUNK * len(state_storage(cell).disk.chunks)
+        == CHUNK * 3
     )
     assert free_pages(cell) == 64
 
@@ -360,7 +361,7 @@ def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell: MakeCell)
 
     assert cell.state.counters["preemptions"] > 0
     names = [name for order in saves(cell) for name in names_of_order(order)]
-    assert len(names) == len(set(names)) == len(state_storage(cell).hidden_chunks)
+    assert len(names) == len(set(names)) == len(state_storage(cell).hidden.chunks)
     assert free_pages(cell) == 64
 
 
@@ -375,7 +376,7 @@ def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell: MakeCell)
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
     storage = state_storage(cell)
-    assert list(storage.hidden_chunks) == names_of(prompt(3))
+    assert list(storage.hidden.chunks) == names_of(prompt(3))
 
     cell.submit(prompt(3), max_tokens=1, read=False)
     cell.drain()

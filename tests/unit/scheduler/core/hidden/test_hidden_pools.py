@@ -111,7 +111,7 @@ def test_a_worker_that_can_restore_may_come_later(make_cell: MakeCell) -> None:
 
     assert asked(cell) == [state_geometry(PAGE)]
     cell.drain()
-    assert present(state_storage(cell).hidden_pool).total == 64
+    assert present(state_storage(cell).hidden.pool).total == 64
 
 
 def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> None:
@@ -121,7 +121,11 @@ def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> N
     )
     assert asked(cell) == []
     storage = state_storage(cell)
-    storage.disk_rate.observations, storage.disk_rate.amount, storage.disk_rate.elapsed_us = 5, 1.0, 10.0
+    (
+        storage.fetching.disk_rate.observations,
+        storage.fetching.disk_rate.amount,
+        storage.fetching.disk_rate.elapsed_us,
+    ) = 5, 1.0, 10.0
 
     cell.feed(ChunksFetched(storage_id="storage", incarnation=storage.incarnation, fetch_id=99, chunks=0, is_over=True))
 
@@ -154,13 +158,13 @@ def test_a_pool_that_could_not_be_made_is_done_without(
     """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, state_form="0/1/0")
     storage = state_storage(cell)
-    storage.state_bytes, storage.is_hidden_requested = 1, True
+    storage.hidden.pool_bytes, storage.hidden.is_requested = 1, True
 
     outputs = answer(cell, handle=None if found is None else pool_handle(found), error="no room")
 
     assert orders(outputs, AttachHostPool) == []
     assert cell.state.counters["state_pools_refused"] == 1
-    assert storage.hidden_pool is None
+    assert storage.hidden.pool is None
     cell.add_worker("worker-1")
     assert asked(cell) == []
 
@@ -169,12 +173,12 @@ def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell: MakeCell) -> None:
     """Neither is a second one."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100)
     answer(cell, handle=pool_handle(state_geometry(PAGE)))
-    assert state_storage(cell).hidden_pool is None
+    assert state_storage(cell).hidden.pool is None
 
     other = saving_cell(make_cell)
     answer(other, handle=pool_handle(state_geometry(PAGE)))
 
-    assert present(state_storage(other).hidden_pool).total == 64
+    assert present(state_storage(other).hidden.pool).total == 64
     assert cell.state.counters["stale_inputs"] == other.state.counters["stale_inputs"] == 1
 
 
@@ -185,7 +189,7 @@ def test_the_first_geometry_stays(make_cell: MakeCell) -> None:
     cell.feed(CellConfigured(config=CellConfig(state_form="off")))
 
     assert len(asked(cell)) == 1
-    assert present(state_storage(cell).hidden_handle).geometry == state_geometry(PAGE)
+    assert present(state_storage(cell).hidden.handle).geometry == state_geometry(PAGE)
 
 
 def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders: FindOrders) -> None:
@@ -207,7 +211,7 @@ def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders
     assert cell.workers["worker-0"].hidden_pools == {}
     cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=32)
     cell.drain()
-    assert present(state_storage(cell).hidden_pool).free == 32
+    assert present(state_storage(cell).hidden.pool).free == 32
 
 
 def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
@@ -215,7 +219,7 @@ def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
-    assert state_storage(cell).hidden_chunks
+    assert state_storage(cell).hidden.chunks
     cell.lose_worker("worker-0")
     cell.page_size = 16
     cell.state_disks["storage"].chunks.clear()
@@ -223,10 +227,10 @@ def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
 
     cell.add_worker("worker-1")
 
-    assert state_storage(cell).hidden_chunks == {}
-    assert state_storage(cell).hidden_pool is None
+    assert state_storage(cell).hidden.chunks == {}
+    assert state_storage(cell).hidden.pool is None
     cell.drain()
-    assert present(state_storage(cell).hidden_handle).geometry == state_geometry(16)
+    assert present(state_storage(cell).hidden.handle).geometry == state_geometry(16)
 
 
 def test_senseless_profiles_and_limits_count_for_nothing(make_cell: MakeCell) -> None:

@@ -64,8 +64,8 @@ def test_pages_are_held_until_the_answer(saving: CellModel) -> None:
     saving.drain()
 
     assert free_pages(saving) == 64
-    assert list(state_storage(saving).hidden_chunks) == names_of(prompt(3))
-    assert state_storage(saving).hidden_saving == {}
+    assert list(state_storage(saving).hidden.chunks) == names_of(prompt(3))
+    assert state_storage(saving).hidden.saving == {}
     assert saving.state.counters["state_saves_done"] == 1
 
 
@@ -80,7 +80,7 @@ def test_long_runs_are_cut(make_saving_cell: MakeCell, monkeypatch: pytest.Monke
     assert [order.depth // CHUNK for order in orders] == [0, 2, 4]
     assert [order.parent for order in orders[1:]] == [order.identities[-16:] for order in orders[:-1]]
     cell.drain()
-    assert list(state_storage(cell).hidden_chunks) == names_of(prompt(5))
+    assert list(state_storage(cell).hidden.chunks) == names_of(prompt(5))
 
 
 def test_what_became_known_meanwhile_is_not_saved(make_saving_cell: MakeCell) -> None:
@@ -121,7 +121,7 @@ def test_no_more_is_ordered_than_a_storage_may_have_before_it(
     cell.drain()
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
-    assert list(state_storage(cell).chunks) == names_of(prompt(3))[2:]
+    assert list(state_storage(cell).disk.chunks) == names_of(prompt(3))[2:]
 
 
 def test_saving_can_be_switched_off_under_a_lease(make_saving_cell: MakeCell) -> None:
@@ -141,15 +141,15 @@ def test_a_late_save_keeps_its_pages_and_stops_others(saving: CellModel) -> None
     saving.fire(f"save.{order.save_id}")
 
     assert free_pages(saving) == 64 - 3 * EACH
-    assert state_storage(saving).late_saves == 1
+    assert state_storage(saving).disk.late_saves == 1
     saving.submit(prompt(2, kind=2), max_tokens=1)
     worker_runs(saving)
     assert saves(saving) == [order]
     assert saves(saving, "kv") == []
     answer(saving, order, chunks=b"".join(names_of(prompt(3))))
-    assert state_storage(saving).late_saves == 0
+    assert state_storage(saving).disk.late_saves == 0
     assert free_pages(saving) == 64
-    assert len(state_storage(saving).hidden_chunks) == 3
+    assert len(state_storage(saving).hidden.chunks) == 3
     counters = saving.state.counters
     assert (counters["state_saves_failed"], counters.get("state_saves_done", 0)) == (1, 0)
 
@@ -163,8 +163,8 @@ def test_what_made_room_is_of_the_same_form(saving: CellModel) -> None:
 
     answer(saving, order, chunks=first + second + third, dropped=first)
 
-    assert list(storage.hidden_chunks) == [second, third]
-    assert list(storage.chunks) == [first, second]
+    assert list(storage.hidden.chunks) == [second, third]
+    assert list(storage.disk.chunks) == [first, second]
 
 
 def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving: CellModel) -> None:
@@ -173,7 +173,7 @@ def test_an_answer_of_a_broken_length_frees_the_pages_all_the_same(saving: CellM
 
     answer(saving, order, chunks=b"x" * 17)
 
-    assert state_storage(saving).hidden_chunks == {}
+    assert state_storage(saving).hidden.chunks == {}
     assert saving.state.counters["malformed_inputs"] == 1
     assert free_pages(saving) == 64
 
@@ -199,7 +199,7 @@ def test_kv_is_not_saved_beside_state(make_saving_cell: MakeCell) -> None:
     cell.drain()
 
     assert saves(cell, "kv") == []
-    assert len(state_storage(cell).hidden_chunks) == 3
+    assert len(state_storage(cell).hidden.chunks) == 3
 
 
 def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell: MakeCell) -> None:
@@ -211,7 +211,7 @@ def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell: MakeCell) -
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
 
-    assert list(state_storage(cell).chunks) == names_of(prompt(2))
+    assert list(state_storage(cell).disk.chunks) == names_of(prompt(2))
 
 
 def test_each_form_is_listed_and_dropped_for_itself(saving: CellModel) -> None:
@@ -225,6 +225,6 @@ def test_each_form_is_listed_and_dropped_for_itself(saving: CellModel) -> None:
     saving.feed(ChunksDropped(**who, chunks=names[0], form="state"))
     saving.feed(ChunksDropped(**who, chunks=names[1]))
 
-    assert list(storage.hidden_chunks) == names[1:]
-    assert list(storage.chunks) == [names[0], names[2]]
+    assert list(storage.hidden.chunks) == names[1:]
+    assert list(storage.disk.chunks) == [names[0], names[2]]
     saving.drain()

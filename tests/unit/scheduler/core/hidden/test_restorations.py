@@ -259,7 +259,7 @@ def test_a_budget_that_restoring_has_used_up_computes_nothing_more(
     (batch,) = [order for outputs in cell.outputs for order in orders(outputs, RunBatch)]
     assert [(order.request_id, order.end) for order in batch.restores] == [(name, CHUNK)]
     assert batch.chunks == ()
-    assert cell.state.workers["worker-0"].running == [name]
+    assert cell.state.workers["worker-0"].work.running == [name]
     cell.drain()
     cell.check_answers()
 
@@ -283,7 +283,7 @@ def test_the_load_of_fetched_kv_completes_its_prediction(make_restoring_cell: Ma
     cell.submit(prompt(3))
     bring(cell, 4)
     request = cell.state.requests["request-1"]
-    (batch,) = cell.state.workers["worker-0"].batches
+    (batch,) = cell.state.workers["worker-0"].work.batches
     fetched = request.prefetch.kv
     done: dict[str, Any] = {
         "worker_id": "worker-0",

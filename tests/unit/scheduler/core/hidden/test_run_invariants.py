@@ -46,12 +46,12 @@ def fetch_of(state: CellState, name: str = "waiting") -> HiddenFetch:
 
 
 def free_a_page(state: CellState) -> None:
-    assert state.storages["storage"].hidden_pool is not None
-    state.storages["storage"].hidden_pool.release(run_of(state).pages[:4])
+    assert state.storages["storage"].hidden.pool is not None
+    state.storages["storage"].hidden.pool.release(run_of(state).pages[:4])
 
 
 def lose_the_pool(state: CellState) -> None:
-    state.storages["storage"].hidden_pool = None
+    state.storages["storage"].hidden.pool = None
 
 
 def lose_a_page(state: CellState) -> None:

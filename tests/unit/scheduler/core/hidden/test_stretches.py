@@ -12,6 +12,7 @@ from services.scheduler.core.hidden.hidden_in_flight import (
     LONGEST_HOLE,
     MOST_STRETCHES,
     HiddenRun,
+    HiddenTier,
     Hole,
     end_at,
     hole_at,
@@ -57,7 +58,7 @@ def put_state_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -
     """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
     names = put_state(cell, tokens)
     for index in holes:
-        del cell.state.storages["storage"].hidden_chunks[names[index]]
+        del cell.state.storages["storage"].hidden.chunks[names[index]]
         del cell.state_disks["storage"].chunks[names[index]]
     return names
 
@@ -132,7 +133,7 @@ def test_stretches_are_what_the_disk_has(names_of: Callable[..., ChunkNames]) ->
     """Of twelve chunks the disk has four stretches; those before the one that is asked for are not looked at."""
     names = names_of(prompt(12))
     known = {names[index]: None for index in (0, 1, 3, 4, 6, 9, 10, 11)}
-    storage = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0, hidden_chunks=known)
+    storage = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0, hidden=HiddenTier(chunks=known))
 
     assert stretches_behind(storage, names, 2, 99) == ((3, 5), (6, 7), (9, 12))
     assert stretches_behind(storage, names, 2, 4) == ((3, 4),)
@@ -143,9 +144,9 @@ def test_the_search_for_stretches_is_bounded(names_of: Callable[..., ChunkNames]
     """By how long a hole may be, and by how many stretches there may be."""
     names = names_of(prompt(2 * MOST_STRETCHES + 4))
     far = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
-    far.hidden_chunks = {names[LONGEST_HOLE + 1]: None}
+    far.hidden.chunks = {names[LONGEST_HOLE + 1]: None}
     many = Storage(storage_id="s", incarnation="1", node="n", host_bytes=0)
-    many.hidden_chunks = {names[index]: None for index in range(0, names.count, 2)}
+    many.hidden.chunks = {names[index]: None for index in range(0, names.count, 2)}
 
     assert stretches_behind(far, names, 0, 99) == ()
     assert stretches_behind(far, names, 1, 99) == ((LONGEST_HOLE + 1, LONGEST_HOLE + 2),)
@@ -275,7 +276,7 @@ def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeC
     (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
     assert admitted.state_lease is not None
     assert admitted.state_lease.depth == 4 * CHUNK
-    known = cell.state.storages["storage"].hidden_chunks
+    known = cell.state.storages["storage"].hidden.chunks
     assert [name in known for name in names] == [True, False, True, True, True, True]
     cell.check_answers()
 
@@ -361,7 +362,7 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell: MakeCell, is_hole_
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
-    assert (hidden_pool(cell).leased, cell.state.storages["storage"].late_fetches) == (0, 0)
+    assert (hidden_pool(cell).leased, cell.state.storages["storage"].fetching.late) == (0, 0)
 
 
 def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell: MakeCell) -> None:
@@ -477,7 +478,7 @@ def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell: 
         cell.drain()
         last, answer = list(tokens), cell.gateways["gateway"].tokens[name]
         tokens += answer + [20_000 + 200 * turn + place for place in range(112)]
-    known = len(cell.state.storages["storage"].hidden_chunks)
+    known = len(cell.state.storages["storage"].hidden.chunks)
     cell.feed(FlushCache(call_id="call", tiers=("device", "host")))
 
     cell.submit(last, max_tokens=1)

@@ -123,7 +123,7 @@ def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(
     assert orders(outputs, LeaveCell) == []
     cell.drain()
     assert not cell.workers
-    assert cell.state.storages["storage"].chunks
+    assert cell.state.storages["storage"].disk.chunks
 
 
 def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell: MakeCell, orders: FindOrders) -> None:
@@ -270,7 +270,7 @@ def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell: MakeCell, or
     while cell.deliver(cell.workers[other]):
         pass
     assert len(orders([output for outputs in cell.outputs for output in outputs], LeaveCell)) == 1
-    assert cell.state.workers[other].neighbours == {holder: False}
+    assert cell.state.workers[other].moves.neighbours == {holder: False}
     cell.add_worker("newcomer", pages=64)
     attached = [order.worker_id for order in orders(cell.outputs[-1], AttachNeighbour)]
     assert holder not in attached

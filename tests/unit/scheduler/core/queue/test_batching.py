@@ -50,7 +50,7 @@ def test_no_more_than_max_running_run(make_cell: MakeCell) -> None:
         cell.submit([number] * 4, max_tokens=3)
     most = 0
     while cell.round():
-        most = max(most, len(cell.state.workers["worker-0"].running))
+        most = max(most, len(cell.state.workers["worker-0"].work.running))
 
     assert most == 2
     assert len(cell.gateways["gateway"].ended) == 5

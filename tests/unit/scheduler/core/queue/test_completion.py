@@ -69,11 +69,11 @@ def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell: MakeCel
     cell.submit([1] * 6, max_tokens=8, request_id="a")
     cell.feed(finish(cell, "a", [5, 6, 7]))
     cached = cell.state.workers["worker-0"].pool.cached
-    (batch,) = cell.state.workers["worker-0"].batches
+    (batch,) = cell.state.workers["worker-0"].work.batches
 
     cell.feed(BatchDone(worker_id="worker-0", incarnation=cell.workers["worker-0"].incarnation, plan=batch.plan))
 
-    assert cell.state.workers["worker-0"].batches == []
+    assert cell.state.workers["worker-0"].work.batches == []
     assert cell.state.workers["worker-0"].pool.cached == cached
 
 

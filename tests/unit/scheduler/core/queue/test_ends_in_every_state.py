@@ -64,7 +64,7 @@ def loading(make_cell: MakeCell) -> CellModel:
     cell.drain()
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     ask(cell, [*range(40), 7])
-    assert cell.state.workers["worker-0"].batches[0].loads
+    assert cell.state.workers["worker-0"].work.batches[0].loads
     return cell
 
 

@@ -214,12 +214,12 @@ def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell: MakeCel
     """What was measured of it counts."""
     cell = two_nodes_with_disks(make_cell)
     storage = cell.state.storages["storage"]
-    storage.fetched_tokens, storage.fetched_us = 1.0, 1e9
+    storage.fetching.tokens, storage.fetching.us = 1.0, 1e9
 
     cell.submit(prompt(3))
 
     assert cell.admitted[-1].cached_tokens == 0
-    assert cell.state.workers["worker-0"].running
+    assert cell.state.workers["worker-0"].work.running
 
 
 def test_a_request_goes_where_the_disk_holds_its_state(make_cell: MakeCell) -> None:

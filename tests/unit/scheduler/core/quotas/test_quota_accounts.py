@@ -340,7 +340,7 @@ def test_a_fetch_brings_no_more_than_a_quota(make_cell: MakeCell, orders: FindOr
     fetches = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
     assert [len(order.host_pages) // 4 for order in fetches] == [4, 8]  # Whole chunks, of two pages each.
     assert [order.quota for order in fetches] == [DiskQuota(owner="a", disk_bytes=1 << 20), None]
-    assert not cell.state.storages["storage"].due
+    assert not cell.state.storages["storage"].fetching.due
     cell.drain()
     cell.check_answers()
     assert host_tokens(cell, prompt(4, kind=3)) in (0, 4 * CHUNK)

@@ -10,6 +10,7 @@ from msgspec import structs
 from services.scheduler.core.restoring.exploration import MOST_COST, TRIED_EVERY, find_trial, is_overruling
 from services.scheduler.core.restoring.restoration_choice import Choice, Prices, Ways, choose
 from services.scheduler.core.state import Storage
+from services.scheduler.core.tiers.under_way import Fetching
 from shared.messages.cell_events import CellConfigured
 from shared.messages.storage_plans import FetchChunks
 from tests.present import present
@@ -38,8 +39,8 @@ def cell_that(make_cell: MakeCell) -> MakeCell:
         if has_state:
             put_state(cell, prompt(6))
         storage = cell.state.storages["storage"]
-        storage.disk_rate.note(1000.0, 1000.0 / bytes_per_us)
-        storage.overruled = TRIED_EVERY - 1 if due else 0
+        storage.fetching.disk_rate.note(1000.0, 1000.0 / bytes_per_us)
+        storage.fetching.overruled = TRIED_EVERY - 1 if due else 0
         return cell
 
     return make
@@ -58,7 +59,13 @@ def fetched(orders: FindOrders) -> Fetched:
 
 def disk(bytes_per_s: float = 0.0) -> Storage:
     """A storage that named this limit."""
-    return Storage(storage_id="storage", incarnation="1", node="node", host_bytes=1, disk_bytes_per_s=bytes_per_s)
+    return Storage(
+        storage_id="storage",
+        incarnation="1",
+        node="node",
+        host_bytes=1,
+        fetching=Fetching(disk_bytes_per_s=bytes_per_s),
+    )
 
 
 def trial_of(held: Prices, way: Ways, *, least: int = 1, left_us: float = ENDLESS) -> Choice | None:
@@ -153,12 +160,12 @@ def test_every_thirty_second_decision_is_a_trial(cell_that: MakeCell, fetched: F
     for number in range(TRIED_EVERY - 1):
         cell.submit(prompt(6), max_tokens=1, write=False)
         cell.cancel(f"request-{number + 1}")
-        assert storage.overruled == number + 1
+        assert storage.fetching.overruled == number + 1
     assert fetched(cell) == []
     cell.submit(prompt(6))
 
     assert fetched(cell) == [("kv", 6)]
-    assert (cell.state.counters["restorations_explored"], storage.overruled) == (1, 0)
+    assert (cell.state.counters["restorations_explored"], storage.fetching.overruled) == (1, 0)
     cell.drain()
     cell.check_answers()
 
@@ -169,7 +176,7 @@ def test_a_disk_that_got_faster_is_used_again(cell_that: MakeCell, fetched: Fetc
     cell.submit(prompt(6))
     cell.drain()
     for _ in range(3):  # The trial's own speed, which was that of a sound disk, outweighs what was known before.
-        cell.state.storages["storage"].disk_rate.note(6 * 512.0, 60.0)
+        cell.state.storages["storage"].fetching.disk_rate.note(6 * 512.0, 60.0)
     put_on_disk(cell, prompt(6, kind=2))
 
     cell.submit(prompt(6, kind=2))
@@ -206,7 +213,7 @@ def test_a_trial_that_has_no_room_stays_due(cell_that: MakeCell, fetched: Fetche
     cell.submit(prompt(6))
 
     assert fetched(cell) == []
-    assert cell.state.storages["storage"].overruled == TRIED_EVERY - 1
+    assert cell.state.storages["storage"].fetching.overruled == TRIED_EVERY - 1
     assert "restorations_explored" not in cell.state.counters
     cell.drain()
     cell.check_answers()
@@ -235,7 +242,7 @@ def test_where_the_profile_says_that_computing_is_faster_nothing_is_tried(
     cell.submit(prompt(6))
 
     assert fetched(cell) == []
-    assert cell.state.storages["storage"].overruled == TRIED_EVERY - 1
+    assert cell.state.storages["storage"].fetching.overruled == TRIED_EVERY - 1
 
 
 def test_a_trial_of_kv_does_not_ask_the_object_store_besides(cell_that: MakeCell, fetched: Fetched) -> None:

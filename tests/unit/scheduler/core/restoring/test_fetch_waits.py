@@ -125,9 +125,9 @@ def test_a_full_wait_ends_with_the_deadline_of_the_fetch(cell_that: MakeCell, or
 
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     assert cell.admitted[-1].cached_tokens == 0
-    assert cell.state.storages["storage"].fetch_pages == 6
+    assert cell.state.storages["storage"].fetching.pages == 6
     cell.drain()
-    assert cell.state.storages["storage"].fetch_pages == 0
+    assert cell.state.storages["storage"].fetching.pages == 0
 
 
 def test_a_storage_that_let_a_deadline_pass_is_asked_for_nothing_more(cell_that: MakeCell, orders: FindOrders) -> None:

@@ -39,7 +39,7 @@ def test_each_report_makes_what_has_arrived_a_host_copy(cell: CellModel) -> None
         held.append(host_tokens(cell, prompt(3)))
 
     assert held == [CHUNK, CHUNK, 3 * CHUNK]
-    assert cell.state.storages["storage"].fetch_pages == 0
+    assert cell.state.storages["storage"].fetching.pages == 0
 
 
 def test_reports_never_go_back_and_name_no_more_than_was_asked_for(cell: CellModel) -> None:
@@ -65,7 +65,7 @@ def test_a_report_on_a_fetch_that_is_over_is_stale(cell: CellModel) -> None:
     say(cell, fetch_id=77, chunks=1, missing=first)
 
     assert cell.state.counters["stale_inputs"] == before + 1
-    assert first not in cell.state.storages["storage"].chunks
+    assert first not in cell.state.storages["storage"].disk.chunks
 
 
 def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell: CellModel) -> None:
@@ -76,7 +76,7 @@ def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell: CellModel)
     say(cell, chunks=1, is_over=True, missing=names[1], error="checksum")
 
     assert cell.admitted[-1].disk_tokens == CHUNK
-    assert list(cell.state.storages["storage"].chunks) == [names[0], names[2]]
+    assert list(cell.state.storages["storage"].disk.chunks) == [names[0], names[2]]
     assert cell.state.storages["storage"].pool is not None
     assert cell.state.storages["storage"].pool.leased == 0
     assert cell.state.counters["fetches_failed"] == 1
@@ -91,7 +91,7 @@ def test_a_chunk_that_rots_on_disk_costs_a_recomputation_only(cell: CellModel) -
     cell.drain()
 
     cell.check_answers()
-    assert names[1] not in cell.state.storages["storage"].chunks
+    assert names[1] not in cell.state.storages["storage"].disk.chunks
 
 
 def test_tokens_from_disk_and_store_are_told_apart(cell: CellModel) -> None:
@@ -208,7 +208,7 @@ def test_flushing_lower_tiers_orders_the_storages_to_delete(cell: CellModel, ord
     incarnation = cell.storages["storage"].incarnation
     cell.feed(ChunksDropped(storage_id="storage", incarnation=incarnation, chunks=b"".join(names)))
 
-    assert cell.state.storages["storage"].chunks == {}
+    assert cell.state.storages["storage"].disk.chunks == {}
 
 
 def test_a_storage_without_lower_tiers_is_never_asked(make_cell: MakeCell, orders: FindOrders) -> None:
@@ -233,4 +233,4 @@ def test_the_speed_of_the_disk_is_learnt_from_its_fetches(cell: CellModel) -> No
     say(cell, chunks=2, is_over=True, disk_chunks=2, nbytes=4 * page_bytes, seconds=0.5)
 
     storage = cell.state.storages["storage"]
-    assert (storage.fetched_tokens, storage.fetched_us) == (2 * CHUNK, 500_000)
+    assert (storage.fetching.tokens, storage.fetching.us) == (2 * CHUNK, 500_000)

@@ -39,7 +39,7 @@ def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell: CellMo
     (order,) = orders(cell.outputs[-1], FetchChunks)
     assert (order.depth, len(order.host_pages) // 4) == (0, 6)
     assert [order.identities[index * 16 : index * 16 + 16] for index in (1, 3, 5)] == names
-    assert cell.state.storages["storage"].fetch_pages == 6
+    assert cell.state.storages["storage"].fetching.pages == 6
 
 
 def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell: CellModel, orders: FindOrders) -> None:
@@ -105,7 +105,7 @@ def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell: M
     put_on_disk(cell, prompt(3))
 
     cell.submit(prompt(3))
-    assert cell.state.storages["storage"].fetch_pages == 4
+    assert cell.state.storages["storage"].fetching.pages == 4
     cell.drain()
 
     sizes = [len(order.host_pages) // 4 for order in fetch_orders(cell, orders)]
@@ -223,12 +223,12 @@ def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell:
     while cell.storages["storage"].step() or cell.storages["storage"].fetch():
         cell.deliver(cell.storages["storage"])
 
-    assert list(storage.ahead) == [names[0]]
-    assert list(storage.due) == [names[1], names[2]]
+    assert list(storage.fetching.ahead) == [names[0]]
+    assert list(storage.fetching.due) == [names[1], names[2]]
     assert len(fetch_orders(cell, orders)) == 1
 
     cell.drain()
-    assert (storage.ahead, storage.due) == ({}, {})
+    assert (storage.fetching.ahead, storage.fetching.due) == ({}, {})
     assert [order.disk_tokens for order in cell.admitted[1:]] == [3 * CHUNK] * 3
     cell.check_answers()
 
@@ -241,11 +241,11 @@ def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell: MakeCell) -
     cell.submit(prompt(1, kind=9))
     cell.submit(prompt(3, kind=1))
     name = cell.submit(prompt(3, kind=2))
-    assert list(cell.state.storages["storage"].due) == [name]
+    assert list(cell.state.storages["storage"].fetching.due) == [name]
 
     cell.cancel(name)
 
-    assert cell.state.storages["storage"].due == {}
+    assert cell.state.storages["storage"].fetching.due == {}
 
 
 def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell: MakeCell, orders: FindOrders) -> None:

@@ -111,7 +111,7 @@ def test_state_goes_on_where_the_kv_ends(make_restoring_cell: MakeCell, orders: 
     cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(1))
     names = put_state(cell, prompt(3))
-    del cell.state.storages["storage"].hidden_chunks[names[0]]
+    del cell.state.storages["storage"].hidden.chunks[names[0]]
 
     cell.submit(prompt(3))
     cell.drain()

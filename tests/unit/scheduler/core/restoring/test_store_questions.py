@@ -343,7 +343,7 @@ def test_the_second_form_is_given_up_for_a_while(cell_that: MakeCell, asked: Ask
     assert cell.state.counters["store_questions_spared"] == 7
 
     since = len(cell.outputs)
-    cell.state.storages["storage"].blanks.kv = 24
+    cell.state.storages["storage"].fetching.blanks.kv = 24
     put_in_store(cell, prompt(1, kind=20))
     for kind in (20, 21):
         cell.submit(prompt(1, kind=kind))
@@ -479,7 +479,7 @@ def test_what_the_store_has_is_not_taken_for_the_disks_speed(cell_that: MakeCell
     cell.submit(prompt(3))
     cell.drain()
 
-    assert cell.state.storages["storage"].disk_rate.observations == 0
+    assert cell.state.storages["storage"].fetching.disk_rate.observations == 0
     assert cell.state.predictions.by_kind == {}
 
 

@@ -57,7 +57,7 @@ def test_prices_follow_the_disk(make_cell: MakeCell) -> None:
     cell = sparse_cell(make_cell)
     storage, worker = storage_of(cell), cell.state.workers["worker-0"]
     before = sparse_prices(cell.state, worker, storage, QUARTER)
-    storage.disk_rate.note(1.0, 1e3)
+    storage.fetching.disk_rate.note(1.0, 1e3)
 
     after = sparse_prices(cell.state, worker, storage, QUARTER)
 
@@ -76,13 +76,13 @@ def test_the_pace_is_learned_from_what_reads_took(make_cell: MakeCell) -> None:
 
     answered(cell, prompt(4), importance=QUARTER)
 
-    assert storage_of(cell).sparse_pace.per_us(1.0) == pytest.approx(expected / 40)
+    assert storage_of(cell).sparse.pace.per_us(1.0) == pytest.approx(expected / 40)
 
 
 def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten() -> None:
     """No answer is made lossy to learn; after as many decisions as a trial would take, the pace is neutral again."""
     storage = Storage(storage_id="storage", incarnation="1", node="node", host_bytes=1)
-    storage.sparse_pace.note(1.0, 1000.0)
+    storage.sparse.pace.note(1.0, 1000.0)
     held = replace(prices(disk=1e-3), sparse=SparsePrices(ratio=0.25, calls_us=0.0, token_us=1.0, pace=1e-3))
     way = replace(ways(chunks=10), sparse_end=10 * CHUNK)
     choice = choose(held, way)
@@ -91,10 +91,10 @@ def test_a_slow_pace_that_alone_speaks_against_it_is_forgotten() -> None:
 
     for _ in range(TRIED_EVERY - 1):
         note_decision(storage, replace(choice, overrules_sparse=True))
-    assert storage.sparse_pace.observations == 1
+    assert storage.sparse.pace.observations == 1
     note_decision(storage, replace(choice, overrules_sparse=True))
 
-    assert storage.sparse_pace.observations == storage.sparse_overruled == 0
+    assert storage.sparse.pace.observations == storage.sparse.overruled == 0
 
 
 @pytest.mark.parametrize(("pace", "token_us"), [(1.0, 1e6), (2.0, 1e6), (1e-3, 1e6)])

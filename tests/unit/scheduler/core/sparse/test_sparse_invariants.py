@@ -106,11 +106,11 @@ def test_a_lost_page_is_found(cell: CellModel) -> None:
 def test_a_storage_that_remembers_too_much_is_found(cell: CellModel) -> None:
     """Both catalogues and shares are bounded."""
     storage = storage_of(cell)
-    storage.shares.total += 1.0
+    storage.sparse.shares.total += 1.0
     with pytest.raises(InvariantViolated):
         check_sparse(cell.state)
-    storage.shares.total -= 1.0
-    storage.keeps_sparse = False
+    storage.sparse.shares.total -= 1.0
+    storage.sparse.is_kept = False
 
     with pytest.raises(InvariantViolated):
         check_sparse(cell.state)

@@ -216,7 +216,7 @@ def test_a_disk_that_cannot_be_read_in_part_is_not(cell_that: MakeCell) -> None:
     cell = cell_that(keeps_sparse=False)
     put_in_parts(cell, prompt(4))
 
-    assert not storage_of(cell).sparse_chunks
+    assert not storage_of(cell).sparse.chunks
     assert answered(cell, prompt(4), importance=QUARTER).sparse is None
 
 
@@ -247,7 +247,7 @@ def test_a_slow_disk_is_read_in_part(cell_that: MakeCell) -> None:
     """With a profile, too, where a part of the bytes is the fastest way back."""
     cell = cell_that(costs=SLOW_DEVICE)
     put_in_parts(cell, prompt(4))
-    storage_of(cell).disk_rate.note(1.0, 1000.0)
+    storage_of(cell).fetching.disk_rate.note(1.0, 1000.0)
 
     name = cell.submit(prompt(4), importance=QUARTER)
 
@@ -369,7 +369,7 @@ def test_a_refusal_costs_an_attempt_and_no_failure(cell_that: MakeCell) -> None:
 
     assert (order.attempt, order.sparse, order.disk_tokens) == (2, None, 4 * CHUNK)
     assert cell.state.counters["sparse_refused"] == 1
-    assert len(storage_of(cell).sparse_chunks) == 4
+    assert len(storage_of(cell).sparse.chunks) == 4
     assert device(cell).leased == 0
 
 
@@ -453,7 +453,7 @@ def test_no_state_of_it_is_saved(cell_that: MakeCell) -> None:
     """A worker that would get a state lease gets none behind a sparse prefix."""
     cell = cell_that(costs=SLOW_DEVICE, state_pages=64, state_form="0/1/0")
     put_in_parts(cell, prompt(4))
-    storage_of(cell).disk_rate.note(1.0, 1000.0)
+    storage_of(cell).fetching.disk_rate.note(1.0, 1000.0)
 
     lossy = answered(cell, prompt(4, tail=3 * CHUNK), importance=QUARTER)
     exact = answered(cell, prompt(4, kind=2))
@@ -495,7 +495,7 @@ def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that: MakeCell, monkeypat
     monkeypatch.setattr("services.scheduler.core.restoring.prefetch.FETCH_CHUNKS", 2)
     cell = cell_that(costs=structs.replace(COSTS, token_us=1e7))
     put_in_parts(cell, prompt(5))
-    storage_of(cell).disk_rate.note(1.0, 1e6)
+    storage_of(cell).fetching.disk_rate.note(1.0, 1e6)
 
     assert present(answered(cell, prompt(5), importance=QUARTER).sparse).end == 5 * CHUNK
 
@@ -506,7 +506,7 @@ def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(
     """Chunks whose second form was not made yet come whole, and what follows is decided then."""
     cell = cell_that()
     names = put_in_parts(cell, prompt(4))
-    del storage_of(cell).sparse_chunks[names[0]]
+    del storage_of(cell).sparse.chunks[names[0]]
 
     order = answered(cell, prompt(4), importance=QUARTER)
 

@@ -39,7 +39,7 @@ def test_what_was_read_is_counted(cell: CellModel) -> None:
 
     assert cell.state.counters["sparse_tokens_read"] == 256
     assert cell.state.counters["sparse_disk_bytes"] == 777
-    assert len(storage_of(cell).shares.by_name) == 4
+    assert len(storage_of(cell).sparse.shares.by_name) == 4
 
 
 def test_shares_of_other_chunks_are_not_believed(cell: CellModel) -> None:
@@ -47,7 +47,7 @@ def test_shares_of_other_chunks_are_not_believed(cell: CellModel) -> None:
     answer(cell, shares=b"\x01\x02")
 
     assert cell.state.counters["malformed_inputs"] == 1
-    assert not storage_of(cell).shares.by_name
+    assert not storage_of(cell).sparse.shares.by_name
 
 
 @pytest.mark.parametrize("changes", [{"attempt": 7}, {"request_id": "stranger"}])
@@ -56,14 +56,14 @@ def test_what_is_said_of_another_attempt_is_nothing_new(cell: CellModel, changes
     answer(cell, **changes)
 
     assert "malformed_inputs" not in cell.state.counters
-    assert not storage_of(cell).shares.by_name
+    assert not storage_of(cell).sparse.shares.by_name
 
 
 def test_times_that_cannot_be_teach_nothing(cell: CellModel) -> None:
     """Nor do bytes below zero."""
     answer(cell, read_us=-5, disk_bytes=-5)
 
-    assert storage_of(cell).sparse_pace.observations == 0
+    assert storage_of(cell).sparse.pace.observations == 0
     assert cell.state.counters["sparse_disk_bytes"] == 0
 
 

@@ -174,8 +174,8 @@ def test_it_is_joined_by_who_waits(cell_that: MakeCell, ordered: FindOrdersOfCel
 def test_only_what_is_on_the_disk_as_kv_comes_up(cell_that: MakeCell) -> None:
     """A chunk that is left in parts alone ends it."""
     cell = cell_that()
-    name = list(storage_of(cell).chunks)[2]
-    del storage_of(cell).chunks[name]
+    name = list(storage_of(cell).disk.chunks)[2]
+    del storage_of(cell).disk.chunks[name]
     for _ in range(2):
         answered(cell, prompt(4), importance=QUARTER)
 
@@ -221,6 +221,6 @@ def test_a_deadline_ends_it_like_any_other_fetch(cell_that: MakeCell, ordered: F
     cell.fire(timer)
 
     assert len(ordered(cell, CancelFetch)) == 1
-    assert storage_of(cell).late_fetches == 1
+    assert storage_of(cell).fetching.late == 1
     cell.drain()
-    assert storage_of(cell).late_fetches == 0
+    assert storage_of(cell).fetching.late == 0

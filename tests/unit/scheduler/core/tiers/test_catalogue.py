@@ -5,6 +5,7 @@ import pytest
 from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.state import CellState, Storage, new_state
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_hidden_kept
+from services.scheduler.core.tiers.under_way import DiskTier
 from shared.chunks import chunk_bytes
 from shared.messages.pools import PoolHandle
 from tests.stateful.cell_model import geometry
@@ -26,7 +27,7 @@ def state() -> CellState:
 @pytest.fixture
 def storage() -> Storage:
     """A storage whose disk has room for three chunks."""
-    return Storage("storage", "one", "node", 0, disk_bytes=3 * chunk_bytes(geometry(16)) + 100)
+    return Storage("storage", "one", "node", 0, disk=DiskTier(budget_bytes=3 * chunk_bytes(geometry(16)) + 100))
 
 
 def test_chunks_are_known_until_they_are_gone(state: CellState, storage: Storage) -> None:
@@ -34,14 +35,14 @@ def test_chunks_are_known_until_they_are_gone(state: CellState, storage: Storage
     chunks_added(state, storage, names(1, 2, 1))
     chunks_gone(state, storage, names(2, 9))
 
-    assert list(storage.chunks) == [names(1)]
+    assert list(storage.disk.chunks) == [names(1)]
 
 
 def test_a_disk_holds_no_more_than_its_budget(state: CellState, storage: Storage) -> None:
     """Beyond it what was named first is forgotten."""
     chunks_added(state, storage, names(1, 2, 3, 4, 5))
 
-    assert list(storage.chunks) == [names(3), names(4), names(5)]
+    assert list(storage.disk.chunks) == [names(3), names(4), names(5)]
     assert state.counters["catalogue_overflow_chunks"] == 2
 
 
@@ -51,14 +52,14 @@ def test_names_that_are_cut_off_are_ignored(state: CellState, storage: Storage) 
     chunks_added(state, storage, names(2))
     chunks_gone(state, storage, names(2)[:-1])
 
-    assert list(storage.chunks) == [names(2)]
+    assert list(storage.disk.chunks) == [names(2)]
 
 
 def keep_state(storage: Storage) -> None:
     """Give a storage a state pool."""
     found = state_geometry(16)
-    storage.hidden_handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
-    storage.hidden_pool = new_pool(4)
+    storage.hidden.handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
+    storage.hidden.pool = new_pool(4)
 
 
 def test_forms_are_known_apart(state: CellState, storage: Storage) -> None:
@@ -68,9 +69,9 @@ def test_forms_are_known_apart(state: CellState, storage: Storage) -> None:
     chunks_added(state, storage, names(1, 3), "state")
     chunks_gone(state, storage, names(1), "kv")
 
-    assert (list(storage.chunks), list(storage.hidden_chunks)) == ([names(2)], [names(1), names(3)])
+    assert (list(storage.disk.chunks), list(storage.hidden.chunks)) == ([names(2)], [names(1), names(3)])
     chunks_gone(state, storage, names(1, 2, 3), "state")
-    assert (list(storage.chunks), list(storage.hidden_chunks)) == ([names(2)], [])
+    assert (list(storage.disk.chunks), list(storage.hidden.chunks)) == ([names(2)], [])
 
 
 def test_more_chunks_of_state_fit_than_of_kv(state: CellState, storage: Storage) -> None:
@@ -78,7 +79,7 @@ def test_more_chunks_of_state_fit_than_of_kv(state: CellState, storage: Storage)
     keep_state(storage)
     chunks_added(state, storage, names(*range(9)), "state")
 
-    assert list(storage.hidden_chunks) == [names(number) for number in range(3, 9)]
+    assert list(storage.hidden.chunks) == [names(number) for number in range(3, 9)]
     assert state.counters["catalogue_overflow_chunks"] == 3
 
 
@@ -86,7 +87,7 @@ def test_without_a_state_pool_state_is_of_no_use(state: CellState, storage: Stor
     """Nobody could say of which geometry it is, so it is not remembered."""
     chunks_added(state, storage, names(1), "state")
 
-    assert storage.hidden_chunks == {}
+    assert storage.hidden.chunks == {}
     assert not has_lower_tiers(storage)
 
 
@@ -94,7 +95,7 @@ def test_state_is_kept_once_it_is_on_its_way(state: CellState, storage: Storage)
     """Saved or being saved; either is something to fetch from or to wait for."""
     keep_state(storage)
     chunks_added(state, storage, names(1), "state")
-    storage.hidden_saving[names(2)] = 7
+    storage.hidden.saving[names(2)] = 7
 
     assert [is_hidden_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]
     assert has_lower_tiers(storage)
@@ -102,12 +103,12 @@ def test_state_is_kept_once_it_is_on_its_way(state: CellState, storage: Storage)
 
 def test_copies_that_can_be_read_in_part_are_known_apart(state: CellState, storage: Storage) -> None:
     """They stand beside the chunk of KV, under its name, and are as many at the most."""
-    storage.keeps_sparse = True
+    storage.sparse.is_kept = True
     chunks_added(state, storage, names(1, 2))
     chunks_added(state, storage, names(1, 3, 4, 5), "sparse")
     chunks_gone(state, storage, names(4), "sparse")
 
-    assert (list(storage.chunks), list(storage.sparse_chunks)) == ([names(1), names(2)], [names(3), names(5)])
+    assert (list(storage.disk.chunks), list(storage.sparse.chunks)) == ([names(1), names(2)], [names(3), names(5)])
     assert state.counters["catalogue_overflow_chunks"] == 1
     assert has_lower_tiers(storage)
 
@@ -116,5 +117,5 @@ def test_a_storage_that_keeps_no_such_copies_is_not_believed(state: CellState, s
     """It did not say so when it joined."""
     chunks_added(state, storage, names(1), "sparse")
 
-    assert storage.sparse_chunks == {}
+    assert storage.sparse.chunks == {}
     assert not has_lower_tiers(storage)

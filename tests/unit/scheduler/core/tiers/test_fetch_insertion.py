@@ -69,7 +69,7 @@ def _pages_become_copies(make_cell: MakeCell, chance: random.Random) -> None:
         pages=pack_int32([next(pages) if is_leased else -1 for is_leased in leased]),
         timer_id="",
     )
-    storage.fetch_pages = sum(leased)
+    storage.fetching.pages = sum(leased)
     expected = copies(state)
     is_grounded = start == 0 or expected[start - 1] is not None
     for position, is_leased in zip(range(start, end), leased, strict=True):
@@ -83,6 +83,6 @@ def _pages_become_copies(make_cell: MakeCell, chance: random.Random) -> None:
         insert_fetched(Step(state, cell.seq, cell.time_ns), storage, fetch, arrived)
 
     assert copies(state) == expected
-    assert storage.fetch_pages == 0
+    assert storage.fetching.pages == 0
     assert set(unpack_int32(fetch.pages)) == {-1}
     check_invariants(state)

@@ -215,9 +215,9 @@ def test_pages_that_a_backup_frees_are_counted_until_somebody_uses_them(chain: C
     """A node under backup that is locked meanwhile does not leave; check_invariants counts anew after each step."""
     worker = chain.state.workers["worker-0"]
     chain.submit([3] * 80, max_tokens=1)
-    assert worker.leaving == 20
+    assert worker.moves.leaving == 20
     chain.submit([*A, 7], max_tokens=8, ignore_eos=True, priority=1)
 
-    assert worker.leaving == 10
+    assert worker.moves.leaving == 10
     answer_backup(chain)
-    assert worker.leaving == 0
+    assert worker.moves.leaving == 0

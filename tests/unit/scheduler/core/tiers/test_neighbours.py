@@ -86,7 +86,7 @@ def test_a_failed_load_is_recomputed_and_not_tried_again(cell: CellModel) -> Non
 
     assert cell.gateways["gateway"].ended["next"] == "finished"
     assert cell.state.counters["neighbours_distrusted"] == 1
-    assert cell.state.workers["worker-1"].neighbours == {"worker-0": False}
+    assert cell.state.workers["worker-1"].moves.neighbours == {"worker-0": False}
     assert cell.state.counters["neighbour_loads_started"] == 1
     assert all(order.neighbour_tokens == 0 for order in cell.admitted if order.attempt == 2)
 
@@ -100,7 +100,7 @@ def test_a_neighbour_that_comes_back_is_trusted_again(cell: CellModel) -> None:
     cell.lose_worker("worker-0")
     cell.add_worker("worker-0", pages=64)
 
-    assert cell.state.workers["worker-1"].neighbours == {"worker-0": True}
+    assert cell.state.workers["worker-1"].moves.neighbours == {"worker-0": True}
 
 
 @pytest.mark.parametrize("lost", ["worker-0", "worker-1"])

@@ -41,7 +41,7 @@ def test_one_promotion_at_a_time(cell: CellModel, set_heat: SetHeat) -> None:
     prefill(cell, [98] * 4)
 
     assert len(promotions(cell)) == 1
-    assert cell.state.workers["worker-0"].is_promotion_due
+    assert cell.state.workers["worker-0"].moves.is_promotion_due
 
 
 def test_a_promotion_does_not_go_before_a_load(make_cell: MakeCell, set_heat: SetHeat) -> None:
@@ -224,12 +224,12 @@ def test_a_promotion_without_its_nodes_is_found(cell: CellModel) -> None:
     """The checker knows whose the pages of a promotion are, and who holds the copies that it reads."""
     prefill(cell)
     check_invariants(cell.state)
-    assert cell.state.workers["worker-0"].promotion is not None
-    cell.state.workers["worker-0"].promotion.storage_id = ""
+    assert cell.state.workers["worker-0"].moves.promotion is not None
+    cell.state.workers["worker-0"].moves.promotion.storage_id = ""
 
     with pytest.raises(InvariantViolated):
         check_invariants(cell.state)
-    cell.state.workers["worker-0"].promotion = None
+    cell.state.workers["worker-0"].moves.promotion = None
     with pytest.raises(InvariantViolated):
         check_invariants(cell.state)
 

@@ -26,16 +26,16 @@ def cell(make_cell: MakeCell) -> CellModel:
     while cell.deliver(busy):
         pass
     assert cell.state.saves
-    assert any(load.neighbour_id for load in cell.state.workers["worker-1"].batches[0].loads)
+    assert any(load.neighbour_id for load in cell.state.workers["worker-1"].work.batches[0].loads)
     return cell
 
 
 def forget_a_chunk(state: CellState) -> None:
-    state.storages["storage"].saving.popitem()
+    state.storages["storage"].disk.saving.popitem()
 
 
 def miscount_late(state: CellState) -> None:
-    state.storages["storage"].late_saves += 1
+    state.storages["storage"].disk.late_saves += 1
 
 
 def lose_a_deadline(state: CellState) -> None:
@@ -60,19 +60,19 @@ def save_twice(state: CellState) -> None:
 
 
 def read_a_stranger(state: CellState) -> None:
-    state.workers["worker-1"].batches[0].loads[0].neighbour_id = "stranger"
+    state.workers["worker-1"].work.batches[0].loads[0].neighbour_id = "stranger"
 
 
 def read_from_two(state: CellState) -> None:
-    state.workers["worker-1"].batches[0].loads[0].storage_id = "storage"
+    state.workers["worker-1"].work.batches[0].loads[0].storage_id = "storage"
 
 
 def know_a_stranger(state: CellState) -> None:
-    state.workers["worker-1"].neighbours["stranger"] = True
+    state.workers["worker-1"].moves.neighbours["stranger"] = True
 
 
 def unlock_a_neighbour(state: CellState) -> None:
-    state.workers["worker-1"].batches[0].loads[0].neighbour_id = ""
+    state.workers["worker-1"].work.batches[0].loads[0].neighbour_id = ""
 
 
 FAULTS = [

@@ -9,6 +9,7 @@ from services.scheduler.core.cache.prefix_tree import Node, match_prefix
 from services.scheduler.core.cache.residency import split_node
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.save_runs import ChunkRun, depth_in_chunks, end_in_chunks, runs_to_save
+from services.scheduler.core.tiers.under_way import DiskTier
 from shared.chunks import chunk_names
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32, unpack_int32
@@ -48,7 +49,7 @@ def runs(
     path: list[tuple[Node, int]] | None = None,
 ) -> list[ChunkRun]:
     """Runs of the sequence."""
-    storage = Storage("storage", "one", "node", 0, chunks=dict.fromkeys(known))
+    storage = Storage("storage", "one", "node", 0, disk=DiskTier(chunks=dict.fromkeys(known)))
     return runs_to_save(cell.state, path or path_of(cell), storage, worker_id, first, most)
 
 

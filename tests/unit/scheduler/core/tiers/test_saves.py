@@ -88,14 +88,14 @@ def test_the_answer_is_what_the_disk_is_believed_to_hold(cell: CellModel, orders
     compute(cell)
     (order,) = ordered(cell, orders)
     names = [order.identities[start : start + 16] for start in (48, 112, 176)]
-    assert list(cell.state.storages["storage"].saving) == names
+    assert list(cell.state.storages["storage"].disk.saving) == names
 
     answer(cell, order, chunks=names[0] + names[1], dropped=names[1])
 
     storage = cell.state.storages["storage"]
-    assert (storage.saving, cell.state.saves, cell.timers) == ({}, {}, {})
-    assert list(storage.chunks) == [names[0], names[1]]
-    assert list(storage.taken) == [names[2]]
+    assert (storage.disk.saving, cell.state.saves, cell.timers) == ({}, {}, {})
+    assert list(storage.disk.chunks) == [names[0], names[1]]
+    assert list(storage.disk.taken) == [names[2]]
     assert cell.state.counters["saves_done"] == 1
     assert cell.state.counters["saved_chunks"] == 2
 
@@ -129,7 +129,7 @@ def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell: Ma
 
     assert cell.admitted[-1].remote_tokens == 192
     assert len(ordered(cell, orders)) == 1
-    assert len(cell.state.storages["storage"].taken) == 3
+    assert len(cell.state.storages["storage"].disk.taken) == 3
 
 
 def test_a_save_that_failed_is_tried_again_at_the_next_use(cell: CellModel, orders: FindOrders) -> None:
@@ -157,7 +157,7 @@ def test_a_late_save_keeps_its_pages_and_stops_others(cell: CellModel, orders: F
     assert cell.state.workers["worker-0"].pool.locked == 12
     assert cell.state.counters["saves_failed"] == 1
     assert "saves_done" not in cell.state.counters
-    assert len(cell.state.storages["storage"].chunks) == 1
+    assert len(cell.state.storages["storage"].disk.chunks) == 1
     assert [order.tokens[:4] for order in ordered(cell, orders)] == [pack_int32([0]), pack_int32([8])]
 
 
@@ -181,7 +181,7 @@ def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell: CellModel, or
     assert list(cell.state.saves) == [order.save_id]
     answer(cell, order, chunks=order.identities[48:64])
     assert cell.state.saves == {}
-    assert len(cell.state.storages["storage"].chunks) == 1
+    assert len(cell.state.storages["storage"].disk.chunks) == 1
 
 
 def test_an_answer_of_nobodys_save_is_stale(cell: CellModel, orders: FindOrders) -> None:
@@ -207,7 +207,7 @@ def test_a_long_path_goes_in_bounded_orders_and_its_rest_after_an_answer(
     assert [order.depth for order in ordered(cell, orders)] == [0, 64]
     cell.drain()
     assert [order.depth for order in ordered(cell, orders)] == [0, 64, 128, 192, 256]
-    assert len(cell.state.storages["storage"].chunks) == 5
+    assert len(cell.state.storages["storage"].disk.chunks) == 5
 
 
 def test_saves_leave_most_of_a_device_to_requests(make_cell: MakeCell, orders: FindOrders) -> None:
@@ -220,7 +220,7 @@ def test_saves_leave_most_of_a_device_to_requests(make_cell: MakeCell, orders: F
     assert cell.state.counters["saves_put_off_chunks"] == 3
     cell.drain()
     assert len(ordered(cell, orders)) == 2
-    assert len(cell.state.storages["storage"].chunks) == 6
+    assert len(cell.state.storages["storage"].disk.chunks) == 6
 
 
 def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell, orders: FindOrders) -> None:

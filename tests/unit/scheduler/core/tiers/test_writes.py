@@ -84,7 +84,7 @@ def test_what_is_on_the_disk_is_not_saved_again(make_tiers: MakeCell, orders: Fi
     run(cell, DOCUMENT, DOCUMENT)
     assert len(ordered(cell, orders)) == 1
 
-    chunks = cell.state.storages["storage"].chunks
+    chunks = cell.state.storages["storage"].disk.chunks
     del chunks[list(chunks)[1]]
     run(cell, DOCUMENT)
 
@@ -125,7 +125,7 @@ def test_selective_saves_a_hot_prefix_that_the_disk_lost(make_tiers: MakeCell, o
     """Being hot already, it goes to disk again at its next use."""
     cell = make_tiers(disk_writes="selective", admission_frequency=2)
     run(cell, DOCUMENT[:128] + [1] * 70, DOCUMENT[:128] + [2] * 70)
-    cell.state.storages["storage"].chunks.clear()
+    cell.state.storages["storage"].disk.chunks.clear()
     run(cell, DOCUMENT[:128] + [3] * 70)
 
     assert len(ordered(cell, orders)) == 2
@@ -240,7 +240,7 @@ def test_what_is_saved_is_what_was_computed_though_its_copy_makes_room_by_a_cut(
     run(cell, start)
     (node,) = nodes_of(cell, start)
     assert len(node.host["storage"]) == 20 * 4
-    cell.state.storages["storage"].chunks.clear()
+    cell.state.storages["storage"].disk.chunks.clear()
     saved = len(ordered(cell, orders))
 
     run(cell, sequence)
@@ -273,7 +273,7 @@ def test_a_copied_node_leaves_the_device_at_once(make_tiers: MakeCell) -> None:
     cell.submit([7] * 200, max_tokens=1, request_id="next")
 
     assert cell.admitted[-1].request_id == "next"
-    assert cell.state.workers["worker-0"].leaving == 0
+    assert cell.state.workers["worker-0"].moves.leaving == 0
 
 
 def test_a_node_that_is_being_copied_does_not_count_as_leaving(make_tiers: MakeCell) -> None:
@@ -287,7 +287,7 @@ def test_a_node_that_is_being_copied_does_not_count_as_leaving(make_tiers: MakeC
     assert cell.state.transfers
     cell.submit([7] * 200, max_tokens=1, request_id="next")
 
-    assert cell.state.workers["worker-0"].leaving == 0
+    assert cell.state.workers["worker-0"].moves.leaving == 0
     assert cell.admitted[-1].request_id != "next"
     cell.drain()
     assert cell.admitted[-1].request_id == "next"

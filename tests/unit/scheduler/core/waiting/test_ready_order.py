@@ -41,12 +41,12 @@ def test_a_request_that_leaves_the_line_is_found_no_more(worker: CellModel) -> N
     assert alike(worker) == ["b"]
     worker.cancel("b")
 
-    assert pack_int32(PAGE) not in worker.state.workers["worker-0"].openings
+    assert pack_int32(PAGE) not in worker.state.workers["worker-0"].line.openings
 
 
 def test_an_index_that_lost_a_request_is_no_state(worker: CellModel) -> None:
     """Checked from scratch: a bundle hit would be missed for ever."""
-    del worker.state.workers["worker-0"].openings[pack_int32(PAGE)]["b"]
+    del worker.state.workers["worker-0"].line.openings[pack_int32(PAGE)]["b"]
 
     with pytest.raises(InvariantViolated, match="begin"):
         check_queues(worker.state)
