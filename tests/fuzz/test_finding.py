@@ -88,7 +88,7 @@ def test_a_hanging_decoder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_what_a_dead_process_had_found_is_not_lost() -> None:
     """Numbers before the fatal one run again."""
-    dies = Target("dies", lambda data: os._exit(3) if len(data) > 200 else {b"": None}[data], (), (b"short",))
+    dies = Target("dies", lambda data: os._exit(3) if len(data) > 200 else {bytes(201): None}[data], (), (b"short",))
     figures = ByteFigures()
 
     run_block(1, range(60), [dies], figures)

@@ -59,12 +59,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("model") / "llama")
 
 
-@pytest.fixture(scope="module")
 def _prompt(documents: list[list[int]], rng: random.Random, number: int) -> list[int]:
     """One of the documents and a tail of its own, drawn anew by each call."""
     return documents[number % 4] + draw(rng, number + 1)
 
 
+@pytest.fixture(scope="module")
 def bodies(model: Path) -> list[dict[str, Any]]:
     """Requests over four shared documents, each with a tail of its own; every other one is sampled with a seed."""
     reference, rng = Reference(model), random.Random(5)

@@ -82,8 +82,7 @@ class Driven:
         for the saving of state. With ``projection`` hidden states can be saved and restored, with ``open_source``
         sparse prefixes can be read.
         """
-        made: Any = FakeRunner()
-        self.runner: Any = runner or made
+        self.runner: Any = runner or FakeRunner()
         geometry = self.runner.geometry
         self.reports: list[Report] = []
         self.loads = Loads(
