@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -82,7 +82,7 @@ class Driven:
         for the saving of state. With ``projection`` hidden states can be saved and restored, with ``open_source``
         sparse prefixes can be read.
         """
-        self.runner: Any = runner or FakeRunner()
+        self.runner = cast("Any", runner or FakeRunner())
         geometry = self.runner.geometry
         self.reports: list[Report] = []
         self.loads = Loads(
