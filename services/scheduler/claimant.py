@@ -30,15 +30,16 @@ class Claimant:
 
     def claim(self, epoch: int, pause_ms: int = 0) -> Claim:
         """What we claim as the holder; ``pause_ms`` is for how long nothing will be renewed."""
+        folded_from = self._folded_from()
         claim = Claim(
             holder=self._incarnation,
             scheduler_id=self._config.id,
             epoch=epoch,
             duration_ms=self._config.lease_ms + pause_ms,
             release=self._release,
-            folded_from=self._folded_from(),
+            folded_from=folded_from,
             published=self._outbox.published,
-            before=self._before,
+            before=self._before if folded_from is None else None,
             said=self._outbox.chain.latest,
         )
         # Should the state be given up within the term, what was said that follows from it is not forgotten.
