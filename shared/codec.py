@@ -22,41 +22,7 @@ from shared.messages import (
 )
 from shared.undecodable import UNDECODABLE
 
-Input = (
-    requests.SubmitRequest
-    | requests.ReclaimRequest
-    | requests.CancelRequest
-    | requests.ResumeRequest
-    | worker_events.WorkerJoined
-    | worker_events.WorkerDraining
-    | worker_events.WorkerLeft
-    | worker_events.BatchDone
-    | worker_events.LeaseRequested
-    | worker_events.RequestFinished
-    | worker_events.RequestPreempted
-    | worker_events.PagesPromoted
-    | worker_events.StateSaved
-    | storage_events.StorageJoined
-    | storage_events.StorageLeft
-    | storage_events.HostPoolCreated
-    | storage_events.BackupDone
-    | storage_events.ChunksListed
-    | storage_events.ChunksSaved
-    | storage_events.ChunksFetched
-    | storage_events.ChunksDropped
-    | cell_events.CellConfigured
-    | cell_events.SchedulerStarted
-    | cell_events.TimerFired
-    | cell_events.WorkerLost
-    | cell_events.StorageLost
-    | cell_events.GatewayLost
-    | cell_events.InputFailed
-    | cell_events.SkipInput
-    | cell_events.InputSkipped
-    | cell_events.FlushCache
-    | cell_events.PinPrefix
-    | cell_events.UnpinPrefix
-)
+Input = requests.RequestInput | worker_events.WorkerEvent | storage_events.StorageEvent | cell_events.CellEvent
 """Everything the scheduler's core folds."""
 
 Published = worker_plans.WorkerPlan | storage_plans.StoragePlan | gateway_notices.GatewayNotice

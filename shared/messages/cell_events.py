@@ -166,3 +166,20 @@ class UnpinPrefix(Message, frozen=True):
     """Let go of a pin before its time; an unknown one is fine."""
 
     pin_id: str
+
+
+CellEvent = (
+    CellConfigured
+    | SchedulerStarted
+    | TimerFired
+    | WorkerLost
+    | StorageLost
+    | GatewayLost
+    | InputFailed
+    | SkipInput
+    | InputSkipped
+    | FlushCache
+    | PinPrefix
+    | UnpinPrefix
+)
+"""What schedulers, operators and the cell's settings put into the stream."""

@@ -119,3 +119,7 @@ class ResumeRequest(Message, frozen=True):
     gateway_id: str
     attempt: int
     output: bytes = b""
+
+
+RequestInput = SubmitRequest | ReclaimRequest | CancelRequest | ResumeRequest
+"""What gateways put into the stream."""

@@ -110,3 +110,16 @@ class ChunksDropped(Message, frozen=True):
     incarnation: str
     chunks: bytes
     form: ChunkForm = "kv"
+
+
+StorageEvent = (
+    StorageJoined
+    | StorageLeft
+    | HostPoolCreated
+    | BackupDone
+    | ChunksListed
+    | ChunksSaved
+    | ChunksFetched
+    | ChunksDropped
+)
+"""What storages put into the stream."""

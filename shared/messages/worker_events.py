@@ -176,3 +176,17 @@ class RequestPreempted(Message, frozen=True):
     request_id: str
     attempt: int
     output: bytes
+
+
+WorkerEvent = (
+    WorkerJoined
+    | WorkerDraining
+    | WorkerLeft
+    | BatchDone
+    | LeaseRequested
+    | RequestFinished
+    | RequestPreempted
+    | PagesPromoted
+    | StateSaved
+)
+"""What workers put into the stream."""
