@@ -100,27 +100,23 @@ class WaitEvent(StrEnum):
 
 _K, _V = WaitKind, WaitEvent
 
+DEFERRED: dict[WaitKind, WaitEvent] = {
+    _K.PRODUCER: _V.FOR_PRODUCER,
+    _K.LOAD: _V.FOR_LOAD,
+    _K.FETCH: _V.FOR_FETCH,
+    _K.RUN: _V.FOR_RUN,
+}
+"""Kinds of waits in which a request is out of the ready order, each with the event that begins it."""
+
 WAIT_TRANSITIONS: dict[tuple[WaitKind, WaitEvent], WaitKind] = {
     (_K.NOWHERE, _V.PLACED): _K.TURN,
-    (_K.TURN, _V.FOR_PRODUCER): _K.PRODUCER,
-    (_K.TURN, _V.FOR_LOAD): _K.LOAD,
-    (_K.TURN, _V.FOR_FETCH): _K.FETCH,
-    (_K.TURN, _V.FOR_RUN): _K.RUN,
+    **{(_K.TURN, event): kind for kind, event in DEFERRED.items()},
     (_K.TURN, _V.MOVED): _K.NOWHERE,
     (_K.TURN, _V.ADMITTED): _K.NOWHERE,
-    (_K.PRODUCER, _V.WOKEN): _K.TURN,
-    (_K.PRODUCER, _V.MOVED): _K.NOWHERE,
-    (_K.LOAD, _V.WOKEN): _K.TURN,
-    (_K.LOAD, _V.MOVED): _K.NOWHERE,
-    (_K.FETCH, _V.WOKEN): _K.TURN,
-    (_K.FETCH, _V.MOVED): _K.NOWHERE,
-    (_K.RUN, _V.WOKEN): _K.TURN,
-    (_K.RUN, _V.MOVED): _K.NOWHERE,
+    **{(kind, _V.WOKEN): _K.TURN for kind in DEFERRED},
+    **{(kind, _V.MOVED): _K.NOWHERE for kind in DEFERRED},
 }
 """Every legal move of a request that waits; what is missing here cannot happen."""
-
-DEFERRED = (_K.PRODUCER, _K.LOAD, _K.FETCH, _K.RUN)
-"""Kinds of waits in which a request is out of the ready order."""
 
 
 def next_wait(kind: WaitKind, event: WaitEvent) -> WaitKind:

@@ -16,7 +16,7 @@ from services.scheduler.core.restoring.prefetch import begin_due
 from services.scheduler.core.step import Output, SetTimer, Stamped, Step
 from services.scheduler.core.tiers.making_room import keep_quotas, keep_reserve
 from services.scheduler.core.tiers.promotion import promote
-from services.scheduler.core.waiting.waits import wake_load_waiters
+from services.scheduler.core.waiting.waits import wake_due
 from shared.messages.cell_events import TimerFired
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def _serve(step: Step, worker: Worker) -> bool:
         return False
     if worker.lease_waits:
         serve_leases(step, worker)
-    if worker.line.load_waiters:
-        wake_load_waiters(state, worker)
+    if worker.line.deferred:
+        wake_due(state, worker)
     admissions = state.admissions
     is_batch_sent = send_batches(step, worker)
     if drain is not None:  # Nothing comes that room or promotions would be for.

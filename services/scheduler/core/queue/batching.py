@@ -16,7 +16,7 @@ from services.scheduler.core.restoring.prefetch import prefetch_for_first
 from services.scheduler.core.sparse.sparse_prefixes import drop_choice, span_for
 from services.scheduler.core.tiers.under_way import Batch, Chunk
 from services.scheduler.core.waiting.fair_share import first_in_line
-from services.scheduler.core.waiting.waits import announce, defer_for_load, defer_for_producer
+from services.scheduler.core.waiting.waits import announce, defer
 from shared.messages.worker_plans import PrefillChunk, RunBatch
 
 if TYPE_CHECKING:
@@ -164,14 +164,10 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
     """Do all that looking at a request leads to; None if it waits from now on, out of the ready order."""
     state, request, cached = step.state, finding.request, finding.cached
     note_path(state, request, finding.path)
-    if finding.awaited is not None:
-        defer_for_load(step, request, worker, finding.awaited)
-        return None
     if finding.is_choice_void:
         drop_choice(state, request)
-    if finding.producer is not None:
-        name, needed = finding.producer
-        defer_for_producer(step, request, worker, name, needed, needed - cached)
+    if finding.aside is not None:
+        defer(step, request, worker, finding.aside)
         return None
     span, prefetch = finding.span, request.prefetch
     if prefetch.fetch or prefetch.is_due or prefetch.follows or request.hidden.run is not None:

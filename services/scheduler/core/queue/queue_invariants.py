@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_tree import ancestors
 from services.scheduler.core.lifecycle import RequestState, WaitKind
 from services.scheduler.core.require import require
 from services.scheduler.core.waiting.fair_share import waiting_at
+from services.scheduler.core.waiting.waits import REASONS
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request
@@ -111,20 +112,13 @@ def _check_deferral(state: CellState, request: Request) -> None:
     if not request.wait.is_deferred or worker is None:
         return
     require(not request.patience.is_over, f"{name} is deferred past its deadline")
-    wait, has_deadline = request.wait, request.patience.timer in state.timers
-    match wait.kind:
-        case WaitKind.PRODUCER:
-            require(has_deadline, f"{name} is deferred without a deadline")
-            require(name in state.waiters.get(wait.producer, {}), f"{wait.producer} knows nothing of {name}")
-        case WaitKind.LOAD:
-            require(has_deadline, f"{name} is deferred without a deadline")
-            require(name in worker.line.load_waiters.get(wait.node, {}), f"{name} is not among those who wait")
-        case WaitKind.FETCH | WaitKind.RUN:
-            require(not request.patience.is_fetch_over, f"{name} waits for a fetch past its deadline")
-        case WaitKind.NOWHERE | WaitKind.TURN:
-            require(holds=False, text=f"{name} is deferred and waits for {wait.kind.value}")
-        case _:
-            assert_never(wait.kind)
+    reason = REASONS[request.wait.kind]
+    has_deadline = request.patience.timer in state.timers
+    require(has_deadline or not reason.has_deadline, f"{name} is deferred without a deadline")
+    require(
+        reason.is_known(state, worker, request),
+        f"{request.wait.kind.value} knows nothing of {name}, which waits for it",
+    )
 
 
 def _check_transient(state: CellState) -> None:

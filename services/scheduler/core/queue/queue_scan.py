@@ -10,38 +10,43 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.prefix_match import find_path, reach
 from services.scheduler.core.hidden.restorations import loaded_share, restored_share, tokens_to_restore
+from services.scheduler.core.lifecycle import WaitKind
 from services.scheduler.core.queue.batch_builder import Candidate, stand_on, starts_of_loads
 from services.scheduler.core.sparse.sparse_prefixes import span_for
 from services.scheduler.core.waiting.fair_share import first_in_line, opened_by
-from services.scheduler.core.waiting.waits import find_producer
+from services.scheduler.core.waiting.waits import find_aside
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from services.scheduler.core.cache.prefix_match import PrefixMatch
-    from services.scheduler.core.cache.prefix_tree import Node, Path
+    from services.scheduler.core.cache.prefix_tree import Path
     from services.scheduler.core.queue.batch_builder import BatchBuilder
     from services.scheduler.core.request import Request
     from services.scheduler.core.sparse.sparse_records import SparseSpan
     from services.scheduler.core.state import CellState, Worker
+    from services.scheduler.core.waiting.waits import Aside
 
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """What was found of one waiting request. It is better off waiting for ``awaited`` or for its ``producer``."""
+    """What was found of one waiting request."""
 
     request: Request
     path: Path
     found: PrefixMatch
     cached: int  # Tokens of the prompt that it reuses.
-    awaited: Node | None = None  # A node that is being loaded right below what it reuses.
     span: SparseSpan | None = None  # What it would read in part behind that.
-    producer: tuple[str, int] | None = None  # Who computes what both share, and up to which token.
+    aside: Aside | None = None  # What it is better off waiting for.
 
     @property
     def is_choice_void(self) -> bool:
-        """Whether the lossy prefix that was chosen for it is of no use any more."""
-        return self.awaited is None and self.span is None and self.request.sparse.choice is not None
+        """Whether the lossy prefix that was chosen for it is of no use any more.
+
+        While a part of its prefix is being loaded that cannot be said: the choice may begin behind that.
+        """
+        is_loading = self.aside is not None and self.aside.kind is WaitKind.LOAD
+        return self.span is None and self.request.sparse.choice is not None and not is_loading
 
 
 def look_at(
@@ -51,11 +56,9 @@ def look_at(
     path = find_path(state, request)
     found = reach(state, path, worker, loading)
     cached = found.pages * state.tree.page_size
-    if found.awaited is not None and not request.patience.is_over:
-        return Finding(request, path, found, cached, found.awaited)
     span = None if request.sparse.choice is None else span_for(state, request, worker, cached)
-    producer = find_producer(state, request, worker, cached if span is None else span.end, ahead)
-    return Finding(request, path, found, cached, None, span, producer)
+    aside = find_aside(state, worker, request, found, cached if span is None else span.end, ahead)
+    return Finding(request, path, found, cached, span, aside)
 
 
 def candidate_of(state: CellState, worker: Worker, finding: Finding, span: SparseSpan | None, stage: int) -> Candidate:

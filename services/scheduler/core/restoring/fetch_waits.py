@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.hidden.hidden_runs import drop_run, is_unanswered
+from services.scheduler.core.lifecycle import WaitKind
 from services.scheduler.core.rates import has_compute_speed, recompute_us
 from services.scheduler.core.restoring.prefetch import prefetch
-from services.scheduler.core.waiting.waits import defer_for_fetch, defer_for_run, end_fetch_wait, let_go_of_fetch, wake
+from services.scheduler.core.waiting.waits import Aside, defer, end_fetch_wait, let_go_of_fetch, wake
 
 if TYPE_CHECKING:
     from services.scheduler.core.hidden.hidden_in_flight import HiddenRun
@@ -42,7 +43,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
         return False
     if not _may_wait(step, request, worker, cached, request.prefetch.end):
         return False
-    defer_for_fetch(step, request, worker, request.prefetch.fetch)
+    defer(step, request, worker, Aside(WaitKind.FETCH, request.prefetch.fetch))
     return True
 
 
@@ -56,7 +57,7 @@ def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun,
         return False
     is_coming = run.depth <= cached < run.end and run.fetch
     if is_coming and _may_wait(step, request, worker, cached, run.end):
-        defer_for_run(step, request, worker, run.fetch)
+        defer(step, request, worker, Aside(WaitKind.RUN, run.fetch))
         return True
     end_fetch_wait(step, request)
     if not is_there:
@@ -76,7 +77,7 @@ def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) 
     if run is None or not is_coming or not _may_wait(step, request, worker, cached, run.end):
         return False
     fetch.followers[request.request_id] = None
-    defer_for_run(step, request, worker, fetch.fetch_id)
+    defer(step, request, worker, Aside(WaitKind.RUN, fetch.fetch_id))
     return True
 
 

@@ -11,48 +11,100 @@ its own (see :mod:`fetch_waits`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from services.scheduler.core.lifecycle import RequestState, WaitEvent, WaitKind
+from services.scheduler.core.lifecycle import DEFERRED, RequestState, WaitEvent, WaitKind
 from services.scheduler.core.waiting import transient
 from services.scheduler.core.waiting.fair_share import stand_in_line, step_out
 from shared.errors import InvariantViolated
 from shared.messages import explanations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from services.scheduler.core.cache.prefix_tree import Node
+    from services.scheduler.core.cache.prefix_match import PrefixMatch
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Worker
     from services.scheduler.core.step import Step
 
 
-def find_producer(
-    state: CellState, request: Request, worker: Worker, reach_tokens: int, ahead: Mapping[str, None]
-) -> tuple[str, int] | None:
-    """Whom a request should wait for and until how many tokens of it are computed; None if for nobody.
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What a request is better off waiting for, out of the ready order."""
 
-    ``reach_tokens`` is what the request can reuse now; ``ahead`` are waiting requests that would run before it.
-    Does not mutate.
+    kind: WaitKind
+    subject: str | int  # A producer's request id, a node that is being loaded, a fetch.
+    needed: int = 0  # Tokens of the request that must be there before it goes on.
+    spared: int = 0  # Tokens that it need not compute if it waits.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A row of :data:`REASONS`: how requests come to wait for something, and how that ends.
+
+    Modules above this one find a reason that has no ``find``, and call :func:`defer`. What brings the subject wakes
+    where there is no ``wake``. ``begin`` and ``end`` index those that wait. ``find`` and ``is_known`` do not
+    mutate.
     """
-    threshold = state.config.defer_tokens
-    if threshold <= 0 or request.patience.is_over or not request.may_reuse:
+
+    counters: tuple[str, ...]  # Count each time that a request is deferred for it.
+    duration: Literal["deferral", "prefetch_wait"] = "deferral"  # As explanations and the counter of ms call it.
+    has_deadline: bool = True  # Bounded by ``defer_deadline_ms``; past it the request runs and is not looked at again.
+    find: Callable[[CellState, Worker, Request, PrefixMatch, int, Mapping[str, None]], Aside | None] | None = None
+    begin: Callable[[CellState, Worker, Request, Aside], None] | None = None
+    end: Callable[[CellState, Worker, Request], None] | None = None
+    wake: Callable[[CellState, Worker], None] | None = None
+    is_known: Callable[
+        [CellState, Worker, Request], bool
+    ]  # Whether the request is indexed under its subject; for tests.
+
+
+def find_aside(
+    state: CellState,
+    worker: Worker,
+    request: Request,
+    found: PrefixMatch,
+    reach_tokens: int,
+    ahead: Mapping[str, None],
+) -> Aside | None:
+    """Find what a request should wait for; None if it may run now. Does not mutate.
+
+    ``found`` is what it can reuse, ``reach_tokens`` how far it gets with what it would read in part; ``ahead`` are
+    waiting requests that would run before it.
+    """
+    if request.patience.is_over:
         return None
-    page_size = state.tree.page_size
-    max_pages = (request.token_count - 1) // page_size
-    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
-    end = sum(pages for _, pages in path) * page_size
-    for node, pages in reversed(path):
-        if end - reach_tokens <= threshold:
-            return None
-        for name in state.transient.marks[node.id].get(worker.worker_id, ()):
-            producer = state.requests[name]
-            is_coming = producer.state is RequestState.PREFILLING or name in ahead
-            if producer is not request and is_coming and end - max(reach_tokens, producer.computed) > threshold:
-                return name, end
-        end -= pages * page_size
+    for find in _FINDERS:
+        aside = find(state, worker, request, found, reach_tokens, ahead)
+        if aside is not None:
+            return aside
     return None
+
+
+def defer(step: Step, request: Request, worker: Worker, aside: Aside) -> None:
+    """Let a request wait for something, out of the ready order."""
+    state, reason = step.state, REASONS[aside.kind]
+    if aside.spared:
+        state.count("deferred_tokens", aside.spared)
+    for name in reason.counters:
+        state.count(name)
+    if reason.begin is not None:
+        reason.begin(state, worker, request, aside)
+    withdraw(state, request)
+    step_out(worker, request)
+    worker.line.deferred[request.request_id] = aside.needed
+    request.advance_wait(DEFERRED[aside.kind], aside.subject, step.time_ns)
+    if reason.has_deadline and not request.patience.timer:
+        timer_id = f"deferral.{request.accepted_seq}.{request.attempt}"
+        delay_ms = max(1, state.config.defer_deadline_ms)
+        request.patience.timer = step.set_timer(timer_id, "deferral", request.request_id, delay_ms)
+
+
+def wake_due(state: CellState, worker: Worker) -> None:
+    """Let those go on whose reason is gone, for reasons that are looked at before each batch."""
+    for wake_those in _WAKERS:
+        wake_those(state, worker)
 
 
 def announce(state: CellState, request: Request, uncached: int) -> None:
@@ -87,42 +139,6 @@ def progressed(state: CellState, producer: Request) -> None:
             wake(state, state.requests[name])
 
 
-def defer_for_producer(step: Step, request: Request, worker: Worker, producer: str, needed: int, spared: int) -> None:
-    """Let a request wait until ``producer`` has computed its first ``needed`` tokens, which spares it ``spared``."""
-    state = step.state
-    state.count("deferred_tokens", spared)
-    state.waiters.setdefault(producer, {})[request.request_id] = needed
-    _defer(step, request, worker, WaitEvent.FOR_PRODUCER, producer, needed)
-
-
-def defer_for_load(step: Step, request: Request, worker: Worker, node: Node) -> None:
-    """Let a request wait until ``node`` is not being loaded any more."""
-    step.state.count("delay_hits_deferred")
-    worker.line.load_waiters.setdefault(node.id, {})[request.request_id] = 0
-    _defer(step, request, worker, WaitEvent.FOR_LOAD, node.id, 0)
-
-
-def defer_for_fetch(step: Step, request: Request, worker: Worker, fetch_id: int) -> None:
-    """Let a request wait until a fetch of KV is over or has brought what it can for it."""
-    step.state.count("prefetch_waits")
-    _step_aside(step, request, worker, WaitEvent.FOR_FETCH, fetch_id, 0)
-
-
-def defer_for_run(step: Step, request: Request, worker: Worker, fetch_id: int) -> None:
-    """Let a request wait until a part of what a fetch of hidden states brings is there."""
-    step.state.count("prefetch_waits")
-    _step_aside(step, request, worker, WaitEvent.FOR_RUN, fetch_id, 0)
-
-
-def wake_load_waiters(state: CellState, worker: Worker) -> None:
-    """Let everybody go on whose load is over."""
-    for node_id in list(worker.line.load_waiters):
-        node = state.tree.nodes.get(node_id)
-        if node is None or worker.worker_id not in node.loading:
-            for name in list(worker.line.load_waiters[node_id]):
-                wake(state, state.requests[name])
-
-
 def wake(state: CellState, request: Request) -> None:
     """A deferred request stands at the front again."""
     end_deferral(state, request)
@@ -136,22 +152,15 @@ def end_deferral(state: CellState, request: Request) -> None:
     worker, wait = state.workers[request.worker_id], request.wait
     del worker.line.deferred[request.request_id]
     waited_ms = max(0, state.now_ns - wait.since_ns) // 1_000_000
-    kind: Literal["deferral", "prefetch_wait"] = "prefetch_wait" if wait.fetch else "deferral"
+    reason = REASONS.get(wait.kind)
+    if reason is None:
+        raise InvariantViolated(f"{request.request_id} is not deferred")
     if state.recollection is not None:
-        said = explanations.Wait(kind=kind, start_ns=wait.since_ns, end_ns=state.now_ns)
+        said = explanations.Wait(kind=reason.duration, start_ns=wait.since_ns, end_ns=state.now_ns)
         state.recollection.note_wait(request.request_id, said)
-    match wait.kind:
-        case WaitKind.PRODUCER:
-            _drop(state.waiters, wait.producer, request.request_id)
-        case WaitKind.LOAD:
-            _drop(worker.line.load_waiters, wait.node, request.request_id)
-        case WaitKind.FETCH | WaitKind.RUN:
-            pass  # A fetch asks those that it is for whether they wait.
-        case WaitKind.NOWHERE | WaitKind.TURN:
-            raise InvariantViolated(f"{request.request_id} is not deferred")
-        case _:
-            assert_never(wait.kind)
-    state.count("prefetch_wait_ms" if wait.fetch else "deferral_ms", waited_ms)
+    if reason.end is not None:
+        reason.end(state, worker, request)
+    state.count(f"{reason.duration}_ms", waited_ms)
 
 
 def expire_deferral(step: Step, request: Request) -> None:
@@ -177,25 +186,6 @@ def transient_nodes(state: CellState) -> tuple[int, int]:
         producers = [name for names in marks.values() for name in names]
         in_flight += any(state.requests[name].state is RequestState.PREFILLING for name in producers)
     return len(state.transient.marks) - in_flight, in_flight
-
-
-def _defer(step: Step, request: Request, worker: Worker, event: WaitEvent, subject: str | int, needed: int) -> None:
-    state = step.state
-    state.count("requests_deferred")
-    _step_aside(step, request, worker, event, subject, needed)
-    if not request.patience.timer:
-        timer_id = f"deferral.{request.accepted_seq}.{request.attempt}"
-        delay_ms = max(1, state.config.defer_deadline_ms)
-        request.patience.timer = step.set_timer(timer_id, "deferral", request.request_id, delay_ms)
-
-
-def _step_aside(
-    step: Step, request: Request, worker: Worker, event: WaitEvent, subject: str | int, needed: int
-) -> None:
-    withdraw(step.state, request)
-    step_out(worker, request)
-    worker.line.deferred[request.request_id] = needed
-    request.advance_wait(event, subject, step.time_ns)
 
 
 def _drop(waiters: dict[Any, dict[str, int]], key: str | int, name: str) -> None:
@@ -241,3 +231,93 @@ def let_go_of_fetch(state: CellState, request: Request) -> None:
         del fetch.waiters[request.request_id]
         if not fetch.waiters and not fetch.is_called_off:
             state.unwanted[fetch.fetch_id] = None
+
+
+def _find_load(
+    _state: CellState,
+    _worker: Worker,
+    _request: Request,
+    found: PrefixMatch,
+    _reach_tokens: int,
+    _ahead: Mapping[str, None],
+) -> Aside | None:
+    """Find the node that is being loaded right below what a request reuses."""
+    return None if found.awaited is None else Aside(WaitKind.LOAD, found.awaited.id)
+
+
+def _wake_for_loads(state: CellState, worker: Worker) -> None:
+    for node_id in list(worker.line.load_waiters):
+        node = state.tree.nodes.get(node_id)
+        if node is None or worker.worker_id not in node.loading:
+            for name in list(worker.line.load_waiters[node_id]):
+                wake(state, state.requests[name])
+
+
+def _find_producer(
+    state: CellState,
+    worker: Worker,
+    request: Request,
+    found: PrefixMatch,
+    reach_tokens: int,
+    ahead: Mapping[str, None],
+) -> Aside | None:
+    """Find who is about to compute more than ``defer_tokens`` of what a request would compute itself."""
+    threshold = state.config.defer_tokens
+    if threshold <= 0 or not request.may_reuse:
+        return None
+    page_size = state.tree.page_size
+    max_pages = (request.token_count - 1) // page_size
+    path = transient.match(state.transient, request.submit.namespace, request.tokens, max_pages)
+    end = sum(pages for _, pages in path) * page_size
+    for node, pages in reversed(path):
+        if end - reach_tokens <= threshold:
+            return None
+        for name in state.transient.marks[node.id].get(worker.worker_id, ()):
+            producer = state.requests[name]
+            is_coming = producer.state is RequestState.PREFILLING or name in ahead
+            if producer is not request and is_coming and end - max(reach_tokens, producer.computed) > threshold:
+                return Aside(WaitKind.PRODUCER, name, end, end - found.pages * page_size)
+        end -= pages * page_size
+    return None
+
+
+def _begin_with_producer(state: CellState, _worker: Worker, request: Request, aside: Aside) -> None:
+    state.waiters.setdefault(str(aside.subject), {})[request.request_id] = aside.needed
+
+
+def _begin_with_load(_state: CellState, worker: Worker, request: Request, aside: Aside) -> None:
+    worker.line.load_waiters.setdefault(int(aside.subject), {})[request.request_id] = 0
+
+
+_FOR_A_FETCH = Reason(
+    counters=("prefetch_waits",),
+    duration="prefetch_wait",
+    has_deadline=False,  # It has bounds of its own: ``restoring.fetch_waits``.
+    is_known=lambda _state, _worker, request: not request.patience.is_fetch_over,
+)
+
+REASONS: dict[WaitKind, Reason] = {
+    WaitKind.LOAD: Reason(
+        counters=("delay_hits_deferred", "requests_deferred"),
+        find=_find_load,
+        begin=_begin_with_load,
+        end=lambda _state, worker, request: _drop(worker.line.load_waiters, request.wait.node, request.request_id),
+        wake=_wake_for_loads,
+        is_known=lambda _state, worker, request: (
+            request.request_id in worker.line.load_waiters.get(request.wait.node, {})
+        ),
+    ),
+    WaitKind.PRODUCER: Reason(
+        counters=("requests_deferred",),
+        find=_find_producer,
+        begin=_begin_with_producer,
+        end=lambda state, _worker, request: _drop(state.waiters, request.wait.producer, request.request_id),
+        is_known=lambda state, _worker, request: request.request_id in state.waiters.get(request.wait.producer, {}),
+    ),
+    WaitKind.FETCH: _FOR_A_FETCH,
+    WaitKind.RUN: _FOR_A_FETCH,
+}
+"""Every kind of deferral, in the order in which it is looked for."""
+
+_FINDERS = tuple(reason.find for reason in REASONS.values() if reason.find is not None)
+_WAKERS = tuple(reason.wake for reason in REASONS.values() if reason.wake is not None)
