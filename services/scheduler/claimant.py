@@ -35,7 +35,7 @@ class Claimant:
             holder=self._incarnation,
             scheduler_id=self._config.id,
             epoch=epoch,
-            duration_ms=self._config.lease_ms + pause_ms,
+            lease_ms=self._config.lease_ms + pause_ms,
             release=self._release,
             folded_from=folded_from,
             published=self._outbox.published,

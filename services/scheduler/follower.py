@@ -212,7 +212,7 @@ class Follower:
             return await find_start(
                 self._bus, release=self._release, tail=claim.tail, check_invariants_every=self._check_every
             )
-        if claim is None or not claim.holder or claim.folded_from is None:
+        if claim is None or not claim.is_held or claim.folded_from is None:
             return None  # There is nobody active, or its state is not there yet.
         if claim.release != self._release:
             self._note_waiting("the active scheduler is of another release")

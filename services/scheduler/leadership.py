@@ -36,6 +36,9 @@ RENEWALS = 4
 LOOKS = 10
 """So often an observer reads it."""
 
+NEVER_MS = 100 * 365 * 86_400_000
+"""What a scheduler of 0.1 reads as the lease's duration."""
+
 MARGIN = 0.2
 """Part of the duration in which the holder is silent already; clocks may differ in speed by so much."""
 
@@ -77,18 +80,30 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says. ``holder`` is an incarnation, or "" when the last holder let go of it."""
+    """What a record says. ``holder`` is an incarnation, which may have let go of the lease."""
 
-    holder: str
+    holder: str  # "" of one of 0.1 that let go.
     scheduler_id: str
     epoch: int  # Of the holder's term; never goes down.
-    duration_ms: int
+    lease_ms: int = 0  # How long a write holds it; 0 is in records of 0.1 alone.
+    duration_ms: int = NEVER_MS  # The same as 0.1 wrote and reads it.
+    is_let_go: bool = False
     release: str  # Of the holder's fold, see fold_release.
     folded_from: int | None = None  # That release folds since this input; None until the holder knows.
     published: Progress = Progress()
     said_to: int | None = None  # Nothing that follows from an input behind this one was said; once it is let go.
     said: Mark = Mark()  # Digest of the outputs of the holder's fold, behind the last input that it has folded.
     before: Tail | None = None  # While ``folded_from`` is None: how the last holder that had a state left the stream.
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder has not let go of it; its time may be over."""
+        return bool(self.holder) and not self.is_let_go
+
+    @property
+    def held_ms(self) -> int:
+        """How long the record holds the lease."""
+        return self.lease_ms or self.duration_ms
 
     @property
     def tail(self) -> Tail | None:
@@ -168,9 +183,9 @@ class Leadership:
         if self._seen is None:
             return False
         claim = self._seen.claim
-        if claim is None or claim.holder in ("", self._incarnation):
+        if claim is None or not claim.is_held or claim.holder == self._incarnation:
             return True
-        return self._monotonic_ns() - self._seen.at_ns >= claim.duration_ms * 1_000_000
+        return self._monotonic_ns() - self._seen.at_ns >= claim.held_ms * 1_000_000
 
     async def take(self, claim: Claim) -> bool:
         """Write ``claim`` on top of the record that was judged free; False when somebody was faster."""
@@ -202,7 +217,7 @@ class Leadership:
 
         Call :meth:`lose` before the claim is made, so that nothing is said that it does not cover.
         """
-        data = msgspec.json.encode(msgspec.structs.replace(claim, holder="", said_to=said_to))
+        data = msgspec.json.encode(msgspec.structs.replace(claim, is_let_go=True, said_to=said_to))
         try:
             for _ in range(2):
                 assert self._seen is not None
@@ -230,7 +245,7 @@ class Leadership:
         if written is None:
             return False
         self._seen = _Seen(written, claim, begun_ns)
-        self._held_until_ns = begun_ns + int(claim.duration_ms * 1_000_000 * (1 - MARGIN))
+        self._held_until_ns = begun_ns + int(claim.held_ms * 1_000_000 * (1 - MARGIN))
         self._is_ours = True
         return True
 

@@ -159,7 +159,8 @@ def test_the_scheduler_alone_is_upgraded_under_load(
 ) -> None:
     """Today's stands by beside that of 0.1.0, which ends in either way and comes back as a standby of its own release.
 
-    Each answer is right, and each request ends: what ran is begun again behind the tokens that the gateway has.
+    Each answer is right, and each request ends: what ran is begun again behind the tokens that the gateway has. The old
+    standby is left alone, and takes over neither from the first of today's, which is killed, nor from the next one.
     """
     model = make_checkpoint("llama", tmp_path / "model")
     reference = Reference(model)
@@ -176,7 +177,7 @@ def test_the_scheduler_alone_is_upgraded_under_load(
         threads=1,
     )
     with earlier.up(*to_flags(config)) as cell:
-        scheduler = SchedulerProcess(cell.nats_url, tmp_path, "today")
+        scheduler, successor = (SchedulerProcess(cell.nats_url, tmp_path, name) for name in ("today", "next"))
         try:
             scheduler.start()
             load = Load(f"{cell.base_url}/v1/completions", clients=3)
@@ -185,14 +186,22 @@ def test_the_scheduler_alone_is_upgraded_under_load(
             cell.kill("scheduler", number)
             wait_until(lambda: "state_lost" in scheduler.log(), timeout_s=60)
             load.has(6)
+            # That of 0.1.0 would take over within a second; the successor takes longer to start.
+            wait_until(lambda: "cannot_stand_by_yet" in cell.logs("scheduler"), timeout_s=60)
+            scheduler.end(signal.SIGKILL)
+            successor.start()
+            load.has(6)
             load.end()
-            ended = scheduler.end(signal.SIGTERM)
+            ended = successor.end(signal.SIGTERM)
+            taken_by_old = cell.logs("scheduler").count('"lease_taken"')
         finally:
             scheduler.close()
+            successor.close()
 
     assert load.failures == []
     assert all(tokens == expected[place] for place, tokens in load.answers)
     assert len(load.answers) > before >= 6
     assert "another release folded the end of the stream" in scheduler.log()
-    assert "step_failed" not in scheduler.log()
-    assert ended == 0
+    assert "restored" in successor.log()
+    assert not any("step_failed" in each.log() for each in (scheduler, successor))
+    assert (ended, taken_by_old) == (0, 1)

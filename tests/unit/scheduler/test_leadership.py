@@ -38,7 +38,7 @@ class Rival:
         self.lease = Leadership(self.bus, name, DURATION_MS, self.clock)
 
     def claim(self, epoch: int = 1) -> Claim:
-        return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, duration_ms=DURATION_MS, release="r")
+        return Claim(holder=self.name, scheduler_id=self.name, epoch=epoch, lease_ms=DURATION_MS, release="r")
 
     async def try_to_take(self) -> bool:
         await self.lease.look()
@@ -247,7 +247,7 @@ async def test_release_of_a_lease_that_is_another_s_leaves_it_alone(first: Rival
 async def test_longer_hold_is_respected_by_observers(first: Rival, second: Rival) -> None:
     """Before a pause the holder asks for more time; the record says how much."""
     await first.try_to_take()
-    longer = msgspec.structs.replace(first.claim(), duration_ms=5000)
+    longer = msgspec.structs.replace(first.claim(), lease_ms=5000)
     await first.lease.renew(longer)
     assert not await second.try_to_take()
     second.clock.pass_ms(4999)
@@ -284,7 +284,7 @@ def test_what_was_said_under_other_decisions_is_not_continued(tail: Tail, seq: i
 def test_a_holder_that_never_had_a_state_hands_on_what_it_found() -> None:
     """It has said nothing, so its predecessor's words are still the last."""
     found = Tail("old", 3, 9, Progress(9, 90))
-    claim = Claim(holder="", scheduler_id="s", epoch=2, duration_ms=1, release="new", said_to=0, before=found)
+    claim = Claim(holder="", scheduler_id="s", epoch=2, lease_ms=1, release="new", said_to=0, before=found)
 
     assert claim.tail == found
     assert msgspec.structs.replace(claim, folded_from=9).tail == Tail("new", 9, 0, epoch=2)
@@ -298,3 +298,49 @@ async def test_nothing_is_said_before_the_record_says_since_when(first: Rival) -
 
     assert silent
     assert first.lease.may_speak
+
+
+class EarlierClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as release 0.1 reads and writes it."""
+
+    holder: str
+    scheduler_id: str
+    epoch: int
+    duration_ms: int
+    release: str
+    folded_from: int | None = None
+    published: Progress = Progress()
+
+    def is_free(self, unchanged_ms: int) -> bool:
+        """Whether a scheduler of 0.1 that has seen this record for so long takes the lease."""
+        return not self.holder or unchanged_ms >= self.duration_ms
+
+
+async def earlier_view(rival: Rival) -> EarlierClaim:
+    """What a scheduler of 0.1 reads."""
+    record = await rival.bus.read_lease(LEASE_NAME)
+    assert record is not None
+    return msgspec.json.decode(record.data, type=EarlierClaim)
+
+
+async def test_a_standby_of_0_1_never_takes_what_this_release_has_held(first: Rival) -> None:
+    """It would fold again what this release decided: not while the lease is held, nor later, nor once it is let go."""
+    await first.try_to_take()
+    held = await earlier_view(first)
+    await first.lease.let_go(first.claim(), said_to=5)
+    let_go = await earlier_view(first)
+
+    assert not held.is_free(unchanged_ms=365 * 86_400_000)
+    assert not let_go.is_free(unchanged_ms=365 * 86_400_000)
+
+
+@pytest.mark.parametrize("holder", ["old", ""], ids=["held", "let go"])
+async def test_a_record_of_0_1_is_honoured(first: Rival, holder: str) -> None:
+    """The old active scheduler's lease lasts as long as it says, and is free at once when it let go."""
+    claim = EarlierClaim(holder=holder, scheduler_id="old", epoch=3, duration_ms=DURATION_MS, release="0.1")
+    await first.bus.write_lease(LEASE_NAME, msgspec.json.encode(claim), revision=0)
+    at_once = await first.try_to_take()
+    first.clock.pass_ms(DURATION_MS)
+
+    assert at_once is (holder == "")
+    assert await first.try_to_take()

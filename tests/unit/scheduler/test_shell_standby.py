@@ -722,7 +722,7 @@ async def test_lease_is_held_for_longer_over_a_pause_that_is_expected(
     write = first.bus.write_lease
 
     async def noted(name: str, data: bytes, **options: Any) -> int | None:
-        durations.append(msgspec.json.decode(data, type=Claim).duration_ms)
+        durations.append(msgspec.json.decode(data, type=Claim).lease_ms)
         return await write(name, data, **options)
 
     def slow(fold: Fold, release: str, said: int) -> Snapshot:
