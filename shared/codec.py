@@ -35,7 +35,7 @@ Input = (
     | worker_events.RequestFinished
     | worker_events.RequestPreempted
     | worker_events.PagesPromoted
-    | worker_events.StateSaved
+    | worker_events.HiddenSaved
     | storage_events.StorageJoined
     | storage_events.StorageLeft
     | storage_events.HostPoolCreated

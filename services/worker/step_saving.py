@@ -14,7 +14,7 @@ from services.worker.steps import Work
 
 
 class SavedStep(Protocol):
-    """One step whose state may be saved."""
+    """One step whose hidden states may be saved."""
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
         """Around one forward pass over the rows of ``work``, one behind the other."""
