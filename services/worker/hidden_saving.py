@@ -78,7 +78,7 @@ class HiddenSaving:
         pins: Pins | None = None,
         submit: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """Without ``projection`` only state that holds no hidden states can be saved. A ring of 0 bytes holds
+        """Without ``projection`` only pages that hold no hidden states can be saved. A ring of 0 bytes holds
         ``RING_TOKENS`` tokens, whatever their hidden states take. ``submit`` runs the saving
         thread's work, one at a time in order; by default on a thread of its own.
         """

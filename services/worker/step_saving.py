@@ -1,4 +1,4 @@
-"""What computing tells the saving of state: which rows a forward pass computes, and what of them came to naught."""
+"""What computing tells the saving of hidden states: which rows a pass computes, and what of them came to naught."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class HiddenCell:
         self.pool = pool
 
     def write(self, sequence: Sequence, pages: list[int], *, seed: int = 0) -> npt.NDArray[np.uint8]:
-        """Seal random state in these pages as that of the sequence from its root; returns it, [pages, units, bytes]."""
+        """Seal random bytes in these pages as that of the sequence from its root; returns it, [pages, units, bytes]."""
         random = np.random.default_rng(seed)
         for page, at in enumerate(pages):
             self.pool.pages[at] = random.integers(0, 256, self.pool.pages[at].shape, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Greedy answers are the same when a prefix comes back from state: hidden states, KV of some layers, or a mix of both.
+"""Greedy answers are the same when a prefix comes back from hidden states, from KV of some layers, or from both.
 
 Each case is a whole cell behind its HTTP API. Usage says how much was restored, the worker says how many tokens it
 computed, and every answer is compared with Hugging Face's own, token for token.
@@ -134,7 +134,7 @@ async def test_a_prefix_is_restored_from_hidden_states(
 async def test_a_conversation_is_restored_behind_the_holes_of_its_turns(
     restoring: str, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """Five turns, each of which leaves a chunk without state: the others are restored, and the answer is the same."""
+    """Five turns, each of which leaves a hole of a chunk: the others are restored, and the answer is the same."""
     model, reference = checkpoints["llama_mha"]
     profile = write_costs(model, tmp_path / "profile.json", 16)
     config = settings(profile, tmp_path, 16, "0/3/0", restoring=restoring)

@@ -52,7 +52,7 @@ class _Scenario:
         self.forms: dict[int, ChunkForm] = {}  # Of saves and fetches, by their ids.
 
     def hidden_pages(self, number: int) -> list[int]:
-        """Where the state of a sequence lies; the pages behind those of all sequences are for fetches."""
+        """Where the hidden states of a sequence lie; the pages behind those of all sequences are for fetches."""
         return list(range(number * PAGES, (number + 1) * PAGES))
 
     async def order(self, order: StorageOrder) -> None:

@@ -1,4 +1,4 @@
-"""Seeded walks of conversations whose turns leave holes in their state: restored, computed, and in trouble."""
+"""Seeded walks of conversations whose turns leave holes in their hidden states: restored, computed, and in trouble."""
 
 from __future__ import annotations
 

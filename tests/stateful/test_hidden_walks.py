@@ -1,4 +1,4 @@
-"""Seeded walks of cells that keep state: prefixes are saved as state, restored from it, and everything goes wrong."""
+"""Seeded walks of cells that keep hidden states: prefixes are saved, restored, and everything goes wrong."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _hidden_pool(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:
 
 @pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
 def test_hidden_pages_make_a_chunk_and_come_back(shm_prefix: str, geometry: KvGeometry) -> None:
-    """Of every shape of state: each unit lies in order with its checksum, and verifies in the pages that it goes to."""
+    """Of every shape of hidden pages: each unit lies in order with its checksum, and verifies where it goes to."""
     pool, pages = _hidden_pool(shm_prefix, geometry), chunk_pages(geometry.page_size)
     chunk = _chunk(geometry, list(range(pages - 1, -1, -1)), [-1] * pages)
     blob = memoryview(bytearray(blob_nbytes(geometry)))

@@ -92,7 +92,7 @@ def is_worth_keeping(state: CellState, storage: Storage) -> bool:
 
 
 def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
-    """Whether this worker makes KV of such state: from hidden states only if it says that its model allows that."""
+    """Whether this worker makes KV of such pages: from hidden states only if it says that its model allows that."""
     width = worker.restoration.hidden if worker.restoration is not None else 0
     return not geometry.from_hidden or width == geometry.hidden
 

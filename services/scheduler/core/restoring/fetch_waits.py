@@ -47,7 +47,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
 
 def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
-    """The same for state: it is worth waiting for until the first part has arrived, the rest comes as it goes on.
+    """The same for hidden states: they are waited for until the first part has arrived, the rest comes as it goes on.
 
     A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
     """

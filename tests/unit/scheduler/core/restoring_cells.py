@@ -31,7 +31,7 @@ def restoring_cell(
 
 
 def put_hidden(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> list[bytes]:
-    """Let the disk hold the state of a prompt's first whole chunks, and say so; returns their names."""
+    """Let the disk hold hidden states of a prompt's first whole chunks, and say so; returns their names."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
     cell.hidden_disks["storage"].chunks.update(found)
     for pages in found.values():
@@ -44,7 +44,7 @@ def put_hidden(cell: CellModel, tokens: list[int], *, chunks: int | None = None)
 
 
 def put_hidden_in_store(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> None:
-    """Let the object store hold the state of a prompt's first whole chunks; nobody is told."""
+    """Let the object store hold hidden states of a prompt's first whole chunks; nobody is told."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
     cell.hidden_remote.chunks.update(found)
     for pages in found.values():

@@ -1,4 +1,4 @@
-"""Fetches of state: whose pages they fill, how they end, and that every page comes back once."""
+"""Fetches of hidden states: whose pages they fill, how they end, and that every page comes back once."""
 
 from collections.abc import Callable
 from typing import Any

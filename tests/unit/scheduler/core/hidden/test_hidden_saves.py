@@ -1,4 +1,4 @@
-"""Saves of state: what one asks for, what it holds until the answer, and what is believed then."""
+"""Saves of hidden states: what one asks for, what it holds until the answer, and what is believed then."""
 
 from typing import Any
 

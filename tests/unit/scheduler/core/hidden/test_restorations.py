@@ -1,4 +1,4 @@
-"""A prefix that comes back from state: fetched, admitted with its first part, restored as it arrives."""
+"""A prefix that comes back from hidden states: fetched, admitted with its first part, restored as it arrives."""
 
 from typing import Any
 

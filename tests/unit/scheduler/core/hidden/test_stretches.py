@@ -56,7 +56,7 @@ def names_of(make_cell: MakeCell) -> Callable[..., ChunkNames]:
 
 
 def put_hidden_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -> list[bytes]:
-    """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
+    """Let the disk hold hidden states of all whole chunks of a prompt but for these; returns the names of all."""
     names = put_hidden(cell, tokens)
     for index in holes:
         del cell.state.storages["storage"].hidden.chunks[names[index]]

@@ -108,7 +108,7 @@ def test_without_a_profile_kv_is_fetched_as_ever(make_cell: MakeCell, orders: Fi
 
 
 def test_hidden_states_go_on_where_the_kv_ends(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
-    """One chunk is there as KV and the other two as state: both are fetched, in turn."""
+    """One chunk is there as KV and the other two as hidden states: both are fetched, in turn."""
     cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(1))
     names = put_hidden(cell, prompt(3))
