@@ -15,10 +15,10 @@ is drawn from the rounds by resampling. Two figures are taken:
 
 ``off`` has ``prefix_caching`` off and no host tier: nothing is looked up, kept or copied. ``opted_out`` has everything
 on, and requests that say that they neither read nor write it. ``memory`` is what ``thermocline up`` starts by itself:
-device and host memory. ``everything`` has a disk too, to which all KV is written at once, and what goes with it: state
-of the form that the cell chooses, and its restoration. ``selective`` is the same, but that host memory and disk take
-only what was used twice (``admission`` and ``disk_writes``), which here is nothing. Pools are so small that every round
-evicts.
+device and host memory. ``everything`` has a disk too, to which all KV is written at once, and what goes with it: hidden
+states of the form that the cell chooses, and its restoration. ``selective`` is the same, but that host memory and disk
+take only what was used twice (``admission`` and ``disk_writes``), which here is nothing. Pools are so small that every
+round evicts.
 
 Three loads: ``serving`` counts output tokens of requests with prompts of 128 to 256 tokens, ``prefill`` the prompt
 tokens of prompts of 1,024 that are answered with one token, and ``decode`` output tokens behind prompts of 16.
@@ -54,7 +54,7 @@ SETTLED_WITHIN_S = 120.0
 FIRST_TOKEN_ID = 8
 """Ids below are the tokenizer's own."""
 
-MOVED = ("evicted_pages_device", "evicted_pages_host", "backups_done", "saved_chunks", "saved_state_chunks")
+MOVED = ("evicted_pages_device", "evicted_pages_host", "backups_done", "saved_chunks", "saved_hidden_chunks")
 """Counters of the core by which one sees that the machinery was at work."""
 
 
@@ -113,7 +113,7 @@ def start_ways(
         "device_kv_bytes": device_kv_bytes,
         "host_kv_bytes": 2 * device_kv_bytes,
     }
-    disk: dict[str, Any] = {"disk_kv_bytes": 8 * device_kv_bytes, "state_bytes": 32 * 2**20}
+    disk: dict[str, Any] = {"disk_kv_bytes": 8 * device_kv_bytes, "hidden_bytes": 32 * 2**20}
     cells = {
         "off": (SupervisorConfig(**small, prefix_caching=False), without),
         "opted_out": (SupervisorConfig(**small, disk_dir=(str(folder / "unused"),), **disk), settings),

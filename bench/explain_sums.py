@@ -31,7 +31,7 @@ import uvloop
 from bench import results_file
 from bench.emptying import empty, rest
 from bench.make_model import make_model
-from bench.restoration import profile_of, state_pool
+from bench.restoration import hidden_pool, profile_of
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from thermocline.bench.clock import MonotonicClock
@@ -128,7 +128,7 @@ async def tiers(asker: Asker, rounds: int, tokens: int) -> list[Sample]:
 
 async def restorations(asker: Asker, rounds: int, tokens: int) -> list[Sample]:
     """Rounds of the second cell: each document is computed and kept, and then restored twice."""
-    await state_pool(asker.bus)
+    await hidden_pool(asker.bus)
     samples = []
     for _ in range(rounds):
         document = asker.fresh(tokens)
@@ -171,9 +171,9 @@ def measure(folder: Path, *, rounds: int, tokens: int, seed: int) -> list[Sample
                 samples += uvloop.run(drive(cell, lambda asker: tiers(asker, rounds, tokens), seed))
             continue
         environ = COMMON | {
-            "THERMOCLINE_STATE_FORM": f"0/{LAYERS}/0",
-            "THERMOCLINE_RESTORING": "state",
-            "THERMOCLINE_STATE_BYTES": str(5 * (tokens + 1024) * LAYERS * HEADS * 64 * 4),
+            "THERMOCLINE_HIDDEN_FORM": f"0/{LAYERS}/0",
+            "THERMOCLINE_RESTORING": "hidden",
+            "THERMOCLINE_HIDDEN_BYTES": str(5 * (tokens + 1024) * LAYERS * HEADS * 64 * 4),
             "THERMOCLINE_PROFILE": str(profile_of(model)),
             "THERMOCLINE_PREFETCH_FRACTION": "1.0",
         }

@@ -177,7 +177,7 @@ def bench_system(
         "SPARSE": "true",
         "IMPORTANCE": "on",
         "IMPORTANCE_PROBE_HEADS": str(options.probe_heads),
-        "STATE_FORM": "off",
+        "HIDDEN_FORM": "off",
         "DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
         "SPARSE_REORDER_BYTES_PER_S": str(int(mb_per_s * 1e6 * REORDERING_SHARE)),
         # A whole wait, so that a slow way shows as slow and not as recomputed.

@@ -37,6 +37,7 @@ from bench.make_model import make_model
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
+from shared.messages.pools import HIDDEN
 from shared.messages.status import CellStatus
 from thermocline.client import served_model
 from thermocline.client.stream import SOURCES
@@ -54,11 +55,11 @@ QUESTION_TOKENS = 32
 METHODS = {
     "recompute": ("off", "recompute"),
     "kv": ("off", "kv"),
-    "hidden": (f"0/{LAYERS}/0", "state"),
-    "half": (f"{LAYERS // 2}/0/{LAYERS - LAYERS // 2}", "state"),
+    "hidden": (f"0/{LAYERS}/0", "hidden"),
+    "half": (f"{LAYERS // 2}/0/{LAYERS - LAYERS // 2}", "hidden"),
     "planned": ("auto", "planned"),
 }
-"""By method: what is kept, and how it comes back (``state_form`` and ``restoring``)."""
+"""By method: what is kept, and how it comes back (``hidden_form`` and ``restoring``)."""
 
 
 def histories(lengths: list[int], seed: int) -> dict[int, list[int]]:
@@ -107,7 +108,7 @@ async def serve(stack: AsyncExitStack, method: str, cell: RunningCell) -> Served
     client = await stack.enter_async_context(httpx.AsyncClient(base_url=cell.base_url, timeout=1200, trust_env=False))
     await rest(bus)  # The cell serves before its pools are made.
     if METHODS[method][0] != "off":
-        await state_pool(bus)
+        await hidden_pool(bus)
     return Served(client, bus, (await served_model(client))["id"])
 
 
@@ -137,11 +138,11 @@ def predictions(before: CellStatus, after: CellStatus) -> dict[str, dict[str, fl
     return found
 
 
-async def state_pool(bus: Bus) -> None:
-    """Wait for a state pool: what is asked before there is one is kept as KV. The planner may want none."""
+async def hidden_pool(bus: Bus) -> None:
+    """Wait for a hidden pool: what is asked before there is one is kept as KV. The planner may want none."""
     deadline = time.monotonic() + POOL_S
     while time.monotonic() < deadline:
-        if any(pool.tier == "state" for pool in (await CacheCalls(bus).status()).pools):
+        if any(pool.tier == HIDDEN for pool in (await CacheCalls(bus).status()).pools):
             return
         await asyncio.sleep(0.05)
 
@@ -173,10 +174,10 @@ def cell_of(
         disk_kv_bytes=16 * 2**30,
     )
     environ = {
-        "THERMOCLINE_STATE_FORM": form,
+        "THERMOCLINE_HIDDEN_FORM": form,
         "THERMOCLINE_RESTORING": restoring,
-        # One request may have a quarter of the pool to save its state in.
-        "THERMOCLINE_STATE_BYTES": str(5 * (max(lengths) + 1024) * LAYERS * HEADS * 64 * 4),
+        # One request may have a quarter of the pool to save its hidden states in.
+        "THERMOCLINE_HIDDEN_BYTES": str(5 * (max(lengths) + 1024) * LAYERS * HEADS * 64 * 4),
         "THERMOCLINE_DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
         "THERMOCLINE_PROFILE": str(profile),
         # A whole wait, so that a slow way shows as slow and not as recomputed.

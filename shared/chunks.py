@@ -1,10 +1,10 @@
 """Chunks: what the tiers below host memory keep. A chunk is the KV of 64 tokens, cut at multiples of 64 from the root,
-or the state that it is restored from.
+or the hidden states that it is restored from.
 
 A chunk holds whole pages, one behind the other, each page-first; its grid is absolute, so two prompts that share a
 prefix share its chunks however the radix tree has cut them into nodes. A chunk is named by the identity of its
 last page (``shared.ids``), which stands for its namespace and for every token from the root to its end; together with
-its geometry, which tells KV from state, that is its key in every tier.
+its geometry, which tells KV from hidden states, that is its key in every tier.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def geometry_id(geometry: KvGeometry) -> bytes:
         geometry.page_size,
         geometry.dtype,
     )
-    if geometry.is_state:
+    if geometry.is_hidden:
         parts += (geometry.hidden, geometry.absent, geometry.from_hidden)
     return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
 

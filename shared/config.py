@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import ConfigError
+from shared.renamed_settings import by_new_names, by_new_value, old_names
 from shared.undecodable import UNPARSABLE
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -134,7 +135,7 @@ def load(
         except (OSError, *UNPARSABLE) as error:
             raise ConfigError(f"cannot read {file}: {error}") from error
         # Top-level scalars are common to all services, so one that this service lacks is not a fault.
-        raw |= {key: (f"{file}: {key}", value) for key, value in table.items() if key in fields}
+        raw |= by_new_names(table, fields, lambda key: f"{file}: {key}", faults)
         faults += [
             f"{file}: there is no section [{key}]{_nearest(key, SECTIONS)}"
             for key, value in table.items()
@@ -144,22 +145,19 @@ def load(
         if not isinstance(own, dict):
             faults.append(f"{file}: [{section}] is not a table")
             own = {}
-        for key, value in own.items():
-            if key in fields:
-                raw[key] = (f"{file}: {section}.{key}", value)
-            else:
-                faults.append(f"{file}: {section}.{key} is not a setting{_nearest(key, list(fields))}")
-    for name in fields:
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if environ is not None and variable in environ:
-            raw[name] = (variable, environ[variable])
-    for name, value in (flags or {}).items():
-        if value is not None:
-            raw[name] = ("--" + name.replace("_", "-"), value)
+        raw |= by_new_names(own, fields, lambda key: f"{file}: {section}.{key}", faults)
+        known = [*fields, *(old for old, _ in old_names(fields))]
+        faults += [
+            f"{file}: {section}.{key} is not a setting{_nearest(key, list(fields))}" for key in own if key not in known
+        ]
+    variables = _variables(environ or {})
+    raw |= by_new_names(variables, fields, lambda name: ENVIRONMENT_PREFIX + name.upper(), faults)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    raw |= by_new_names(given, fields, lambda name: "--" + name.replace("_", "-"), faults)
     values: dict[str, Any] = {}
     for name, (source, value) in raw.items():
         try:
-            values[name] = _convert(name, fields[name].type, value)
+            values[name] = _convert(name, fields[name].type, by_new_value(name, value, source))
         except (ValueError, msgspec.ValidationError) as error:
             faults.append(f"{source}: {error}")
     faults += [
@@ -175,6 +173,15 @@ def load(
         return kind(**values)  # __post_init__ may check combinations
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our variables by the names of the settings that they may be; only upper case counts."""
+    return {
+        variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for variable, value in environ.items()
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable == variable.upper()
+    }
 
 
 def _without_faults(kind: type[C], values: Mapping[str, Any]) -> C | None:
@@ -213,23 +220,25 @@ def misspelt(
     """
     fields = {section: [field.name for field in msgspec.structs.fields(kind)] for section, kind in kinds.items()}
     everything = sorted({name for names in fields.values() for name in names})
+    known = {section: {*names, *(old for old, _ in old_names(names))} for section, names in fields.items()}
+    anything = set().union(*known.values())
     faults = []
     try:
         table = {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, *UNPARSABLE):
         table = {}
     for key, value in table.items():
-        if not isinstance(value, dict) and key not in everything:
+        if not isinstance(value, dict) and key not in anything:
             faults.append(f"{file}: {key} is not a setting{_nearest(key, everything)}")
         elif isinstance(value, dict) and key in fields:
             faults += [
                 f"{file}: {key}.{name} is not a setting{_nearest(name, fields[key])}"
                 for name in value
-                if name not in fields[key]
+                if name not in known[key]
             ]
     for variable in sorted(environ):
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in everything:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in anything:
             continue
         section, _, rest = name.partition("_")
         # Orchestrators name the ports of services so, too.
@@ -262,6 +271,9 @@ def add_fields(
             dest=field.name,
             help=(description + default).replace("%", "%%"),
         )
+    added = [field.name for field in msgspec.structs.fields(kind) if names is None or field.name in names]
+    for old, _ in old_names(added):
+        parser.add_argument("--" + old.replace("_", "-"), dest=old, help=argparse.SUPPRESS)
 
 
 def from_command_line(

@@ -32,6 +32,7 @@ from shared.errors import Unavailable
 from shared.lifecycle import Lifecycle
 from shared.memory import unlink_all
 from shared.messages.cell_events import FlushCache
+from shared.messages.pools import HIDDEN
 from shared.messages.status import CellStatus, GetInventory, Inventory
 from tests.idle import ask_status, hears_of_chunks, settled
 from tests.run_name import RUN
@@ -184,7 +185,7 @@ async def _ready(cell: Cell, workers: int, pools: int) -> None:
                 status = await ask_status(cell.bus) if response.status_code == httpx.codes.OK else None
             except (httpx.HTTPError, Unavailable):
                 status = None
-            made = [] if status is None else [pool for pool in status.pools if pool.tier != "state"]
+            made = [] if status is None else [pool for pool in status.pools if pool.tier != HIDDEN]
             if status is not None and len(status.workers) == workers and len(made) == pools:
                 return
             await asyncio.sleep(0.05)

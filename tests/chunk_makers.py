@@ -17,7 +17,7 @@ from shared.messages.pools import KvGeometry
 SMALL = KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="float16")
 """Its blobs have two blocks."""
 
-STATES = {
+HIDDEN_GEOMETRIES = {
     "hidden alone": KvGeometry(
         layers=3, kv_heads=1, head_dim=2, page_size=16, dtype="float16", hidden=6, from_hidden=3
     ),
@@ -30,9 +30,9 @@ STATES = {
     ),
     "tokens, KV": KvGeometry(layers=3, kv_heads=2, head_dim=2, page_size=64, dtype="float16", absent=1),
 }
-"""Shapes of state, by what its layers are restored from, in order."""
+"""Shapes of hidden states, by what its layers are restored from, in order."""
 
-SMALL_STATE = KvGeometry(
+SMALL_HIDDEN = KvGeometry(
     layers=4, kv_heads=1, head_dim=4, page_size=16, dtype="float16", hidden=4, absent=1, from_hidden=2
 )
 """Its pages have 4 units: two of hidden states, K and V. Its blobs have two blocks."""
@@ -51,7 +51,7 @@ class MadeChunk:
 
 
 def make_chain(count: int, *, seed: int, geometry: KvGeometry = SMALL, model: str = "model") -> list[MadeChunk]:
-    """The first ``count`` chunks of one sequence: random tokens and random KV or state."""
+    """The first ``count`` chunks of one sequence: random tokens and random KV or hidden states."""
     random = np.random.default_rng(seed)
     namespace = namespace_digest(model)
     parent, made = chain_root(namespace), []

@@ -60,7 +60,7 @@ async def hears_of_chunks(
                 status = await status_of()
     except TimeoutError:
         raise AssertionError(
-            f"the scheduler knows of {status.chunks} chunks of KV and {status.state_chunks} of state, not {count}; "
+            f"the scheduler knows of {status.chunks} chunks of KV and {status.hidden_chunks} hidden ones, not {count}; "
             f"storages {status.storage_incarnations}, pools {status.pools}, counters {status.counters}"
         ) from None
 

@@ -16,13 +16,14 @@ import msgspec
 
 from bench.emptying import empty, rest
 from bench.gpu.served_cases import PLAIN
-from bench.restoration import state_pool
+from bench.restoration import hidden_pool
 from services.gateway.cache_calls import CacheCalls
 from shared import subjects
 from shared.bus.protocol import Bus
 from shared.codec import encode
 from shared.ids import new_id
 from shared.messages.cell_events import CellConfig, CellConfigured
+from shared.messages.pools import HIDDEN
 from thermocline.client import served_model
 from thermocline.client.stream import SOURCES, Answer, stream_answer
 
@@ -32,16 +33,16 @@ KEEPING = msgspec.structs.replace(PLAIN, disk_writes="through", prefetch_wait="f
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a document is kept (``state_form``), how it comes back (``restoring``), and what share of it."""
+    """How a document is kept (``hidden_form``), how it comes back (``restoring``), and what share of it."""
 
     name: str
-    state_form: str
+    hidden_form: str
     restoring: str
     share: float = 0.0  # 0: all.
 
     @property
     def config(self) -> CellConfig:
-        return msgspec.structs.replace(KEEPING, state_form=self.state_form, restoring=self.restoring)
+        return msgspec.structs.replace(KEEPING, hidden_form=self.hidden_form, restoring=self.restoring)
 
     @property
     def cache(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def ways(layers: int) -> list[Way]:
         Way("as KV", "off", "kv"),
         Way("the important quarter", "off", "planned", 0.25),
         Way("the important tenth", "off", "planned", 0.1),
-        Way("from hidden states", f"0/{layers}/0", "state"),
+        Way("from hidden states", f"0/{layers}/0", HIDDEN),
     ]
 
 
@@ -76,13 +77,13 @@ async def measure(
         model = (await served_model(client))["id"]
         for way in each(ways(layers)):
             await configure(bus, way.config)
-            if kept_as != way.state_form:
-                if way.state_form != "off":
-                    await state_pool(bus)
+            if kept_as != way.hidden_form:
+                if way.hidden_form != "off":
+                    await hidden_pool(bus)
                 await empty(bus, ("device", "host", "disk"))
                 await _ask(client, model, document, rng, {})
                 await rest(bus)
-                kept_as = way.state_form
+                kept_as = way.hidden_form
             times, sources, lossy = [], [], 0
             for _ in range(rounds):
                 await empty(bus, ("device", "host"))

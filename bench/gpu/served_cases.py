@@ -13,7 +13,7 @@ import msgspec
 
 from shared.messages.cell_events import CellConfig
 
-PLAIN = CellConfig(disk_writes="off", state_form="off")
+PLAIN = CellConfig(disk_writes="off", hidden_form="off")
 """The defaults, without a disk: what is written there is measured apart."""
 
 MECHANISMS: dict[str, dict[str, Any]] = {

@@ -51,8 +51,8 @@ DISK_SHARE = 0.25
 """Of the time, for what comes from the disk."""
 
 DEVICE_DOCUMENTS, HOST_DOCUMENTS = 4.5, 12
-SHM_SHARE, STATE_SHARE = 0.6, 0.2
-"""Of free shared memory that the host pool and the pool of state may have at the most."""
+SHM_SHARE, HIDDEN_SHARE = 0.6, 0.2
+"""Of free shared memory that the host pool and the pool of hidden states may have at the most."""
 
 PROFILE_LENGTHS = "1024,8192"
 PROFILE_S = 60.0
@@ -87,8 +87,8 @@ def settings(run: reading.Reading, sizes: Sizes, model: Path, disk: Path, profil
     """Of the cell. Pools that shared memory is too small for are smaller."""
     free = shutil.disk_usage("/dev/shm").free
     hidden_bytes = sizes.shape["num_hidden_layers"] * sizes.shape["hidden_size"] * (4 if run.is_tiny else 2)
-    # One request may have a quarter of that pool to save its state in.
-    state = 5 * (sizes.disk_tokens + 1024) * hidden_bytes
+    # One request may have a quarter of that pool to save its hidden states in.
+    hidden = 5 * (sizes.disk_tokens + 1024) * hidden_bytes
     device = run.device.type
     return SupervisorConfig(
         model=str(model),
@@ -98,8 +98,8 @@ def settings(run: reading.Reading, sizes: Sizes, model: Path, disk: Path, profil
         threads=1 if run.is_tiny else None,
         device_kv_bytes=int(DEVICE_DOCUMENTS * sizes.document_bytes) + (sizes.disk_tokens + 1024) * sizes.token_bytes,
         host_kv_bytes=int(min(HOST_DOCUMENTS * sizes.document_bytes + 64 * 2**20, SHM_SHARE * free)),
-        state_bytes=int(min(state, STATE_SHARE * free)),
-        state_form="off",  # Until a case wants state: a storage has one pool for it, of one form, as long as it runs.
+        hidden_bytes=int(min(hidden, HIDDEN_SHARE * free)),
+        hidden_form="off",  # Until a case wants them: a storage has one pool for them, of one form, as long as it runs.
         disk_dir=(str(disk),),
         disk_kv_bytes=30 * 2**30,
         sparse=True,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from shared.messages.pools import form_name
 from shared.messages.status import CellStatus, PoolStatus
 from shared.metrics import MetricFacts, declare
 
@@ -60,14 +61,14 @@ def _worker_requests(status: CellStatus) -> list[Sample]:
 
 def _pages(status: CellStatus) -> list[Sample]:
     return [
-        ((pool.owner, pool.tier, state), count)
+        ((pool.owner, form_name(pool.tier), state), count)
         for pool in status.pools
         for state, count in (("free", pool.free), ("cached", pool.cached), ("leased", pool.leased))
     ]
 
 
 def _of_pools(value: Callable[[PoolStatus], float]) -> Reading:
-    return lambda status: [((pool.owner, pool.tier), value(pool)) for pool in status.pools if pool.total]
+    return lambda status: [((pool.owner, form_name(pool.tier)), value(pool)) for pool in status.pools if pool.total]
 
 
 def _restorations(field: str) -> Reading:
@@ -101,12 +102,12 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...], Reading], ...] = (
     ("pinned_pages", "Host pages that pins hold", (), _one(lambda status: status.pinned_pages)),
     (
         "catalogue_chunks",
-        "Chunks on disks that the scheduler knows of: KV, state that KV is restored from, and copies of KV for reads "
-        "in part",
+        "Chunks on disks that the scheduler knows of: KV, hidden states that it is restored from, and copies of KV for "
+        "reads in part",
         ("form",),
         lambda status: [
             (("kv",), status.chunks),
-            (("state",), status.state_chunks),
+            (("hidden",), status.hidden_chunks),
             (("sparse",), status.sparse_chunks),
         ],
     ),
@@ -186,9 +187,14 @@ SINGLE: tuple[tuple[str, str, str, float], ...] = (
     ("stall_seconds", "stall_us", "Time in which computation waited for a load", 1e-6),
     ("bubble_seconds", "bubble_us", "Time of decode steps that ran while a batch only loaded", 1e-6),
     ("bubble_tokens", "bubble_tokens", "Tokens sampled by such decode steps", 1),
-    ("restored_tokens", "restored_tokens", "Tokens restored from state in the place of being computed", 1),
+    ("restored_tokens", "restored_tokens", "Tokens restored from hidden states in place of being computed", 1),
     ("restore_seconds", "restore_us", "Time of workers in which they restored them", 1e-6),
-    ("restores_refused", "restores_refused", "Restorations that failed because state was not what was saved", 1),
+    (
+        "restores_refused",
+        "restores_refused",
+        "Restorations that failed because hidden states were not what was saved",
+        1,
+    ),
     ("restorations_explored", "restorations_explored", "Trials of ways back that were slow when last measured", 1),
     ("promoted_pages", "promoted_pages", "Pages that promotions brought to devices ahead of demand", 1),
     ("fetched_tokens", "fetched_tokens", "Tokens whose KV was brought to host memory from below", 1),
@@ -250,21 +256,21 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
     ),
     (
         "fetches",
-        "Fetches from disk and object store to host memory, of KV and of state",
+        "Fetches from disk and object store to host memory, of KV and of hidden states",
         ("form", "outcome"),
         tuple(
             ((form, outcome), f"{prefix}fetches_{outcome}")
-            for form, prefix in (("kv", ""), ("state", "state_"))
+            for form, prefix in (("kv", ""), ("hidden", "hidden_"))
             for outcome in ("started", "done", "failed", "cancelled")
         ),
     ),
     (
         "saves",
-        "Saves to disk, of KV and of state",
+        "Saves to disk, of KV and of hidden states",
         ("form", "outcome"),
         tuple(
             ((form, outcome), f"{prefix}saves_{outcome}")
-            for form, prefix in (("kv", ""), ("state", "state_"))
+            for form, prefix in (("kv", ""), ("hidden", "hidden_"))
             for outcome in ("started", "done", "failed")
         ),
     ),
@@ -272,7 +278,7 @@ LABELLED: tuple[tuple[str, str, tuple[str, ...], tuple[tuple[tuple[str, ...], st
         "saved_chunks",
         "Chunks that saves wrote",
         ("form",),
-        ((("kv",), "saved_chunks"), (("state",), "saved_state_chunks")),
+        ((("kv",), "saved_chunks"), (("hidden",), "saved_hidden_chunks")),
     ),
     (
         "members_lost",

@@ -29,8 +29,8 @@ def _faults(config: SchedulerConfig) -> Iterator[str]:
     for name in ("eviction_expression", "hotness_expression"):
         if getattr(config, name) != getattr(_DEFAULT, name):
             yield from _expression_faults("--" + name.replace("_", "-"), getattr(config, name))
-    if config.state_form != _DEFAULT.state_form:
-        yield from _form_faults(config.state_form)
+    if config.hidden_form != _DEFAULT.hidden_form:
+        yield from _form_faults(config.hidden_form)
 
 
 def _policy_faults(policy: str) -> Iterator[str]:
@@ -57,4 +57,4 @@ def _form_faults(text: str) -> Iterator[str]:
     try:
         parse_form(text)
     except ConfigError as fault:
-        yield f"--state-form: {fault.message}"
+        yield f"--hidden-form: {fault.message}"

@@ -9,6 +9,7 @@ from msgspec import Meta
 from shared.broker import BrokerSettings
 from shared.bus.protocol import StreamLimits
 from shared.messages.cell_events import CellConfig
+from shared.messages.pools import form_word
 from shared.tracing import Traces
 
 _CELL = CellConfig()
@@ -123,17 +124,17 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
     neighbour_loads: Annotated[bool, Meta(description="copy prefixes from other devices of the node")] = (
         _CELL.neighbour_loads
     )
-    state_form: Annotated[
+    hidden_form: Annotated[
         str,
         Meta(
             description="what is kept below host memory in the place of KV: off, auto, or numbers of layers absent, "
             "from hidden states and as KV, as 8/24/0"
         ),
-    ] = _CELL.state_form
+    ] = _CELL.hidden_form
     restoring: Annotated[
-        Literal["planned", "kv", "state", "recompute"],
+        Literal["planned", "kv", "hidden", "recompute"],
         Meta(description="how a prefix comes back from below host memory: by cost, or always by one means"),
-    ] = _CELL.restoring
+    ] = "planned"
     importance_caching: Annotated[
         bool, Meta(description="keep what is read in part by how important it proved, and bring it up when it is hot")
     ] = _CELL.importance_caching
@@ -155,7 +156,8 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
 
     def cell_config(self) -> CellConfig:
         """The part that the core folds."""
-        return CellConfig(**{name: getattr(self, name) for name in CellConfig.__struct_fields__})
+        told = {name: getattr(self, name) for name in CellConfig.__struct_fields__}
+        return CellConfig(**told | {"restoring": form_word(self.restoring)})
 
     def stream_limits(self) -> StreamLimits:
         """Bounds of the streams; those that exist are brought to them."""

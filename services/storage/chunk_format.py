@@ -1,4 +1,5 @@
-"""The blob of a chunk, format version 1: a header that tells everything about itself, and whole pages of KV or state.
+"""The blob of a chunk, format version 1: a header that tells everything about itself, and whole pages of KV or hidden
+states.
 
 ``docs/reference/chunk-format.md`` is the byte by byte table. In short, for a chunk that is not encrypted::
 
@@ -10,7 +11,7 @@
 
 The tables lie against the payload so that both are one piece, which is what gets sealed (``chunk_sealing``); the gap
 before them takes the nonce and the tag, so a sealed blob is not larger. A unit is a layer of KV, or what ``KvGeometry``
-says for state. Every size follows from the geometry alone, and the header says all of the geometry.
+says for hidden states. Every size follows from the geometry alone, and the header says all of the geometry.
 Every byte is covered: by the magic, one of the header's checksums, the checksum of a page and unit, or by having
 to be zero. All integers are little-endian. Nothing here does I/O or reads a clock: equal pages make equal blobs.
 

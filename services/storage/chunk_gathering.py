@@ -3,7 +3,8 @@
 Pages are hashed once on their way. What comes from the host pool must hash to the checksums of the pool's own table,
 which the chunk's header then carries; what comes from a device is hashed here for the first time; and what goes into
 the host pool was verified against its header before, so that its checksums are written, not computed. For chunks of
-state the host pool is the state pool, to which workers write too: what they overwrite is found out in the same way.
+hidden states the host pool is the hidden pool, to which workers write too: what they overwrite is found out in the same
+way.
 """
 
 from __future__ import annotations

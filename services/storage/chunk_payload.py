@@ -62,4 +62,4 @@ def verify_payload(blob: memoryview, header: ChunkHeader) -> Checksums:
 
 
 def _unit_name(geometry: KvGeometry) -> str:
-    return "unit" if geometry.is_state else "layer"
+    return "unit" if geometry.is_hidden else "layer"

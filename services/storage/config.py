@@ -20,8 +20,9 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="name of this storage, unique in its cell")] = "storage-0"
     node: Annotated[str, Meta(description="name of this machine; by default its host name")] = ""
     host_kv_bytes: Annotated[int, Meta(description="host memory for KV, tables included", ge=1)] = 1024**3
-    state_bytes: Annotated[
-        int, Meta(description="memory for state on its way to and from disk, tables included; 0 keeps none", ge=0)
+    hidden_bytes: Annotated[
+        int,
+        Meta(description="memory for hidden states on their way to and from disk, tables included; 0 keeps none", ge=0),
     ] = 256 * 2**20
     shm_prefix: Annotated[str, Meta(description="start of the names of this cell's files in /dev/shm")] = "thermocline"
     disk_dir: Annotated[

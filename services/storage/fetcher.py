@@ -23,7 +23,7 @@ from services.storage.pools import Pools
 from services.storage.tier_events import TierEvents
 from shared import logs
 from shared.errors import ThermoclineError
-from shared.messages.pools import ChunkForm
+from shared.messages.pools import ChunkForm, form_name
 from shared.messages.storage_plans import FetchChunks
 from shared.tracing import Tracer
 
@@ -204,8 +204,8 @@ class Fetcher:
 def _record(tracer: Tracer, fetch: _Fetch, form: ChunkForm, seconds: float, error: str) -> None:
     """A fetch for a traced request is over."""
     ended_ns = time.time_ns()
-    attributes = {
-        "form": form,
+    attributes: dict[str, str | int | float | bool] = {
+        "form": form_name(form),
         "chunks": fetch.progress.chunks,
         "disk_chunks": fetch.progress.disk_chunks,
         "remote_chunks": fetch.progress.remote_chunks,

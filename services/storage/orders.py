@@ -15,7 +15,7 @@ from services.storage.tiers import Tiers
 from shared import logs
 from shared.errors import ThermoclineError
 from shared.event_outbox import EventOutbox
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import KvGeometry, PoolHandle, form_name
 from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import (
     AttachDevicePool,
@@ -93,16 +93,16 @@ class Orders:
 
     async def _create_pool(self, geometry: KvGeometry) -> None:
         form = form_of(geometry)
-        create = self._pools.create_state if geometry.is_state else self._pools.create_host
+        create = self._pools.create_hidden if geometry.is_hidden else self._pools.create_host
         handle: PoolHandle | None = None
         reason = ""
         try:
             handle = await asyncio.to_thread(create, geometry)
-            _log.info("host_pool_created", form=form, pages=handle.pages, nbytes=handle.nbytes)
+            _log.info("host_pool_created", form=form_name(form), pages=handle.pages, nbytes=handle.nbytes)
         except Exception as error:
             measures.FAILURES.labels("CreateHostPool").inc()
             reason, known = str(error) or type(error).__name__, isinstance(error, ThermoclineError)
-            _log.warning("host_pool_not_created", form=form, reason=reason, exc_info=not known)
+            _log.warning("host_pool_not_created", form=form_name(form), reason=reason, exc_info=not known)
         await self._outbox.put_when_room(
             HostPoolCreated(
                 storage_id=self._storage_id,

@@ -1,7 +1,7 @@
 """What moves chunks of one form between its pool and the tiers: saves, fetches, and promotions to the disk.
 
-KV and state have pipelines of their own, because their pages lie in different pools and their chunks differ in size.
-What is below they share: one disk with one quota, one object store, and one set of threads that takes turns.
+KV and hidden states have pipelines of their own, because their pages lie in different pools and their chunks differ in
+size. What is below they share: one disk with one quota, one object store, and one set of threads that takes turns.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from services.storage.saver import Saver
 from services.storage.sparse.parts import SparseParts, make_sparse
 from services.storage.staging import Staging
 from services.storage.tier_events import TierEvents
-from shared.messages.pools import ChunkForm, KvGeometry
+from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry
 from shared.tracing import Tracer
 
 
 def form_of(geometry: KvGeometry) -> ChunkForm:
     """What pages of this geometry hold."""
-    return "state" if geometry.is_state else "kv"
+    return HIDDEN if geometry.is_hidden else "kv"
 
 
 @dataclass(frozen=True, slots=True)

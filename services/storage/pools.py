@@ -1,4 +1,4 @@
-"""The pools that this storage has: its own host pool and state pool, and the device pools of this node's workers.
+"""The pools that this storage has: its own host pool and hidden pool, and the device pools of this node's workers.
 
 Nothing here unmaps a device pool under a running copy: the copy holds the mapping, and it goes with the last
 holder (see ``shared.memory.segment``).
@@ -16,10 +16,10 @@ from services.storage.core.save_check import SaveChunk, check_save, reads_device
 from shared.errors import ConfigError, InvalidRequest, ThermoclineError
 from shared.memory import DevicePartsView, DevicePoolView, HostPoolView, pages_for
 from shared.memory.device_pool_view import DevicePages, GatheredPages
-from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, BackupPages, FetchChunks, SaveChunks
 
-HOST_FLAG, STATE_FLAG = "--host-kv-bytes", "--state-bytes"
+HOST_FLAG, HIDDEN_FLAG = "--host-kv-bytes", "--hidden-bytes"
 MAPPING = "it is being mapped"
 
 
@@ -53,16 +53,16 @@ class Pools:
         self,
         shm_prefix: str,
         host_bytes: int,
-        state_bytes: int = 0,
+        hidden_bytes: int = 0,
         *,
         open_device: Callable[[PoolHandle], DevicePages] = open_device_pool,
     ) -> None:
         self._shm_prefix = shm_prefix
         self._host_bytes = host_bytes
-        self._state_bytes = state_bytes
+        self._hidden_bytes = hidden_bytes
         self._open_device = open_device
         self._host: HostPoolView | None = None
-        self._state: HostPoolView | None = None
+        self._hidden: HostPoolView | None = None
         self._devices: dict[str, _DevicePool] = {}
         self._refused: dict[str, str] = {}  # Pools of this storage that could not be made, by their flag, and why.
 
@@ -74,23 +74,23 @@ class Pools:
         return self._host
 
     @property
-    def state(self) -> HostPoolView:
-        """The pool of state pages. Raises InvalidRequest while there is none."""
-        if self._state is None:
-            raise InvalidRequest("there is no state pool yet")
-        return self._state
+    def hidden(self) -> HostPoolView:
+        """The pool of hidden pages. Raises InvalidRequest while there is none."""
+        if self._hidden is None:
+            raise InvalidRequest("there is no hidden pool yet")
+        return self._hidden
 
     def pool(self, form: ChunkForm) -> HostPoolView:
         """The pool that chunks of this form are saved from and fetched to. Raises InvalidRequest without one."""
-        return self.state if form == "state" else self.host
+        return self.hidden if form == HIDDEN else self.host
 
     @property
     def host_pages(self) -> int:
         return 0 if self._host is None else self._host.handle.pages
 
     @property
-    def state_pages(self) -> int:
-        return 0 if self._state is None else self._state.handle.pages
+    def hidden_pages(self) -> int:
+        return 0 if self._hidden is None else self._hidden.handle.pages
 
     def create_host(self, geometry: KvGeometry) -> PoolHandle:
         """Make the host pool, as large as the budget allows; the one that is there already if it fits the order.
@@ -104,22 +104,22 @@ class Pools:
             raise ConfigError(f"the host pool has geometry {self._host.geometry}, not {geometry}")
         return self._host.handle
 
-    def create_state(self, geometry: KvGeometry) -> PoolHandle:
-        """Make the state pool, as large as its budget allows; the one that is there already if it fits the order.
+    def create_hidden(self, geometry: KvGeometry) -> PoolHandle:
+        """Make the hidden pool, as large as its budget allows; the one that is there already if it fits the order.
 
         Blocking, like :meth:`create_host`. Raises ConfigError when there is no room, a pool of another geometry, or a
         host pool of other KV than what would be restored; InvalidRequest while there is no host pool.
         """
         if self.host.geometry != geometry.as_kv:
             raise ConfigError(f"the host pool has geometry {self.host.geometry}, which is not restored from {geometry}")
-        if not self._state_bytes:
-            raise ConfigError("this storage keeps no state: --state-bytes is 0")
-        if self._state is None:
-            self._state = self._create(geometry, self._state_bytes, STATE_FLAG)
-            measures.STATE_POOL_BYTES.set(self._state.handle.nbytes)
-        elif self._state.geometry != geometry:
-            raise ConfigError(f"the state pool has geometry {self._state.geometry}, not {geometry}")
-        return self._state.handle
+        if not self._hidden_bytes:
+            raise ConfigError("this storage keeps no hidden states: --hidden-bytes is 0")
+        if self._hidden is None:
+            self._hidden = self._create(geometry, self._hidden_bytes, HIDDEN_FLAG)
+            measures.HIDDEN_POOL_BYTES.set(self._hidden.handle.nbytes)
+        elif self._hidden.geometry != geometry:
+            raise ConfigError(f"the hidden pool has geometry {self._hidden.geometry}, not {geometry}")
+        return self._hidden.handle
 
     def _create(self, geometry: KvGeometry, budget: int, flag: str) -> HostPoolView:
         pages = pages_for(geometry, budget)
@@ -138,7 +138,7 @@ class Pools:
     def faults(self) -> Iterator[tuple[str, str, str]]:
         """Pools that were asked for and are not there: what, why, and the flag."""
         for flag, reason in list(self._refused.items()):
-            yield "state pool" if flag == STATE_FLAG else "host pool", reason, flag
+            yield "hidden pool" if flag == HIDDEN_FLAG else "host pool", reason, flag
         for worker_id, pool in list(self._devices.items()):
             if pool.pages is None and pool.error != MAPPING:
                 yield f"device pool of {worker_id}", f"it cannot be mapped: {pool.error}", ""
@@ -182,7 +182,7 @@ class Pools:
     def check_save(self, order: SaveChunks) -> list[SaveChunk]:
         """The chunks that ``order`` names. Raises InvalidRequest when they cannot be read."""
         host = self.pool(order.form).handle
-        reads = reads_device(order) and not host.geometry.is_state
+        reads = reads_device(order) and not host.geometry.is_hidden
         device = self.device(order.worker_id, order.worker_incarnation).handle if reads else None
         return check_save(order, host, device)
 
@@ -193,8 +193,8 @@ class Pools:
     def close(self) -> None:
         """Let go of every pool and remove the names of its own. Workers that map them keep their mapping."""
         self._devices.clear()
-        for own in (self._host, self._state):
+        for own in (self._host, self._hidden):
             if own is not None:
                 own.unlink()
                 own.close()
-        self._host = self._state = None
+        self._host = self._hidden = None

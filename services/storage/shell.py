@@ -172,7 +172,7 @@ class StorageShell:
                 host_bytes=config.host_kv_bytes,
                 disk_bytes=self._tiers.disk_bytes,
                 has_remote=self._tiers.has_remote,
-                state_bytes=self._tiers.state_bytes,
+                hidden_bytes=self._tiers.hidden_bytes,
                 disk_bytes_per_s=float(config.disk_read_bytes_per_s),
                 keeps_sparse=self._tiers.keeps_sparse,
             )
@@ -221,7 +221,7 @@ class StorageShell:
                     "pages_backed_up": totals.pages,
                     "bytes_backed_up": totals.nbytes,
                     "transfers_outstanding": len(self._queue),
-                    "state_pages_total": self._pools.state_pages,
+                    "hidden_pages_total": self._pools.hidden_pages,
                     **self._tiers.counters(),
                 },
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from services.storage.disk_tier import DiskTier
 from services.storage.pipelines import Pipelines
 from services.storage.remote_tier import RemoteTier
-from shared.messages.pools import ChunkForm
+from shared.messages.pools import HIDDEN, ChunkForm
 
 
 def disk_counters(disk: DiskTier) -> dict[str, int]:
@@ -37,7 +37,7 @@ def remote_counters(remote: RemoteTier) -> dict[str, int]:
 
 
 def pipeline_counters(pipelines: Mapping[ChunkForm, Pipelines]) -> dict[str, int]:
-    """Orders and chunks of both forms together, and how many chunks of state are among them."""
+    """Orders and chunks of both forms together, and how many hidden chunks are among them."""
     counters: dict[str, int] = {}
     for form, made in pipelines.items():
         for name, count in _counters_of(form, made).items():
@@ -46,20 +46,20 @@ def pipeline_counters(pipelines: Mapping[ChunkForm, Pipelines]) -> dict[str, int
 
 
 def _counters_of(form: ChunkForm, made: Pipelines) -> dict[str, int]:
-    saves, fetches, is_state = made.saver.totals, made.fetcher.totals, form == "state"
+    saves, fetches, is_hidden = made.saver.totals, made.fetcher.totals, form == HIDDEN
     counters = {
         "saves_done": saves.saves - saves.failed,
         "saves_failed": saves.failed,
         "saves_outstanding": len(made.saver),
         "chunks_saved": saves.chunks,
-        "state_chunks_saved": saves.chunks if is_state else 0,
+        "hidden_chunks_saved": saves.chunks if is_hidden else 0,
         "bytes_saved": saves.nbytes,
         "fetches_done": fetches.fetches - fetches.failed,
         "fetches_failed": fetches.failed,
         "fetches_outstanding": len(made.fetcher),
         "chunks_fetched_disk": fetches.disk_chunks,
         "chunks_fetched_remote": fetches.remote_chunks,
-        "state_chunks_fetched": fetches.disk_chunks + fetches.remote_chunks if is_state else 0,
+        "hidden_chunks_fetched": fetches.disk_chunks + fetches.remote_chunks if is_hidden else 0,
         "bytes_fetched": fetches.nbytes,
     }
     if made.promotions is not None:

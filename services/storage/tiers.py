@@ -1,6 +1,6 @@
 """The tiers below host memory, joined: what each order asks of them, and what runs behind.
 
-The tiers are there from the start; the pipelines between them and a pool, be it the host pool or the state pool, are
+The tiers are there from the start; the pipelines between them and a pool, be it the host pool or the hidden pool, are
 made when the pool is, because the size of a buffer follows from its geometry.
 """
 
@@ -35,7 +35,7 @@ from shared.chunks import geometry_id
 from shared.errors import ConfigError, InvalidRequest, QueueFull
 from shared.event_outbox import EventOutbox
 from shared.ids import DIGEST_BYTES, split_digests
-from shared.messages.pools import ChunkForm, KvGeometry
+from shared.messages.pools import HIDDEN, ChunkForm, KvGeometry, form_name
 from shared.messages.status import OWNERS_TOLD, ChunksVerified, VerifyChunks
 from shared.messages.storage_plans import DropChunks, FetchChunks, PinChunks, SaveChunks
 from shared.tracing import Tracer
@@ -63,7 +63,7 @@ class Tiers:
         self._config = config
         self._pools = pools
         # Pages of the two pools have nothing to do with one another, though their numbers are alike.
-        self._gates: dict[ChunkForm, PageGate] = {"kv": gate, "state": PageGate()}
+        self._gates: dict[ChunkForm, PageGate] = {"kv": gate, HIDDEN: PageGate()}
         self._confirm = confirm
         self._tracer = tracer
         self._cipher = media.cipher
@@ -95,7 +95,7 @@ class Tiers:
         self._buffers: dict[bytes, Buffers] = {}  # By the digest of their chunks' geometry.
         self._why_closed: dict[ChunkForm, str] = {
             "kv": "there is no host pool yet",
-            "state": "there is no state pool yet",
+            HIDDEN: "there is no hidden pool yet",
             "sparse": "no order names copies",
         }
         self._stopping = asyncio.Event()
@@ -113,9 +113,9 @@ class Tiers:
         return self._remote is not None
 
     @property
-    def state_bytes(self) -> int:
-        """Budget of the state pool, which is of no use where state cannot be kept; 0 is none."""
-        return self._config.state_bytes if self._disk or self._remote else 0
+    def hidden_bytes(self) -> int:
+        """Budget of the hidden pool, which is of no use where hidden states cannot be kept; 0 is none."""
+        return self._config.hidden_bytes if self._disk or self._remote else 0
 
     @property
     def keeps_sparse(self) -> bool:
@@ -138,7 +138,7 @@ class Tiers:
             made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
         except ConfigError as error:
             measures.TIER_FAILURES.labels("staging").inc()
-            _log.error("tiers_left_out", form=form, reason=error.message)
+            _log.error("tiers_left_out", form=form_name(form), reason=error.message)
             self._why_closed[form] = self._unserved[form] = error.message
             return
         shape = geometry_id(geometry)
@@ -242,7 +242,7 @@ class Tiers:
         """What the tiers were asked for and lack now."""
         yield from self._watch.faults()
         for form, reason in self._unserved.items():
-            yield f"{form} below host memory", reason, "--staging-bytes"
+            yield f"{form_name(form)} below host memory", reason, "--staging-bytes"
         made = self._pipelines.get("kv")
         if self.keeps_sparse and made is not None and made.sparse is None:
             yield (

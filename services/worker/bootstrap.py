@@ -114,11 +114,11 @@ def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads
 def make_saving(
     config: WorkerConfig, runner: ModelRunner | GroupRunner, projection: KvProjection | None
 ) -> HiddenSaving:
-    """What saves the state of this worker's requests."""
+    """What saves the hidden states of this worker's requests."""
     return HiddenSaving(
         runner.pool,
         projection,
-        ring_bytes=config.state_ring_bytes,
+        ring_bytes=config.hidden_ring_bytes,
         shm_prefix=config.shm_prefix,
         pins=cuda_pins(runner.pool.device),
     )
@@ -292,7 +292,7 @@ def _prove_restoring(
 ) -> tuple[KvProjection | None, RestorationCosts | None]:
     """What restores KV from hidden states, and what the cell is told that it costs; None where nothing does.
 
-    The cell plans no restoration, and asks for no state, at a worker that announces no costs.
+    The cell plans no restoration, and asks for no hidden states, at a worker that announces no costs.
     """
     if isinstance(runner, GroupRunner):
         _log.info("group_restores_nothing", advice="hidden states and parts of prefixes need a worker of one rank")

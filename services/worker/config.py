@@ -105,8 +105,9 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     profile: Annotated[
         str, Doc(description="measurements by thermocline doctor --profile; empty: where it puts them by default")
     ] = ""
-    state_ring_bytes: Annotated[
-        int, Doc(description="memory for what steps leave to be saved as state; 0 holds that of 4,096 tokens", ge=0)
+    hidden_ring_bytes: Annotated[
+        int,
+        Doc(description="memory for hidden states that steps leave to be saved; 0 holds those of 4,096 tokens", ge=0),
     ] = 0
     sparse_buffer_bytes: Annotated[
         int,

@@ -28,9 +28,9 @@ class Counters:
     bubble_us: int = 0  # Decoded while a batch was only loading.
     bubble_tokens: int = 0
     load_stall_us: int = 0  # Computation waited for a load.
-    tokens_restored: int = 0  # Their KV came back from state pages.
+    tokens_restored: int = 0  # Their KV came back from hidden pages.
     restore_us: int = 0
-    restores_refused: int = 0  # Their state pages were not what was saved, or could not be used.
+    restores_refused: int = 0  # Their hidden pages were not what was saved, or could not be used.
     sparse_prefixes_loaded: int = 0
     sparse_prefixes_refused: int = 0  # They could not be read.
     sparse_disk_bytes: int = 0
@@ -39,10 +39,10 @@ class Counters:
     promotions_done: int = 0
     promotions_failed: int = 0
     pages_promoted: int = 0
-    state_rows_taken: int = 0  # Tokens whose state was taken down within their step.
-    state_chunks_saved: int = 0
-    state_ring_full: int = 0  # Sequences saved no further because the ring had no room.
-    state_lease_full: int = 0  # The same: their lease had no pages for one more chunk.
+    hidden_rows_taken: int = 0  # Tokens whose hidden states were taken down within their step.
+    hidden_chunks_saved: int = 0
+    hidden_ring_full: int = 0  # Sequences saved no further because the ring had no room.
+    hidden_lease_full: int = 0  # The same: their lease had no pages for one more chunk.
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -83,20 +83,20 @@ def _count_sparse(counters: Counters, loaded: LoadedPrefix) -> None:
 
 def count_saving(counters: Counters, saving: SavingCounts) -> None:
     """Count the rows that were taken since the last time, and the sequences that the ring had no room for."""
-    rows, stopped = saving.rows - counters.state_rows_taken, saving.stopped_no_room - counters.state_ring_full
+    rows, stopped = saving.rows - counters.hidden_rows_taken, saving.stopped_no_room - counters.hidden_ring_full
     if rows or stopped:
-        counters.state_rows_taken += rows
-        counters.state_ring_full += stopped
-        metrics.STATE_ROWS.inc(rows)
-        metrics.STATE_STOPPED.inc(stopped)
+        counters.hidden_rows_taken += rows
+        counters.hidden_ring_full += stopped
+        metrics.HIDDEN_ROWS.inc(rows)
+        metrics.HIDDEN_STOPPED.inc(stopped)
 
 
 def count_saved(counters: Counters, saved: SavedHidden) -> None:
-    """Count a state lease that is over."""
-    counters.state_chunks_saved += saved.chunks
-    counters.state_lease_full += saved.lacked_pages
-    metrics.STATE_CHUNKS_SAVED.inc(saved.chunks)
-    metrics.STATE_STOPPED.inc(saved.lacked_pages)
+    """Count a hidden lease that is over."""
+    counters.hidden_chunks_saved += saved.chunks
+    counters.hidden_lease_full += saved.lacked_pages
+    metrics.HIDDEN_CHUNKS_SAVED.inc(saved.chunks)
+    metrics.HIDDEN_STOPPED.inc(saved.lacked_pages)
 
 
 def _count_loads(counters: Counters, loads: LoadResult) -> None:

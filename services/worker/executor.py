@@ -77,8 +77,8 @@ class Executor:
         self._post_report, self._clock_ns = post, clock_ns
         self._overtaken = 0  # Number of the last order that went ahead of the batch under way.
         self._promoted: deque[Promoted] = deque()  # Filled by the transfer thread.
-        self._states_saved: deque[SavedHidden] = deque()  # Filled by the saving thread.
-        saving.answer_to(self._state_saved)
+        self._hidden_saved: deque[SavedHidden] = deque()  # Filled by the saving thread.
+        saving.answer_to(self._note_hidden_saved)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class Executor:
                 self._roster.abort(order)
             case PromotePages():
                 self._loads.promote(order, self._promotion_ended)
-            case AttachHostPool() if order.handle.geometry.is_state:
+            case AttachHostPool() if order.handle.geometry.is_hidden:
                 self._saving.attach(order.storage_id, order.handle)
             case AttachHostPool():
                 self._loads.attach(order.storage_id, order.handle)
@@ -157,9 +157,9 @@ class Executor:
         self._promoted.append(promoted)
         self.inbox.wake()
 
-    def _state_saved(self, saved: SavedHidden) -> None:
+    def _note_hidden_saved(self, saved: SavedHidden) -> None:
         """On the saving thread, or on this one."""
-        self._states_saved.append(saved)
+        self._hidden_saved.append(saved)
         self.inbox.wake()
 
     def _executed(self, arrival: Arrival) -> None:
@@ -170,10 +170,10 @@ class Executor:
             promoted = self._promoted.popleft()
             counting.count_promotion(self.counters, promoted)
             self._reporter.pages_promoted(promoted)
-        while self._states_saved:
-            saved = self._states_saved.popleft()
+        while self._hidden_saved:
+            saved = self._hidden_saved.popleft()
             counting.count_saved(self.counters, saved)
-            self._reporter.state_saved(saved)
+            self._reporter.hidden_saved(saved)
         report = self._reporter.take(self.counters.steps)
         if not report.is_empty:
             self._post_report(report)

@@ -1,4 +1,4 @@
-"""Saves the state of running requests in the pages that the scheduler has leased for it (HCache section 4.2.2).
+"""Saves the hidden states of running requests in pages that the scheduler has leased for them (HCache section 4.2.2).
 
 Leases come and go with requests. What a step computes is taken down within the step
 (:mod:`services.worker.restore.two_stage`); pages are written and sealed beside it, by the saving thread
@@ -33,7 +33,7 @@ from shared.errors import ConfigError, InvalidRequest, TransportError
 from shared.memory import HostPoolView
 from shared.messages.base import unpack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.worker_plans import StateLease
+from shared.messages.worker_plans import HiddenLease
 
 _log = logs.get_logger("worker")
 
@@ -49,7 +49,7 @@ FLUSH_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Saver:
-    """What saves state of one geometry."""
+    """What saves hidden states of one geometry."""
 
     geometry: KvGeometry
     ring: SnapshotRing
@@ -66,7 +66,7 @@ class _Lease:
 
 
 class HiddenSaving:
-    """The state leases of one worker. Used by the compute thread, but for the answers."""
+    """The hidden leases of one worker. Used by the compute thread, but for the answers."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class HiddenSaving:
         pins: Pins | None = None,
         submit: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """Without ``projection`` only state that holds no hidden states can be saved. A ring of 0 bytes holds
-        ``RING_TOKENS`` tokens, whatever their state takes. ``submit`` runs the saving
+        """Without ``projection`` only pages that hold no hidden states can be saved. A ring of 0 bytes holds
+        ``RING_TOKENS`` tokens, whatever their hidden states take. ``submit`` runs the saving
         thread's work, one at a time in order; by default on a thread of its own.
         """
         self.pools = HiddenPools(pool.geometry, pins, self._submit)
@@ -101,7 +101,7 @@ class HiddenSaving:
     # -- pools ------------------------------------------------------------------------------------------------
 
     def attach(self, storage_id: str, handle: PoolHandle) -> None:
-        """Map a state pool; leases of an older one of that storage end."""
+        """Map a hidden pool; leases of an older one of that storage end."""
         self.detach(storage_id)
         self.pools.attach(storage_id, handle)
         try:
@@ -109,17 +109,17 @@ class HiddenSaving:
         except TransportError:
             return  # The pools have said why.
         except ConfigError as error:
-            _log.warning("state_cannot_be_saved", storage=storage_id, reason=error.message)
+            _log.warning("hidden_cannot_be_saved", storage=storage_id, reason=error.message)
 
     def detach(self, storage_id: str) -> None:
-        """End the leases of a storage, then unmap its state pool; an unknown one is fine."""
+        """End the leases of a storage, then unmap its hidden pool; an unknown one is fine."""
         for request_id in [name for name, lease in self._leases.items() if lease.storage_id == storage_id]:
             self.end(request_id)
         self.pools.detach(storage_id)
 
     # -- leases -----------------------------------------------------------------------------------------------
 
-    def begin(self, request: RunningRequest, lease: StateLease) -> None:
+    def begin(self, request: RunningRequest, lease: HiddenLease) -> None:
         """Save a request's tokens from the lease's depth on."""
         self.end(request.request_id)
         try:
@@ -129,7 +129,7 @@ class HiddenSaving:
             if fault:
                 raise InvalidRequest(fault)
         except (ConfigError, InvalidRequest, TransportError) as error:
-            _log.warning("state_lease_refused", request=request.request_id, reason=error.message)
+            _log.warning("hidden_lease_refused", request=request.request_id, reason=error.message)
             self.decline(lease)
             return
         known = _Lease(lease.lease_id, lease.storage_id, f"{lease.lease_id}-{next(self._numbers)}")
@@ -141,14 +141,14 @@ class HiddenSaving:
             self._leased.end(known.sequence_id)
 
     def extend(self, request_id: str, packed: bytes) -> None:
-        """More pages (packed int32) for a request's state; where none is being saved they mean nothing."""
+        """More pages (packed int32) for a request's hidden states; where none is being saved they mean nothing."""
         lease = self._leases.get(request_id)
         if lease is None or not packed:
             return
         pages = _unpack(packed)
         fault = pages_fault(pages, self.pools.view(lease.storage_id))
         if fault:
-            _log.warning("state_pages_refused", request=request_id, reason=fault)
+            _log.warning("hidden_pages_refused", request=request_id, reason=fault)
             return
         self._leased.extend(lease.sequence_id, pages)
 
@@ -158,7 +158,7 @@ class HiddenSaving:
         if lease is not None and self._saver is not None:
             self._saver.two_stage.end(lease.sequence_id)
 
-    def decline(self, lease: StateLease) -> None:
+    def decline(self, lease: HiddenLease) -> None:
         """Nothing is saved under this lease."""
         self._answer(SavedHidden(lease.lease_id))
 
@@ -185,7 +185,7 @@ class HiddenSaving:
             done = threading.Event()
             self._submit(done.set)
             if not done.wait(FLUSH_TIMEOUT_S):
-                _log.warning("state_not_flushed", seconds=FLUSH_TIMEOUT_S)
+                _log.warning("hidden_not_flushed", seconds=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
         """End the thread, then let go of all memory. No step is under way."""
@@ -207,14 +207,16 @@ class HiddenSaving:
         return None if lease is None else lease.sequence_id
 
     def _saver_for(self, storage_id: str) -> tuple[_Saver, HostPoolView]:
-        """Raises TransportError when the storage has no state pool here, ConfigError when it cannot be saved to."""
+        """Raises TransportError when the storage has no hidden pool here, ConfigError when it cannot be saved to."""
         view = self.pools.view(storage_id)
         if self._saver is None or self._saver.geometry != view.geometry:
-            raise ConfigError(f"state of {view.geometry} is not saved here")
+            raise ConfigError(f"hidden states of {view.geometry} are not saved here")
         return self._saver, view
 
     def _prepare(self, geometry: KvGeometry) -> None:
-        """Be ready to save state of this geometry, and no longer of another. Raises ConfigError when it cannot be."""
+        """Be ready to save hidden states of this geometry, and no longer of another. Raises ConfigError when it
+        cannot be.
+        """
         if self._saver is not None:
             if self._saver.geometry == geometry:
                 return
@@ -258,7 +260,7 @@ class HiddenSaving:
             return self._given_submit(work)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="state", initializer=partial(use_device, self._pool.device)
+                max_workers=1, thread_name_prefix="hidden", initializer=partial(use_device, self._pool.device)
             )
         return self._threads.submit(work)
 

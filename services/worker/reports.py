@@ -14,17 +14,17 @@ from shared.messages.tokens import Timing, TokenItem, TokenLogprob, Usage
 from shared.messages.worker_events import (
     BatchDone,
     FinishReason,
+    HiddenSaved,
     LeaseRequested,
     LoadFailure,
     PagesPromoted,
     RequestFinished,
     RequestPreempted,
     SparseLoaded,
-    StateSaved,
 )
 from shared.messages.worker_plans import AdmitRequest
 
-Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | StateSaved
+Event = BatchDone | LeaseRequested | PagesPromoted | RequestFinished | RequestPreempted | HiddenSaved
 
 
 @dataclass(slots=True)
@@ -114,9 +114,9 @@ class Reporter:
             )
         )
 
-    def state_saved(self, saved: SavedHidden) -> None:
+    def hidden_saved(self, saved: SavedHidden) -> None:
         self.report.events.append(
-            StateSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
+            HiddenSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
         )
 
     def lease_requested(self, request: RunningRequest) -> None:

@@ -87,7 +87,7 @@ class RunningRequest:
     lease_requested: bool = False
     compute_failures: int = 0
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
-    restored: list[tuple[int, int]] = field(default_factory=list)  # Tokens [start, end) restored from state, in order.
+    restored: list[tuple[int, int]] = field(default_factory=list)  # From hidden states, [start, end), in order.
     sparse: SparsePrefix | None = None
     sparse_losses: int = 0  # How often KV before the sparse prefix was lost: what was chosen then is void.
     importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
@@ -124,7 +124,7 @@ class RunningRequest:
 
     @property
     def hidden_tokens(self) -> int:
-        """Tokens of the caller's prompt whose KV was restored from state."""
+        """Tokens of the caller's prompt whose KV was restored from hidden states."""
         return sum(max(0, min(end, self.prompt_tokens) - start) for start, end in self.restored)
 
     @property
@@ -165,14 +165,14 @@ class RunningRequest:
         return self.sparse is None or end <= self.sparse.start or start >= self.sparse.end
 
     def note_restored(self, start: int, end: int) -> None:
-        """The KV of tokens ``[start, end)`` has come back from state pages, as if it had been computed."""
+        """The KV of tokens ``[start, end)`` has come back from hidden pages, as if it had been computed."""
         self.change("compute")
         self.reach(end)
         self.restored.append((start, end))
 
     def lose_pages(self, bad: frozenset[int]) -> int:
         """Forget KV from the first page in ``bad`` on; returns how many tokens that were that had neither been restored
-        from state nor were sparse.
+        from hidden states nor were sparse.
         """
         held = self.pages[: -(-self.computed // self.page_size)]
         hits = [index for index, page in enumerate(held.tolist()) if page in bad and page >= 0]

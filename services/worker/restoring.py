@@ -1,9 +1,9 @@
-"""Restorations that a batch orders: chunks of prompts whose KV comes back from state pages instead of being computed.
+"""Restorations that a batch orders: chunks of prompts whose KV comes back from hidden pages instead of being computed.
 
 They run one after another before the batch's step (HCache section 3.1: transmission of a layer beside projection of
 another is within each). What a restoration recomputes attends to what is before it, which loads of the same batch may
 still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms nobody:
-its request falls back. One under which a load has failed is void, whatever its own state was worth.
+its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from services.worker.engine.forward_meta import Segment
 from services.worker.kv.layer_gate import LayerGate, LoadRejected
 from services.worker.requests import RunningRequest
 from services.worker.restore.first_layers import PassRunner
+from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.restore.hidden_pools import HiddenPools
 from services.worker.restore.layer_mix import LayerMix
 from services.worker.restore.pinned_turns import PinnedTurns, pinned_turns
@@ -28,7 +29,6 @@ from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
 from services.worker.restore.restoration import Restoration, RestorationStuck, Sources
 from services.worker.restore.staging import StagingMemory
-from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.steps import Work
 from services.worker.thread_device import use_device
 from shared import logs
@@ -146,7 +146,7 @@ class Restoring:
     def _restore(self, work: Work, chunk: RestoreChunk, loads: LayerGate | None) -> None:
         """Piece by piece, as many rows at once as can be staged."""
         pages = self._pages(chunk)
-        mix = LayerMix.of_state(pages.geometry, chunk.recomputed)
+        mix = LayerMix.of_hidden(pages.geometry, chunk.recomputed)
         size = pages.geometry.page_size
         # Projection and loading look at no other token.
         gate = loads if mix.recomputed and chunk.start else None
@@ -161,8 +161,8 @@ class Restoring:
         """Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model."""
         view = self._pools.view(chunk.storage_id)
         if view.geometry.as_kv != self._runner.geometry:
-            raise PiecesRefused(f"state of {view.geometry.as_kv} restores no KV of {self._runner.geometry}")
-        numbers = np.frombuffer(chunk.state_pages, dtype="<i4").astype(np.int32)
+            raise PiecesRefused(f"hidden states of {view.geometry.as_kv} restore no KV of {self._runner.geometry}")
+        numbers = np.frombuffer(chunk.hidden_pages, dtype="<i4").astype(np.int32)
         identities = np.frombuffer(chunk.identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
         return HiddenPages(view, numbers, identities)
 
@@ -182,7 +182,7 @@ class Restoring:
     def _restore_rows(
         self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: HiddenPages, gate: LayerGate | None
     ) -> None:
-        """Tokens ``[start, end)``, of whose state these are the ``pages``."""
+        """Tokens ``[start, end)``, of whose hidden states these are the ``pages``."""
         turns = self._pinned_turns(pages.geometry.unit_bytes)
         size = pages.geometry.page_size
         device_pages = request.pages[start // size : end // size]
@@ -242,7 +242,8 @@ def _complete(restoration: Restoration) -> Exception | None:
 def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
     """Whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
 
-    The last token is always computed, for its logits. State knows nothing of sparse prefixes: it is of exact KV.
+    The last token is always computed, for its logits. Hidden states are of exact KV, and know nothing of sparse
+    prefixes.
     """
     size = request.page_size
     pages = (chunk.end - chunk.start) // size
@@ -254,6 +255,6 @@ def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
         and not chunk.start % size
         and not chunk.end % size
         and chunk.start < chunk.end <= min(len(request.tokens) - 1, request.capacity)
-        and len(chunk.state_pages) == 4 * pages
+        and len(chunk.hidden_pages) == 4 * pages
         and len(chunk.identities) == DIGEST_BYTES * pages
     )

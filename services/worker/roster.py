@@ -44,7 +44,7 @@ class Roster:
         saving: HiddenSaving,
         sparse: SparsePrefixes,
     ) -> None:
-        """``saving`` is told of every state lease, and of the end of its request; ``sparse`` of every end."""
+        """``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
         self.requests: dict[str, RunningRequest] = {}
         self._saving, self._sparse = saving, sparse
         self._limits = limits
@@ -70,8 +70,8 @@ class Roster:
             self._refuse(order, error.message)
             return
         self.requests[request.request_id] = request
-        if order.state_lease is not None:
-            self._saving.begin(request, order.state_lease)
+        if order.hidden_lease is not None:
+            self._saving.begin(request, order.hidden_lease)
         self._counters.requests_admitted += 1
         self._reporter.recall(request, growths)
         if growths and growths[-1].finish is not None:
@@ -88,7 +88,7 @@ class Roster:
                 self.fail(request, "the lease names a page outside the pool")
                 return
             request.grant(pages)
-            self._saving.extend(order.request_id, order.state_pages)
+            self._saving.extend(order.request_id, order.hidden_pages)
 
     def preempt(self, order: PreemptRequest) -> None:
         """Forget a request and say what it has generated."""
@@ -140,8 +140,8 @@ class Roster:
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
 
     def _decline_lease(self, order: AdmitRequest) -> None:
-        if order.state_lease is not None:
-            self._saving.decline(order.state_lease)
+        if order.hidden_lease is not None:
+            self._saving.decline(order.hidden_lease)
 
     def _find(self, request_id: str, attempt: int) -> RunningRequest | None:
         request = self.requests.get(request_id)

@@ -20,8 +20,8 @@ def sparse_fault(
     order: AdmitRequest, sparse: SparsePrefix, table: npt.NDArray[np.int32], page_size: int, pool_pages: int
 ) -> str:
     """What is wrong with the sparse prefix of ``order``, whose page table (int32) is ``table``; "" if nothing is."""
-    if order.state_lease is not None:
-        return "state behind a sparse prefix is lossy and cannot be saved"
+    if order.hidden_lease is not None:
+        return "hidden states behind a sparse prefix are lossy and cannot be saved"
     return (
         _span_fault(order, sparse, page_size)
         or _importance_fault(sparse.importance)

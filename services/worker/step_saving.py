@@ -1,4 +1,4 @@
-"""What computing tells the saving of state: which rows a forward pass computes, and what of them came to naught."""
+"""What computing tells the saving of hidden states: which rows a pass computes, and what of them came to naught."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.steps import Work
 
 
 class SavedStep(Protocol):
-    """One step whose state may be saved."""
+    """One step whose hidden states may be saved."""
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
         """Around one forward pass over the rows of ``work``, one behind the other."""

@@ -6,7 +6,7 @@ Layout of the segment (``PoolHandle``, layout ``page_first``)::
     table_offset  identities  [pages, 16] uint8
                   checksums   [pages, layers] little-endian uint64
 
-A pool of state pages is laid out alike, with units in the place of layers (``KvGeometry``).
+A pool of hidden pages is laid out alike, with units in the place of layers (``KvGeometry``).
 
 The storage writes, workers read. A page is cleared before it is overwritten and sealed after, so a copy that
 died half-way never verifies.

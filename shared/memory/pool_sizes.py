@@ -1,8 +1,8 @@
 """How large the KV pools of a node become where no setting says. Pure.
 
-Device pools on CPUs, the host pool and the state pool lie in ``/dev/shm``, which is memory too. What is left of both,
+Device pools on CPUs, the host pool and the hidden pool lie in ``/dev/shm``, which is memory too. What is left of both,
 less what the processes and the weights will take, is divided: a quarter to the device pools of all workers, at most
-half to the host pool, an eighth to the state pool. Device pools on GPUs take nothing of it
+half to the host pool, an eighth to the hidden pool. Device pools on GPUs take nothing of it
 (``services.worker.engine.gpu_room``).
 """
 
@@ -15,8 +15,8 @@ from shared.memory.machine_memory import MachineMemory
 
 MIB, GIB = 2**20, 2**30
 
-DEVICE_SHARE, HOST_SHARE, STATE_SHARE = 4, 2, 8
-"""Parts of what is left: one in so many goes to all device pools, to the host pool, to the state pool."""
+DEVICE_SHARE, HOST_SHARE, HIDDEN_SHARE = 4, 2, 8
+"""Parts of what is left: one in so many goes to all device pools, to the host pool, to the hidden pool."""
 
 LEAST_WANTED_BYTES, MOST_WANTED_BYTES, CONTEXTS = 64 * MIB, GIB, 8
 """A device pool on a CPU is made for so many contexts of the model, but not below or above these sizes, unless a single
@@ -28,7 +28,7 @@ HOST_FACTOR, LEAST_HOST_BYTES, MOST_HOST_BYTES_BESIDE_GPUS = 4, GIB, 64 * GIB
 known when the host pool is sized, it is its share of memory up to the bound.
 """
 
-STATE_BYTES = 256 * MIB
+HIDDEN_BYTES = 256 * MIB
 
 SMALLEST_BYTES = MIB
 """Below this a size is no pool, and the start is refused."""
@@ -56,16 +56,16 @@ class PoolSizes:
 
     device: int | None = None
     host: int | None = None
-    state: int | None = None
+    hidden: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSizes:
-    """Bytes of each worker's device pool where it runs on a CPU, of the host pool, and of the state pool."""
+    """Bytes of each worker's device pool where it runs on a CPU, of the host pool, and of the hidden pool."""
 
     device_on_cpu: int
     host: int
-    state: int
+    hidden: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +116,18 @@ def choose_sizes(asked: PoolSizes, machine: MachineMemory, model: ModelDemand, n
     in_shm = device * node.workers * _copies(model, node)
     if node.is_on_cpu is False or (asked.device is not None and node.may_be_on_gpus):
         in_shm = 0  # Its memory is the GPU's.
-    state = asked.state
+    hidden = asked.hidden
     if not node.has_lower_tiers:
-        state = 0
-    elif state is None:
-        state = max(0, min(STATE_BYTES, left // STATE_SHARE, left - in_shm - (asked.host or 0)))
+        hidden = 0
+    elif hidden is None:
+        hidden = max(0, min(HIDDEN_BYTES, left // HIDDEN_SHARE, left - in_shm - (asked.host or 0)))
     host = asked.host
     if host is None:
         wanted = max(LEAST_HOST_BYTES, HOST_FACTOR * device * node.workers)
         if node.may_be_on_gpus:
             wanted = MOST_HOST_BYTES_BESIDE_GPUS
-        host = max(0, min(wanted, left // HOST_SHARE, left - in_shm - state))
-    sizes = ChosenSizes(device, host, state)
+        host = max(0, min(wanted, left // HOST_SHARE, left - in_shm - hidden))
+    sizes = ChosenSizes(device, host, hidden)
     _check(asked, sizes, in_shm, machine, node, left)
     return sizes
 
@@ -138,13 +138,13 @@ def _copies(model: ModelDemand, node: Node) -> int:
 
 
 def _check(asked: PoolSizes, sizes: ChosenSizes, in_shm: int, machine: MachineMemory, node: Node, left: int) -> None:
-    needed = in_shm + sizes.host + sizes.state
+    needed = in_shm + sizes.host + sizes.hidden
     most = min(machine.memory_bytes, machine.shm_bytes)
     if needed > most:
         raise ConfigError(
             f"the pools need {needed // MIB} MiB of shared memory and /dev/shm has {machine.shm_bytes // MIB} MiB "
             f"free, the machine {machine.memory_bytes // MIB} MiB of memory; lower --device-kv-bytes, --host-kv-bytes "
-            "or --state-bytes, or enlarge /dev/shm (docker run --shm-size)"
+            "or --hidden-bytes, or enlarge /dev/shm (docker run --shm-size)"
         )
     missing = {
         "--device-kv-bytes": asked.device is None and not node.may_be_on_gpus and sizes.device_on_cpu < SMALLEST_BYTES,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import field
+
 from shared.messages.base import Message
 
 Admission = Literal["all", "selective", "none"]
@@ -60,7 +62,8 @@ class CellConfig(Message, frozen=True):
     min_prefetch_tokens: int = 64  # A shorter hit below host memory is recomputed.
     prefetch_fraction: float = 0.5  # Host pages that fetches under way may fill at the most.
     neighbour_loads: bool = True  # Copy a prefix from another device of the node rather than recompute it.
-    state_form: str = "auto"  # What is kept below host memory in the place of KV: "off", "auto", or layers as "T/H/K".
+    # What is kept below host memory in the place of KV: "off", "auto", or layers as "T/H/K".
+    hidden_form: str = field(name="state_form", default="auto")
     restoring: Restoring = "planned"  # By which means a prefix comes back from below host memory.
     importance_caching: bool = True  # What is read in part counts by how important it proved, and comes up when hot.
     pin_fraction: float = 0.25  # Host pages that pins may hold at the most.

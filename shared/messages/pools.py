@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,18 +12,33 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Layout = Literal["layer_first", "page_first"]
 
+HIDDEN: Final = "state"
+"""The form hidden, by the word that release 0.1.0 has for it: on the wire, of chunks, pools and ways to restore. It is
+written nowhere else; people read :func:`form_name`.
+"""
+
 ChunkForm = Literal["kv", "state", "sparse"]
-"""What a page or chunk holds: the KV of all layers, or a state from which their KV is restored (``KvGeometry``).
+"""What a page or chunk holds: the KV of all layers, or hidden states that it is restored from (``KvGeometry``).
 
 ``sparse`` is only ever a copy on a disk of a chunk of KV, in a form of which parts can be read (``sparse_reads``):
 there are no such pages, and no order names it.
 """
 
 
+def form_name(word: str) -> str:
+    """What people call a form, a tier or a way to restore whose word on the wire this is."""
+    return "hidden" if word == HIDDEN else word
+
+
+def form_word(name: str) -> str:
+    """Undo :func:`form_name`."""
+    return HIDDEN if name == "hidden" else name
+
+
 class KvGeometry(Message, frozen=True):
     """Shape of one page. Two pools can exchange pages only if their geometries are equal.
 
-    A page of KV holds K and V of every layer. A state page (HCache 4.1) is what KV is restored from: nothing of the
+    A page of KV holds K and V of every layer. A hidden page (HCache 4.1) is what KV is restored from: nothing of the
     first ``absent`` layers, which are recomputed from tokens; the hidden states (``hidden`` values a token) that the
     next ``from_hidden`` layers begin with; and KV of the rest. It consists of units: a layer's hidden states are one,
     its K and its V are one each, in the order of the layers. All units of a geometry have one size, so hidden states
@@ -40,13 +55,13 @@ class KvGeometry(Message, frozen=True):
     from_hidden: int = 0
 
     @property
-    def is_state(self) -> bool:
-        """Whether pages are state pages."""
+    def is_hidden(self) -> bool:
+        """Whether pages are hidden pages."""
         return self.absent > 0 or self.from_hidden > 0
 
     @property
     def form(self) -> str:
-        """Layers computed from tokens / from hidden states / kept as KV, as the setting ``state_form`` has it."""
+        """Layers computed from tokens / from hidden states / kept as KV, as the setting ``hidden_form`` has it."""
         return f"{self.absent}/{self.from_hidden}/{self.loaded_layers}"
 
     @property
@@ -77,13 +92,13 @@ class KvGeometry(Message, frozen=True):
 
     @property
     def units(self) -> int:
-        """Pieces of a page, each with a checksum of its own: layers of K and V or, of a state page, see above."""
-        return self.from_hidden + 2 * self.loaded_layers if self.is_state else self.layers
+        """Pieces of a page, each with a checksum of its own: layers of K and V or, of a hidden page, see above."""
+        return self.from_hidden + 2 * self.loaded_layers if self.is_hidden else self.layers
 
     @property
     def unit_bytes(self) -> int:
         """Bytes of one such piece."""
-        if not self.is_state:
+        if not self.is_hidden:
             return 2 * self.half_bytes
         return self.page_size * self.hidden * DTYPE_BYTES[self.dtype] if self.from_hidden else self.half_bytes
 
@@ -129,7 +144,7 @@ class PoolHandle(Message, frozen=True):
     """How another process maps a pool.
 
     layout ``layer_first``: bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` (device pools).
-    layout ``page_first``: ``[pages, layers, 2, page_size, kv_heads, head_dim]`` (host pools; of state pages
+    layout ``page_first``: ``[pages, layers, 2, page_size, kv_heads, head_dim]`` (host pools; of hidden pages
     ``[pages, units, page_size, width]``), followed, from offset ``table_offset``, by the identity table ``[pages, 16]``
     uint8 and then the checksum table ``[pages, units]`` little-endian uint64 (xxh3_64 over the bytes of that page and
     unit, K then V of a layer where it holds KV alone, seeded with the low 8 bytes of the identity).

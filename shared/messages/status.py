@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import field
+
 from shared.messages.base import Message
 from shared.messages.tokens import TokenItem
 from shared.messages.worker_events import DeviceFacts
@@ -43,12 +45,12 @@ class PoolStatus(Message, frozen=True):
     """Pages of one pool; free + cached + leased = total, and all leased are back at idle."""
 
     owner: str  # worker id or storage id
-    tier: Literal["device", "host", "state"]  # "state": host memory for state on its way to the disk and back.
+    tier: Literal["device", "host", "state"]  # HIDDEN: host memory for hidden states on their way to the disk and back.
     total: int
     free: int
     cached: int
     leased: int
-    form: str = ""  # Of state: KvGeometry.form.
+    form: str = ""  # Of a hidden pool: KvGeometry.form.
 
 
 class WorkerStatus(Message, frozen=True):
@@ -119,7 +121,7 @@ class CellStatus(Message, frozen=True):
     pins: int = 0
     pinned_pages: int = 0  # Host pages.
     chunks: int = 0  # Of KV on the disks, as far as the scheduler knows.
-    state_chunks: int = 0  # The same of state that KV is restored from.
+    hidden_chunks: int = field(name="state_chunks", default=0)  # The same of hidden states that KV is restored from.
     sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
     fetches: int = 0  # Under way.
     saves: int = 0  # Under way.
@@ -139,7 +141,7 @@ class CellStatus(Message, frozen=True):
     @property
     def chunks_in_all(self) -> int:
         """Chunks on the disks in either form."""
-        return self.chunks + self.state_chunks
+        return self.chunks + self.hidden_chunks
 
 
 class GetStatus(Message, frozen=True):
@@ -233,7 +235,7 @@ class CachedNode(Message, frozen=True):
     device: dict[str, int] = {}
     host: dict[str, int] = {}
     disk: dict[str, int] = {}  # Chunks that end in this node's span and whose KV is on that storage's disk.
-    state: dict[str, int] = {}  # The same where it is state.
+    hidden: dict[str, int] = field(name="state", default_factory=dict)  # The same of the form hidden.
     pins: tuple[str, ...] = ()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from shared.messages.base import Message
 from shared.messages.pools import ChunkForm, PoolHandle
 
@@ -21,7 +23,7 @@ class StorageJoined(Message, frozen=True):
     host_bytes: int
     disk_bytes: int = 0  # Budget of the disk tier; 0 is none.
     has_remote: bool = False  # It has an object store, which may hold what others wrote.
-    state_bytes: int = 0  # Budget of a state pool; 0 is none.
+    hidden_bytes: int = field(name="state_bytes", default=0)  # Budget of a hidden pool; 0 is none.
     disk_bytes_per_s: float = 0.0  # What its disk may be read with at the most, where that is limited.
     keeps_sparse: bool = False  # What its disk holds of KV can be read in part (``shared.messages.sparse_reads``).
 

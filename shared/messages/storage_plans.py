@@ -9,8 +9,8 @@ from shared.messages.pools import ChunkForm, KvGeometry, PoolHandle
 class CreateHostPool(Message, frozen=True):
     """Make the page-first host pool for this geometry, as many pages as fit in the host KV budget.
 
-    With a geometry of state pages it is the state pool: room for state on its way to the disk and back, as many pages
-    as fit in the storage's budget for that.
+    With a geometry of hidden pages it is the hidden pool: room for hidden states on their way to the disk and back, as
+    many pages as fit in the storage's budget for that.
     """
 
     geometry: KvGeometry
@@ -64,7 +64,7 @@ class SaveChunks(Message, frozen=True):
     frees a device page before the answer. A host page may be given to a later order's data at once: orders take
     effect in order, so the storage reads it first.
 
-    With form ``state``, all pages are of the state pool, and nobody else writes to them before the answer.
+    With form ``hidden``, all pages are of the hidden pool, and nobody else writes to them before the answer.
     """
 
     save_id: int
@@ -88,7 +88,7 @@ class FetchChunks(Message, frozen=True):
 
     ``identities`` is 16 bytes a page; page i goes to ``host_pages[i]`` (packed int32), or nowhere where that is -1.
     Each tier is asked in turn, disk first. The run ends at the first chunk that no tier has or that fails
-    verification. With form ``state`` the pages are of the state pool.
+    verification. With form ``hidden`` the pages are of the hidden pool.
     """
 
     fetch_id: int

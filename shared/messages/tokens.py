@@ -23,7 +23,7 @@ class Timing(Message, frozen=True):
     started_ns: int = 0  # The step of its first chunk began.
     loaded_ns: int = 0  # Its last page load ended; 0 without loads.
     first_token_ns: int = 0  # Its first token was sampled.
-    restored_ns: int = 0  # The last chunk of its prompt that comes from state was there; 0 without any.
+    restored_ns: int = 0  # The last chunk of its prompt that comes from hidden states was there; 0 without any.
 
 
 class ImportanceUsage(Message, frozen=True):

@@ -111,13 +111,13 @@ class BatchDone(Message, frozen=True):
     stall_us: int = 0  # Time in which computation waited for a load; part of compute_us.
     restored_tokens: int = 0  # Of ``restores`` that took place.
     restore_us: int = 0  # Wall time of all restorations, one after another, before the step; not in compute_us.
-    restores_refused: tuple[str, ...] = ()  # Of ``failed``: their state pages were not what was saved.
+    restores_refused: tuple[str, ...] = ()  # Of ``failed``: their hidden pages were not what was saved.
     sparse_refused: tuple[str, ...] = ()  # Of ``failed``: their sparse prefix could not be read.
     sparse_loaded: tuple[SparseLoaded, ...] = ()
 
 
-class StateSaved(Message, frozen=True):
-    """Answer to a ``StateLease``: nothing writes to its pages any more, and the first ``chunks`` chunks are sealed.
+class HiddenSaved(Message, frozen=True, tag="StateSaved"):
+    """Answer to a ``HiddenLease``: nothing writes to its pages any more, and the first ``chunks`` chunks are sealed.
 
     ``tokens`` (packed int32) are those of these chunks.
     """
@@ -187,6 +187,6 @@ WorkerEvent = (
     | RequestFinished
     | RequestPreempted
     | PagesPromoted
-    | StateSaved
+    | HiddenSaved
 )
 """What workers put into the stream."""

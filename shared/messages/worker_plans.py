@@ -6,17 +6,19 @@ executed and fetches missing ones from ``TC_OUTPUTS``.
 
 from __future__ import annotations
 
+from msgspec import field
+
 from shared.messages.base import Message
 from shared.messages.pools import PoolHandle
 from shared.messages.requests import Importance, SamplingParams
 
 
-class StateLease(Message, frozen=True):
-    """Pages of the node's state pool (packed int32) for the state of one request's tokens from ``depth`` on (HCache
-    4.2.2).
+class HiddenLease(Message, frozen=True, tag="StateLease"):
+    """Pages of the node's hidden pool (packed int32) for the hidden states of one request's tokens from ``depth`` on
+    (HCache 4.2.2).
 
     The worker fills and seals them as it computes those tokens; ``depth`` is a multiple of a chunk's tokens and
-    ``parent`` the identity of the page before it. Answered by one ``StateSaved``, whatever becomes of the request.
+    ``parent`` the identity of the page before it. Answered by one ``HiddenSaved``, whatever becomes of the request.
     """
 
     lease_id: int
@@ -76,7 +78,7 @@ class AdmitRequest(Message, frozen=True):
     neighbour_tokens: int = 0  # The same: copied from another worker's device pool.
     received_ns: int = 0
     accepted_ns: int = 0  # Stream timestamp of SubmitRequest.
-    state_lease: StateLease | None = None
+    hidden_lease: HiddenLease | None = field(name="state_lease", default=None)
     sparse: SparsePrefix | None = None
     trace: str = ""  # As SubmitRequest has it.
 
@@ -91,10 +93,10 @@ class PrefillChunk(Message, frozen=True):
 
 
 class RestoreChunk(Message, frozen=True):
-    """Restore the KV of tokens [start, end) of a request from state pages: a chunk that need not be computed.
+    """Restore the KV of tokens [start, end) of a request from hidden pages: a chunk that need not be computed.
 
-    ``start`` is where the request's KV ends so far; both are multiples of the page size. ``state_pages`` (packed
-    int32, of the storage's state pool) and ``identities`` (16 bytes each) have an entry a page. The first
+    ``start`` is where the request's KV ends so far; both are multiples of the page size. ``hidden_pages`` (packed
+    int32, of the storage's hidden pool) and ``identities`` (16 bytes each) have an entry a page. The first
     ``recomputed`` layers are computed from tokens, those behind from what the pages hold; every unit is verified
     before it is used.
     """
@@ -104,7 +106,7 @@ class RestoreChunk(Message, frozen=True):
     start: int
     end: int
     storage_id: str
-    state_pages: bytes
+    hidden_pages: bytes = field(name="state_pages")
     identities: bytes
     recomputed: int = 0
 
@@ -154,12 +156,12 @@ class PromotePages(Message, frozen=True):
 
 
 class ExtendLease(Message, frozen=True):
-    """Append pages (packed int32) to a running request's page table, and pages to its state lease if it has one."""
+    """Append pages (packed int32) to a running request's page table, and pages to its hidden lease if it has one."""
 
     request_id: str
     attempt: int
     pages: bytes
-    state_pages: bytes = b""
+    hidden_pages: bytes = field(name="state_pages", default=b"")
 
 
 class PreemptRequest(Message, frozen=True):
@@ -183,7 +185,7 @@ class AbortRequest(Message, frozen=True):
 class AttachHostPool(Message, frozen=True):
     """Map a pool of this node's storage; orders may name it from now on.
 
-    A geometry of state pages says that it is the state pool, which the worker also writes to.
+    A geometry of hidden pages says that it is the hidden pool, which the worker also writes to.
     """
 
     storage_id: str

@@ -1,6 +1,7 @@
 """One instance of a message type with every field set to something other than its default.
 
-Values follow from the names of type and field alone, so a new field or type leaves those of the others as they were.
+Values follow from the names of type and field on the wire alone, so a new field or type leaves those of the others as
+they were.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from tests.compatibility.schema import default_of
+from tests.compatibility.schema import default_of, wire_name
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -20,13 +21,13 @@ _TRIES = 16
 
 def instance(struct: type[S]) -> S:
     """The instance of this type."""
-    return _struct(struct, struct.__name__)
+    return _struct(struct, wire_name(struct))
 
 
 def _struct(struct: type[S], path: str) -> S:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return struct(**{field.name: _field(field, f"{path}.{field.name}") for field in info.fields})
+    return struct(**{field.name: _field(field, f"{path}.{field.encode_name}") for field in info.fields})
 
 
 def _field(field: inspect.Field, path: str) -> Any:

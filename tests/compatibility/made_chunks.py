@@ -21,7 +21,7 @@ from services.storage.sparse.verification import verify_copy
 from shared.chunks import geometry_id
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL, SMALL_STATE, STATES, MadeChunk, aligned, make_chain
+from tests.chunk_makers import HIDDEN_GEOMETRIES, SMALL, SMALL_HIDDEN, MadeChunk, aligned, make_chain
 
 KEY_ID = key_digest("golden")
 _SECRET = base64.b64encode(bytes(range(32))).decode()
@@ -33,11 +33,11 @@ CIPHER = Cipher(
 
 PLAIN = {
     "kv": SMALL,
-    "state-hidden": STATES["hidden alone"],
-    "state-kv": STATES["tokens, KV"],
-    "state-both": SMALL_STATE,
+    "state-hidden": HIDDEN_GEOMETRIES["hidden alone"],
+    "state-kv": HIDDEN_GEOMETRIES["tokens, KV"],
+    "state-both": SMALL_HIDDEN,
 }
-SEALED = {"kv-sealed": SMALL, "state-sealed": SMALL_STATE}
+SEALED = {"kv-sealed": SMALL, "state-sealed": SMALL_HIDDEN}
 SPARSE = {"sparse": "", "sparse-sealed": KEY_ID}
 _BLOCK_TOKENS = 4
 

@@ -24,7 +24,7 @@ from tests.compatibility import golden_sets as golden
 from tests.compatibility import made_chunks
 from tests.compatibility.golden_sets import Facts, GoldenSet
 from tests.compatibility.instances import instance
-from tests.compatibility.schema import breaks, message_types, schema_of
+from tests.compatibility.schema import breaks, message_types, schema_of, wire_name
 
 _FOLDED = Path(__file__).parents[1] / "replay" / "recordings" / "disk.tcrec"
 """A run whose state has something in every tier."""
@@ -36,7 +36,7 @@ TIME_NS = 1_700_000_000_000_000_000
 def make() -> GoldenSet:
     """The set of the code as it is."""
     types = message_types()
-    messages = {each.__name__: encode(instance(each)) for each in types}
+    messages = {wire_name(each): encode(instance(each)) for each in types}
     chunks = made_chunks.make_all()
     facts = Facts(
         release=golden.current_release(),
@@ -85,8 +85,8 @@ def has_unannounced_additions(earlier: GoldenSet, later: GoldenSet) -> bool:
 
 
 def names_of(union: object) -> list[str]:
-    """Names of the types of a union."""
-    return [each.__name__ for each in get_args(union)]
+    """Names on the wire of the types of a union."""
+    return [wire_name(each) for each in get_args(union)]
 
 
 def main(argv: list[str] | None = None) -> int:

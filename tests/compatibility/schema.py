@@ -1,4 +1,7 @@
-"""What a message type looks like on the wire, as plain data that can be kept and compared across releases."""
+"""What a message type looks like on the wire, as plain data that can be kept and compared across releases.
+
+Types and fields go by their names on the wire: Python may call them otherwise.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,16 @@ class MessageSchema(msgspec.Struct, frozen=True, kw_only=True):
     """Fields in the order in which they are written."""
 
     name: str
-    tag: str
     fields: tuple[FieldSchema, ...]
 
 
 Schema = dict[str, MessageSchema]
 """By name of the type; sorted."""
+
+
+def wire_name(struct: type[msgspec.Struct]) -> str:
+    """The tag by which a message's type is told; the class name of what has none."""
+    return str(struct.__struct_config__.tag or struct.__name__)
 
 
 def message_types() -> list[type[Message]]:
@@ -50,7 +57,7 @@ def message_types() -> list[type[Message]]:
         for info in pkgutil.iter_modules(shared.messages.__path__)
     ]
     found = {
-        value.__name__: value
+        wire_name(value): value
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Message) and value is not Message
@@ -59,14 +66,14 @@ def message_types() -> list[type[Message]]:
 
 
 def schema_of(types: list[type[Message]]) -> Schema:
-    return {each.__name__: _describe(each) for each in types}
+    return {wire_name(each): _describe(each) for each in types}
 
 
 def _describe(struct: type[msgspec.Struct]) -> MessageSchema:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     fields = tuple(FieldSchema(field.encode_name, _alternatives(field.type), _default(field)) for field in info.fields)
-    return MessageSchema(name=struct.__name__, tag=str(info.tag), fields=fields)
+    return MessageSchema(name=wire_name(struct), fields=fields)
 
 
 def _default(field: inspect.Field) -> str:
@@ -93,7 +100,7 @@ def _text(kind: inspect.Type) -> str:
     if type(kind) in _SCALARS:
         return _SCALARS[type(kind)]
     if isinstance(kind, inspect.StructType):
-        return str(kind.cls.__name__)
+        return wire_name(kind.cls)
     if isinstance(kind, inspect.VarTupleType):
         return f"tuple[{' | '.join(_alternatives(kind.item_type))}, ...]"
     if isinstance(kind, inspect.TupleType):
@@ -110,8 +117,6 @@ def breaks(old: Schema, new: Schema) -> Iterator[str]:
         if after is None:
             yield f"{name} is gone"
             continue
-        if after.tag != before.tag:
-            yield f"{name} is called {after.tag} on the wire, not {before.tag}"
         yield from _field_breaks(name, before, after)
 
 

@@ -23,7 +23,7 @@ from tests.compatibility import golden_sets as golden
 from tests.compatibility import made_chunks, record
 from tests.compatibility.golden_sets import GoldenSet
 from tests.compatibility.record import FIRST_SEQ, TIME_NS, has_unannounced_additions, main, make, names_of
-from tests.compatibility.schema import breaks, message_types, schema_of
+from tests.compatibility.schema import breaks, message_types, schema_of, wire_name
 
 MAX_BYTES = 300 * 1024
 """Of one set: they stay for ever."""
@@ -72,7 +72,7 @@ def test_this_release_has_a_set() -> None:
 def test_messages_are_still_understood(kept: GoldenSet) -> None:
     """Each decodes, and encodes to the same bytes: no field was lost, changed its type or moved."""
     speaks(kept, WIRE)
-    types = {each.__name__: each for each in message_types()}
+    types = {wire_name(each): each for each in message_types()}
 
     assert set(kept.messages) == set(kept.schema)
     for name, data in kept.messages.items():
@@ -145,8 +145,8 @@ def test_recordings_are_still_read(kept: GoldenSet, tmp_path: Path) -> None:
     assert [(each.seq, each.time_ns) for each in inputs] == [
         (FIRST_SEQ + place, TIME_NS + place) for place in range(len(inputs))
     ]
-    assert {type(decode_input(each.data)).__name__: each.data for each in inputs}.items() <= kept.messages.items()
-    assert {type(decode_published(data)).__name__: data for data in outputs}.items() <= kept.messages.items()
+    assert {wire_name(type(decode_input(each.data))): each.data for each in inputs}.items() <= kept.messages.items()
+    assert {wire_name(type(decode_published(data))): data for data in outputs}.items() <= kept.messages.items()
 
 
 def test_released_sets_never_change() -> None:

@@ -15,7 +15,7 @@ from services.storage.sparse.verification import verify_copy
 from shared.errors import ConfigError, IntegrityError
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL, SMALL_STATE, make_chain
+from tests.chunk_makers import SMALL, SMALL_HIDDEN, make_chain
 from tests.fuzz.targets import Target
 from tests.unit.storage.sparse.made_copies import CIPHER, GEOMETRY, LAYOUT, copy_key, copy_of
 
@@ -26,9 +26,9 @@ _BODY_CHECKSUM_AT, _HEAD_CHECKSUM_AT, _FLAGS_AT = 240, 248, 24
 
 
 def chunk_targets() -> list[Target]:
-    """The chunk reader over KV and state, and the reader of sparse copies, plain and sealed."""
+    """The chunk reader over KV and hidden states, and the reader of sparse copies, plain and sealed."""
     made = []
-    for name, geometry in (("chunk.kv", SMALL), ("chunk.state", SMALL_STATE)):
+    for name, geometry in (("chunk.kv", SMALL), ("chunk.hidden", SMALL_HIDDEN)):
         chunk = make_chain(1, seed=3, geometry=geometry)[0]
         made.append(
             Target(

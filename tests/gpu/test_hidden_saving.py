@@ -1,4 +1,6 @@
-"""State saved on a GPU: rows leave by copies on a stream of their own, and pages hold the same bits as the device."""
+"""Hidden states saved on a GPU: rows leave by copies on a stream of their own, and pages hold the same bits as the
+device.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
-from tests.unit.worker.restore.saved_state import Witness, assert_saved, state_lease
-from tests.unit.worker.restore.state_pages import state_forms
+from tests.unit.worker.restore.hidden_pages import hidden_forms
+from tests.unit.worker.restore.saved_hidden import Witness, assert_saved, hidden_lease
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,10 +46,10 @@ def runner(request: pytest.FixtureRequest, checkpoint: Path) -> ModelRunner:
 def test_pages_hold_what_the_device_holds(runner: ModelRunner, checkpoint: Path) -> None:
     """In every form, in chunks and decode steps beside another request: hidden states, K and V, bit by bit."""
     projection = KvProjection(runner)
-    made = Driven(runner, Vocabulary.from_directory(checkpoint), projection=projection, state_submit=None)
+    made = Driven(runner, Vocabulary.from_directory(checkpoint), projection=projection, hidden_submit=None)
     try:
         witness = Witness(runner)
-        for number, form in enumerate(state_forms(runner.geometry, projection.shape.hidden)):
+        for number, form in enumerate(hidden_forms(runner.geometry, projection.shape.hidden)):
             _save_one(made, witness, number, form)
     finally:
         made.close()
@@ -58,12 +60,12 @@ def _save_one(made: Driven, witness: Witness, number: int, form: object) -> None
     host = made.host_pool(12, geometry=form)  # type: ignore[arg-type]
     prompt, other = random_prompt(150, seed=number), random_prompt(60, seed=1000 + number)
     table, pages = list(range(20, 4, -1)), [3, 1, 2, 0, 11, 10, 9, 8, 7, 6, 5, 4]
-    lease = state_lease(prompt, pages, PAGE_SIZE, lease_id=number)
+    lease = hidden_lease(prompt, pages, PAGE_SIZE, lease_id=number)
     settings = SamplingParams(max_tokens=60, min_tokens=60, temperature=0, ignore_eos=True)
     name, beside = f"r{number}", f"b{number}"
     made.give(
         admit(other, range(40, 50), request_id=beside, params=settings),
-        admit(prompt, table, request_id=name, params=settings, state_lease=lease),
+        admit(prompt, table, request_id=name, params=settings, hidden_lease=lease),
         batch(chunk(0, 60, request_id=beside), chunk(0, 70, request_id=name)),
         batch(chunk(70, 150, request_id=name)),
     )
@@ -72,6 +74,6 @@ def _save_one(made: Driven, witness: Witness, number: int, form: object) -> None
     made.saving.end_all()
     made.executor._post()
 
-    saved = made.states_saved()[-1]
+    saved = made.hidden_saved()[-1]
     assert (saved.lease_id, saved.chunks) == (number, 3)
     assert_saved(host, saved, lease, pages, prompt + made.tokens(name), table, runner, witness)

@@ -324,7 +324,7 @@ async def running_storage(
     shell = StorageShell(
         config,
         broker.connect("storage"),
-        Pools(prefix, host_bytes, config.state_bytes, open_device=DevicePoolView.attach),
+        Pools(prefix, host_bytes, config.hidden_bytes, open_device=DevicePoolView.attach),
         media,
         incarnation=f"storage-{secrets.token_hex(4)}",
     )

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
-from tests.integration.test_restoration_paths import settings as state_settings
-from tests.integration.test_restoration_paths import state_cell, write_costs
+from tests.integration.test_restoration_paths import hidden_cell, write_costs
+from tests.integration.test_restoration_paths import settings as hidden_settings
 from tests.integration.test_tier_paths import storage_settings
 from tests.nats_server import NatsServer
 from tests.reference import Reference
@@ -172,7 +172,7 @@ async def test_restored_spans_are_told(
     """What came back from hidden states, and how long that took."""
     model, _ = checkpoints["llama_mha"]
     profile = write_costs(model, tmp_path / "profile.json", PAGE)
-    async with state_cell(nats_server.url, model, state_settings(profile, tmp_path, PAGE, "0/3/0")) as cell:
+    async with hidden_cell(nats_server.url, model, hidden_settings(profile, tmp_path, PAGE, "0/3/0")) as cell:
         asker = Asker(cell, 4)
         await asker.ask()
         await cell.flush("device", "host")

@@ -1,4 +1,4 @@
-"""Greedy answers are the same when a prefix comes back from state: hidden states, KV of some layers, or a mix of both.
+"""Greedy answers are the same when a prefix comes back from hidden states, from KV of some layers, or from both.
 
 Each case is a whole cell behind its HTTP API. Usage says how much was restored, the worker says how many tokens it
 computed, and every answer is compared with Hugging Face's own, token for token.
@@ -23,7 +23,7 @@ from services.worker.restore.figures import RestorationFigure
 from services.worker.restore.measured_costs import prove_projection
 from services.worker.restore.profile import subject
 from services.worker.restore.refusals import HiddenStatesUnsupported
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import HIDDEN, KvGeometry
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
 from tests.integration.test_tier_paths import DEVICE_TOKENS, DOCUMENT_TOKENS, Document, damage
@@ -78,7 +78,7 @@ def write_costs(model: Path, path: Path, page_size: int, *, parameters: int = 0)
 
 
 def settings(profile: Path, folder: Path, page_size: int, form: str, **scheduler: Any) -> dict[str, Any]:
-    """Of a cell that keeps state of this form on a disk in ``folder``."""
+    """Of a cell that keeps hidden states of this form on a disk in ``folder``."""
     (folder / "disk-a").mkdir(exist_ok=True)
     return {
         "worker_settings": {
@@ -86,27 +86,27 @@ def settings(profile: Path, folder: Path, page_size: int, form: str, **scheduler
             "device_pages": DEVICE_TOKENS // page_size,
             "profile": str(profile),
         },
-        "scheduler_settings": {"prefetch_wait": "full", "state_form": form, "restoring": "state"} | scheduler,
+        "scheduler_settings": {"prefetch_wait": "full", "hidden_form": form, "restoring": "hidden"} | scheduler,
         "storage_settings": {
             "disk_dir": (str(folder / "disk-a"),),
             "disk_kv_bytes": 64 * 2**20,
-            "state_bytes": 8 * 2**20,
+            "hidden_bytes": 8 * 2**20,
         },
     }
 
 
 @asynccontextmanager
-async def state_cell(nats_url: str, model: Path, config: dict[str, Any]) -> AsyncIterator[Cell]:
-    """A cell that has a state pool; what is asked before there is one is kept as KV."""
+async def hidden_cell(nats_url: str, model: Path, config: dict[str, Any]) -> AsyncIterator[Cell]:
+    """A cell that has a hidden pool; what is asked before there is one is kept as KV."""
     async with running_cell(nats_url, model, **config) as cell:
         async with asyncio.timeout(60):
-            while not any(pool.tier == "state" for pool in (await cell.status()).pools):
+            while not any(pool.tier == HIDDEN for pool in (await cell.status()).pools):
                 await asyncio.sleep(0.02)
         yield cell
 
 
 @pytest.mark.parametrize(("family", "page_size", "form"), CASES)
-async def test_a_prefix_is_restored_from_state(
+async def test_a_prefix_is_restored_from_hidden_states(
     family: str,
     page_size: int,
     form: str,
@@ -114,10 +114,10 @@ async def test_a_prefix_is_restored_from_state(
     nats_server: NatsServer,
     tmp_path: Path,
 ) -> None:
-    """Computed and kept as state, then restored from the disk: only what fills no chunk is computed again."""
+    """Computed and kept as hidden states, then restored from the disk: only what fills no chunk is computed again."""
     model, reference = checkpoints[family]
     profile = write_costs(model, tmp_path / "profile.json", page_size)
-    async with state_cell(nats_server.url, model, settings(profile, tmp_path, page_size, form)) as cell:
+    async with hidden_cell(nats_server.url, model, settings(profile, tmp_path, page_size, form)) as cell:
         document = Document(cell, reference, page_size)
         cached = DOCUMENT_TOKENS // page_size * page_size
 
@@ -130,17 +130,17 @@ async def test_a_prefix_is_restored_from_state(
         assert await document.ask() == found
 
 
-@pytest.mark.parametrize("restoring", ["planned", "state"])
+@pytest.mark.parametrize("restoring", ["planned", "hidden"])
 async def test_a_conversation_is_restored_behind_the_holes_of_its_turns(
     restoring: str, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """Five turns, each of which leaves a chunk without state: the others are restored, and the answer is the same."""
+    """Five turns, each of which leaves a hole of a chunk: the others are restored, and the answer is the same."""
     model, reference = checkpoints["llama_mha"]
     profile = write_costs(model, tmp_path / "profile.json", 16)
     config = settings(profile, tmp_path, 16, "0/3/0", restoring=restoring)
     config["worker_settings"]["device_pages"] = 2 * DEVICE_TOKENS // 16
     chance = random.Random(5)
-    async with state_cell(nats_server.url, model, config) as cell:
+    async with hidden_cell(nats_server.url, model, config) as cell:
         conversation: list[int] = []
 
         def turn() -> list[int]:
@@ -170,12 +170,12 @@ async def test_a_new_cell_restores_what_the_last_one_kept(
     second_broker: NatsServer,
     tmp_path: Path,
 ) -> None:
-    """Every process and the broker are new; the state on the disk is announced and used."""
+    """Every process and the broker are new; the hidden states on the disk are announced and used."""
     model, reference = checkpoints[family]
     profile = write_costs(model, tmp_path / "profile.json", 16)
     usage, saved = [], 0
     for server in (nats_server, second_broker):
-        async with state_cell(server.url, model, settings(profile, tmp_path, 16, form)) as cell:
+        async with hidden_cell(server.url, model, settings(profile, tmp_path, 16, form)) as cell:
             await cell.hears_of_chunks(saved)
             usage.append(await Document(cell, reference, 7).ask())
             saved = (await cell.settle()).chunks_in_all
@@ -186,15 +186,15 @@ async def test_a_new_cell_restores_what_the_last_one_kept(
     ]
 
 
-async def test_state_that_is_torn_or_missing_is_never_used(
+async def test_hidden_states_that_are_torn_or_missing_are_never_used(
     checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, tmp_path: Path
 ) -> None:
     """Every chunk on the disk is spoiled or gone, in one way after another: the answer is right, computed anew, and the
-    state is kept anew.
+    hidden states are kept anew.
     """
     model, reference = checkpoints["llama_mha"]
     profile = write_costs(model, tmp_path / "profile.json", 16)
-    async with state_cell(nats_server.url, model, settings(profile, tmp_path, 16, "0/3/0")) as cell:
+    async with hidden_cell(nats_server.url, model, settings(profile, tmp_path, 16, "0/3/0")) as cell:
         for seed, kind in enumerate(("flip", "zero", "truncate", "swap", "missing")):
             document = Document(cell, reference, seed)
             await document.ask()
@@ -215,7 +215,7 @@ async def test_state_that_is_torn_or_missing_is_never_used(
 
 
 @pytest.mark.parametrize("reason", ["foreign", "unsupported"])
-async def test_where_state_cannot_be_used_prefixes_are_kept_as_kv(
+async def test_where_hidden_states_cannot_be_used_prefixes_are_kept_as_kv(
     reason: str,
     checkpoints: dict[str, tuple[Path, Reference]],
     nats_server: NatsServer,
@@ -248,7 +248,7 @@ async def test_the_planner_restores_beside_others_that_decode(
     profile = write_costs(model, tmp_path / "profile.json", 16)
     config = settings(profile, tmp_path, 16, "auto", restoring="planned")
     config["worker_settings"]["device_pages"] = 4 * DEVICE_TOKENS // 16
-    async with state_cell(nats_server.url, model, config) as cell:
+    async with hidden_cell(nats_server.url, model, config) as cell:
         documents = [Document(cell, reference, seed) for seed in range(3)]
         for document in documents:
             await document.ask()

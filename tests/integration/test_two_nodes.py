@@ -99,7 +99,7 @@ class Machines:
             node=node.name,
             shm_prefix=node.shm_prefix,
             host_kv_bytes="16MiB",
-            state_bytes=0,
+            hidden_bytes=0,
             disk_dir=node.disk,
             disk_kv_bytes="64MiB",
             remote=self._remote,

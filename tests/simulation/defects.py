@@ -51,7 +51,7 @@ def lock_ends_with_the_deadline(patch: Patch) -> None:
 
 
 def leases_of_the_lost_are_kept(patch: Patch) -> None:
-    """Pages that a worker was writing state to stay leased when it is gone."""
+    """Pages that a worker was writing hidden states to stay leased when it is gone."""
     patch.setattr(membership, "drop_leases_of_worker", lambda step, worker: None)
 
 

@@ -1,9 +1,12 @@
-"""A disk that outlives its storage, with room for so many chunks of KV and as many of state; or an object store."""
+"""A disk that outlives its storage, with room for so many chunks of KV and as many of hidden states; or an object
+store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shared.messages.pools import HIDDEN
 from tests.simulation.contents import Copy, Page, WrongContent
 
 
@@ -39,17 +42,17 @@ class Chunks:
 
 
 class Disk:
-    """Chunks of KV, of state, and the names of those of KV that are kept a second time to be read in part."""
+    """Chunks of KV, of hidden states, and the names of those of KV that are kept a second time to be read in part."""
 
     def __init__(self, room: int) -> None:
         self.kv = Chunks(room)
-        self.state = Chunks(room)
+        self.hidden = Chunks(room)
         self.sparse: dict[bytes, None] = {}
         self.is_failing = False  # Writes fail: it is full, or read-only.
 
     def form(self, form: str) -> Chunks:
         """The chunks of a form."""
-        return self.state if form == "state" else self.kv
+        return self.hidden if form == HIDDEN else self.kv
 
     def can_read(self, name: bytes) -> bool:
         """Whether a chunk can be read in part."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.chunks import chunk_pages
 from shared.messages.cell_events import CellConfig
+from shared.messages.pools import HIDDEN
 from shared.messages.requests import Importance
 from tests.simulation.faults import KINDS
 from tests.simulation.scenario import Arrival, Fault, Rates, Scenario, Shape
@@ -15,7 +16,7 @@ from tests.simulation.submission import submission
 from tests.stateful.cell_driver import VARIANTS
 from tests.stateful.model_pages import expected_output
 
-STYLES = ("shallow", "deep", "below", "below", "long", "long", "state", "sparse")
+STYLES = ("shallow", "deep", "below", "below", "long", "long", "hidden", "sparse")
 """What a seed is about.
 
 Small pages and no disk worth the name; prompts of whole chunks; such as come back from the disk; such as are far longer
@@ -23,7 +24,7 @@ than what one eviction takes, so that nodes are cut; conversations that come bac
 are read in part, the same ones again and again.
 """
 
-BELOW = ("below", "state", "sparse")
+BELOW = ("below", "hidden", "sparse")
 """Styles in which much comes back from below host memory."""
 
 FLUSH_ABOVE_DISK = 2
@@ -88,7 +89,7 @@ def _shape(chance: random.Random, style: str, page_size: int, longest: int, keep
     is_below = style in BELOW
     chunk = chunk_pages(page_size)
     host = chance.choice([1.0, 2.0, 4.0] if is_below or style == "long" else [0.0, 0.5, 1.0, 3.0])
-    shares = [2.0, 6.0] if style == "state" else [0.0, 0.5, 2.0, 6.0]
+    shares = [2.0, 6.0] if style == "hidden" else [0.0, 0.5, 2.0, 6.0]
     # Who reads in part wants a disk that takes longer for all of a chunk than a call to the storage does.
     rates = [20_000, 50_000] if style == "sparse" else [0, 0, 0, 50_000]
     state = chance.choice(shares) if style != "shallow" else 0.0
@@ -100,10 +101,10 @@ def _shape(chance: random.Random, style: str, page_size: int, longest: int, keep
         host_pages=int(longest * host),
         disk_chunks=chance.choice([300, 300, 6] if is_below else [0, 4, 100]),
         disk_bytes_per_s=chance.choice(rates),
-        state_pages=max(chunk, int(longest * state)) if state else 0,
+        hidden_pages=max(chunk, int(longest * state)) if state else 0,
         has_remote=chance.random() < 0.3,
         keeps_sparse=keeps_sparse,
-        knows_costs=style == "state" or chance.random() < 0.7,
+        knows_costs=style == "hidden" or chance.random() < 0.7,
         reads_late=chance.random() < 0.7,
         token_us=chance.choice([400, 1_000] if style == "sparse" else [40, 400] if is_below else [4, 40]),
     )
@@ -115,9 +116,9 @@ def _config(chance: random.Random, style: str) -> CellConfig:
         varied |= {"disk_writes": chance.choice(["through", "through", "through", "on_evict", "selective"])}
         varied |= {"min_prefetch_tokens": 1, "prefetch_fraction": chance.choice([0.5, 1.0])}
     budgets = {"shallow": [3, 24, 200], "long": [300, 2_000]}
-    forms = ["0/1/0"] if style == "state" else ["off", "auto", "0/1/0", "0/1/0"]
-    ways: Any = {"state": ["planned", "state"], "sparse": ["planned"]}.get(
-        style, ["planned", "planned", "planned", "state", "kv", "recompute"]
+    forms = ["0/1/0"] if style == "hidden" else ["off", "auto", "0/1/0", "0/1/0"]
+    ways: Any = {"hidden": ["planned", HIDDEN], "sparse": ["planned"]}.get(
+        style, ["planned", "planned", "planned", HIDDEN, "kv", "recompute"]
     )
     return CellConfig(
         max_batch_tokens=chance.choice(budgets.get(style, [100, 300])),
@@ -132,7 +133,7 @@ def _config(chance: random.Random, style: str) -> CellConfig:
         save_deadline_ms=chance.choice([20, 500, 30_000]),
         fetch_deadline_ms=chance.choice([5, 500, 30_000]),
         defer_deadline_ms=chance.choice([5, 1_000, 30_000]),
-        state_form="off" if style == "sparse" and chance.random() < 0.7 else chance.choice(forms),
+        hidden_form="off" if style == "sparse" and chance.random() < 0.7 else chance.choice(forms),
         restoring=chance.choice(ways),
         importance_caching=chance.random() < (0.9 if style == "sparse" else 0.6),
         pin_fraction=chance.choice([0.1, 0.5]),
@@ -165,7 +166,7 @@ def _arrivals(chance: random.Random, style: str, page_size: int, keeps_sparse: b
     lossy_share = chance.choice([0.6, 0.95] if style == "sparse" else [0.3, 0.9]) if keeps_sparse else 0.0
     piece = page_size if style == "shallow" else UNIT
     pieces = {"long": (5, 16), "sparse": (3, 8)}.get(style, (1, 5))
-    again = {"state": 0.6, "sparse": 0.7}.get(style, 0.3)
+    again = {"hidden": 0.6, "sparse": 0.7}.get(style, 0.3)
     longest = (2 * pieces[1] if style == "long" else 8) * piece
     max_tokens = [1, 2, 6, 20] if style == "shallow" else [1, 2, 6, 20, 70]
     found: list[Arrival] = []

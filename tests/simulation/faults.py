@@ -162,7 +162,7 @@ def _host_rots(cell: Cell, fault: Fault) -> None:
         _rot(cell, fault, list(storage.pool.memory.values()))
 
 
-def _state_rots(cell: Cell, fault: Fault) -> None:
+def _hidden_rots(cell: Cell, fault: Fault) -> None:
     storage = _storage(cell, fault)
     if storage is not None and storage.hidden_pool is not None:
         _rot(cell, fault, list(storage.hidden_pool.memory.values()))
@@ -170,14 +170,14 @@ def _state_rots(cell: Cell, fault: Fault) -> None:
 
 def _disk_rots(cell: Cell, fault: Fault) -> None:
     for disk in cell.disks.values():
-        for chunks in (disk.kv, disk.state):
+        for chunks in (disk.kv, disk.hidden):
             _rot(cell, fault, [copies[0] for copies in chunks.held.values()])
 
 
 def _chunks_vanish(cell: Cell, fault: Fault) -> None:
     """Somebody deletes files under a storage's hands."""
     for disk in cell.disks.values():
-        for chunks in (disk.kv, disk.state):
+        for chunks in (disk.kv, disk.hidden):
             for name in list(chunks.held)[fault.target % 3 :: 2]:
                 del chunks.held[name]
 
@@ -307,7 +307,7 @@ _KINDS: dict[str, Callable[[Cell, Fault], None]] = {
     "broker_is_away": _broker_is_away,
     "clock_is_set": _clock_is_set,
     "host_rots": _host_rots,
-    "state_rots": _state_rots,
+    "hidden_rots": _hidden_rots,
     "disk_rots": _disk_rots,
     "disk_fails": _disk_fails,
     "chunks_vanish": _chunks_vanish,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shared.chunks import chunk_names, chunk_pages
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
+from shared.messages.pools import HIDDEN
 from tests.simulation.contents import Copy, require
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Fetching:
         if self.done == len(self._names):
             return False
         name = self._names[self.done]
-        pool = storage.hidden_pool if order.form == "state" else storage.pool
+        pool = storage.hidden_pool if order.form == HIDDEN else storage.pool
         require(pool is not None, "a fetch to a pool that is not there")
         assert pool is not None
         copies = storage.disk.form(order.form).find(name)

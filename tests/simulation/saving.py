@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shared.chunks import chunk_pages
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
+from shared.messages.pools import HIDDEN
 from tests.simulation.contents import Page, WrongContent, pieces
 from tests.stateful.model_saves import check_save
 
@@ -55,7 +56,7 @@ def save(storage: StorageProcess, order: storage_plans.SaveChunks) -> None:
 
 def _read(storage: StorageProcess, order: storage_plans.SaveChunks) -> list[Page | None]:
     """The pages of an order as they are now; None where one cannot be had."""
-    pool = storage.hidden_pool if order.form == "state" else storage.pool
+    pool = storage.hidden_pool if order.form == HIDDEN else storage.pool
     device = storage.devices.get((order.worker_id, order.worker_incarnation))
     places = zip(unpack_int32(order.host_pages), unpack_int32(order.device_pages), strict=True)
     pages: list[Page | None] = []

@@ -23,7 +23,7 @@ class Shape:
     host_pages: int = 0
     disk_chunks: int = 0
     disk_bytes_per_s: int = 0  # 0 is a fast one, whose rate the cell has to find out.
-    state_pages: int = 0
+    hidden_pages: int = 0
     has_remote: bool = False
     keeps_sparse: bool = False
     knows_costs: bool = False  # Workers have a profile of what restoring costs.

@@ -1,4 +1,6 @@
-"""A request as its simulated worker knows it: tokens, pages, what each page must hold, and the state that it saves."""
+"""A request as its simulated worker knows it: tokens, pages, what each page must hold, and the hidden states that it
+saves.
+"""
 
 from __future__ import annotations
 
@@ -100,9 +102,9 @@ class Sequence:
         """More pages."""
         self.pages += unpack_int32(order.pages)
         self.check_table()
-        require(not order.state_pages or self.saving is not None, "a lease of state that is not there is extended")
-        if self.saving is not None and order.state_pages:
-            self.saving.extend(order.state_pages)
+        require(not order.hidden_pages or self.saving is not None, "a hidden lease that is not there is extended")
+        if self.saving is not None and order.hidden_pages:
+            self.saving.extend(order.hidden_pages)
 
     def check_table(self) -> None:
         """No page is in the table twice, and none is missing but those of a sparse prefix."""
@@ -116,9 +118,9 @@ class Sequence:
 
 
 class Saving:
-    """What a state lease has brought so far."""
+    """What a hidden lease has brought so far."""
 
-    def __init__(self, lease: plans.StateLease, pool: HostPool | None, page_size: int) -> None:
+    def __init__(self, lease: plans.HiddenLease, pool: HostPool | None, page_size: int) -> None:
         self.lease = lease
         self.pool = pool
         self.is_late = False  # The worker was given up: what it writes is not to be relied upon.
@@ -128,13 +130,13 @@ class Saving:
         self._end = lease.depth
         self._waiting: list[int] = []  # Captured, and not a whole chunk yet.
         self._sealed: list[int] = []
-        require(bool(self._pages), "a state lease of nothing")
-        require(lease.depth % chunk_tokens(page_size) == 0, "a state lease begins within a chunk")
+        require(bool(self._pages), "a hidden lease of nothing")
+        require(lease.depth % chunk_tokens(page_size) == 0, "a hidden lease begins within a chunk")
 
     def extend(self, pages: bytes) -> None:
         """More pages."""
         self._pages += unpack_int32(pages)
-        require(len(set(self._pages)) == len(self._pages), "a page is in one state lease twice")
+        require(len(set(self._pages)) == len(self._pages), "a page is in one hidden lease twice")
 
     def capture(self, start: int, tokens: list[int]) -> None:
         """Tokens from ``start`` on were computed: chunks that they complete are sealed."""
@@ -153,10 +155,10 @@ class Saving:
             self._sealed += self._waiting[:size]
             del self._waiting[:size]
 
-    def answer(self, worker_id: str, incarnation: str) -> worker_events.StateSaved:
+    def answer(self, worker_id: str, incarnation: str) -> worker_events.HiddenSaved:
         """What to say when the sequence ends."""
         tokens = self._sealed if self.pool is not None else []
-        return worker_events.StateSaved(
+        return worker_events.HiddenSaved(
             worker_id=worker_id,
             incarnation=incarnation,
             lease_id=self.lease.lease_id,

@@ -172,20 +172,20 @@ def _copy_over(worker: WorkerProcess, load: plans.PageLoad) -> bool:
 
 
 def _restore(worker: WorkerProcess, sequence: Sequence, order: plans.RestoreChunk) -> bool:
-    """Make KV of state pages, verifying each; returns whether all were good."""
+    """Make KV of hidden pages, verifying each; returns whether all were good."""
     size = worker.cell.scenario.shape.page_size
     require(order.start == sequence.computed, f"a restoration of {order.request_id} leaves a gap")
     require(order.end < len(sequence.tokens), f"a restoration of {order.request_id} leaves nothing to compute")
     pool = worker.hidden_pools.get(order.storage_id)
     tokens: list[int] = []
-    for place, identity in zip(unpack_int32(order.state_pages), pieces(order.identities), strict=True):
+    for place, identity in zip(unpack_int32(order.hidden_pages), pieces(order.identities), strict=True):
         copy: Copy | None = pool.memory.get(place) if pool is not None else None
         if copy is None or not copy.is_good(identity):
             if worker.is_listed and pool is not None and not (copy is not None and copy.is_corrupt):
-                raise WrongContent(f"state page {place} holds {copy}, which is not what was to be restored")
+                raise WrongContent(f"hidden page {place} holds {copy}, which is not what was to be restored")
             return False
         if copy.page.identity() != identity:
-            raise WrongContent(f"state page {place} holds {copy.page} under another's identity")
+            raise WrongContent(f"hidden page {place} holds {copy.page} under another's identity")
         tokens += copy.page.tokens
     if worker.chance.random() < worker.cell.scenario.rates.bad_restores:
         return False

@@ -12,7 +12,7 @@ from shared.chunks import chunk_bytes
 from shared.codec import Published
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from tests.simulation.contents import Copy, HostPool, Page, WrongContent, pieces, require
 from tests.simulation.fetching import Fetching
 from tests.simulation.process import Process, Receiver
@@ -72,7 +72,7 @@ class StorageProcess(Process):
             disk_bytes=shape.disk_chunks * chunk_bytes(geometry(shape.page_size)),
             disk_bytes_per_s=float(shape.disk_bytes_per_s),
             has_remote=shape.has_remote,
-            state_bytes=shape.state_pages,
+            hidden_bytes=shape.hidden_pages,
             keeps_sparse=shape.keeps_sparse,
         )
 
@@ -149,12 +149,12 @@ class StorageProcess(Process):
         self._go()
 
     def _create(self, wanted: KvGeometry) -> None:
-        form = "state" if wanted.is_state else "kv"
+        form = HIDDEN if wanted.is_hidden else "kv"
         shape = self.cell.scenario.shape
-        pages = shape.state_pages if wanted.is_state else shape.host_pages
+        pages = shape.hidden_pages if wanted.is_hidden else shape.host_pages
         pool = HostPool(self.name, f"{self.incarnation}.{form}", pages)
-        if wanted.is_state:
-            require(self.pool is not None, "a state pool is made before the host pool")
+        if wanted.is_hidden:
+            require(self.pool is not None, "a hidden pool is made before the host pool")
             self.hidden_pool = pool
         else:
             self.pool = pool
@@ -192,16 +192,16 @@ class StorageProcess(Process):
         """Whatever the namespace: a chunk here does not say whose it is, and to drop more is harmless."""
         if "remote" in order.tiers:
             self.cell.remote.kv.held.clear()
-            self.cell.remote.state.held.clear()
+            self.cell.remote.hidden.held.clear()
         if "disk" in order.tiers:
-            for form in ("kv", "state"):
+            for form in ("kv", HIDDEN):
                 names = list(self.disk.form(form).held)
                 self.disk.form(form).held.clear()
                 self.tell_dropped(names, form)
 
     def scrub(self) -> None:
         """Read all chunks of the disk, and quarantine those that are not what was written."""
-        for form in ("kv", "state"):
+        for form in ("kv", HIDDEN):
             chunks = self.disk.form(form)
             bad = [name for name in list(chunks.held) if chunks.find(name) is None]
             self.cell.seen["chunks_quarantined_by_scrubbing"] += len(bad)

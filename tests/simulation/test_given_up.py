@@ -43,7 +43,7 @@ class _ReaderStandsStill(Cell):
     """
 
     def __init__(self) -> None:
-        config = CellConfig(policy="lru", host_tier=False, state_form="off", defer_tokens=0, max_running=4)
+        config = CellConfig(policy="lru", host_tier=False, hidden_form="off", defer_tokens=0, max_running=4)
         arrivals = [_arrival(300_000, "first", DOCUMENT, 2)]
         arrivals += [_arrival(310_000 + number, f"busy-{number}", _other(number + 1), 40) for number in range(3)]
         arrivals += [_arrival(312_000 + number, f"again-{number}", (*DOCUMENT, number), 30) for number in range(3)]

@@ -40,7 +40,7 @@ MUST_HAPPEN = (
     "schedulers_fenced",
     "sparse_prefixes",
     "stale_inputs",
-    "state_leases_answered",
+    "hidden_leases_answered",
     "storages_lost",
     "victims_cut",
     "warmings_started",

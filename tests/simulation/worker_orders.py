@@ -37,7 +37,7 @@ def carry_out(worker: WorkerProcess, order: plans.WorkerOrder) -> None:
         case plans.PromotePages():
             _promote(worker, order)
         case plans.AttachHostPool():
-            pools = worker.hidden_pools if order.handle.geometry.is_state else worker.hosts
+            pools = worker.hidden_pools if order.handle.geometry.is_hidden else worker.hosts
             pools[order.storage_id] = worker.cell.host_pools[order.handle.name]
         case plans.DetachHostPool():
             worker.hosts.pop(order.storage_id, None)
@@ -69,14 +69,14 @@ def _admit(worker: WorkerProcess, order: plans.AdmitRequest) -> None:
     require(exact == 0 or (submit.cache.read and submit.sampling.prompt_logprobs is None), "an unwanted hit")
     if order.sparse is not None:
         require(submit.cache.importance == order.sparse.importance, "lossy KV for who did not allow it")
-        require(order.state_lease is None, "lossy state is saved")
+        require(order.hidden_lease is None, "lossy hidden states are saved")
         worker.cell.lossy.add(order.request_id)
     sequence.check_table()
-    if order.state_lease is not None:
-        pool = worker.hidden_pools.get(order.state_lease.storage_id)
-        above = sequence.above(order.state_lease.depth // size)
-        require(order.state_lease.parent == above, "a state lease goes on from elsewhere")
-        sequence.saving = Saving(order.state_lease, pool, size)
+    if order.hidden_lease is not None:
+        pool = worker.hidden_pools.get(order.hidden_lease.storage_id)
+        above = sequence.above(order.hidden_lease.depth // size)
+        require(order.hidden_lease.parent == above, "a hidden lease goes on from elsewhere")
+        sequence.saving = Saving(order.hidden_lease, pool, size)
     worker.sequences[order.request_id] = sequence
     worker.recall(sequence)
 
@@ -90,7 +90,7 @@ def _preempt(worker: WorkerProcess, sequence: Sequence) -> None:
         attempt=sequence.admit.attempt,
         output=pack_int32(sequence.output),
     )
-    for event in _with_state(worker, sequence, said):
+    for event in _with_hidden(worker, sequence, said):
         worker.say(event)
 
 
@@ -117,11 +117,11 @@ def end_sequence(worker: WorkerProcess, sequence: Sequence, reason: str) -> list
         reason=reason,  # type: ignore[arg-type]
         output=pack_int32(sequence.output),
     )
-    return _with_state(worker, sequence, said)
+    return _with_hidden(worker, sequence, said)
 
 
-def _with_state(worker: WorkerProcess, sequence: Sequence, said: Input) -> list[Input]:
-    """What is said when a sequence ends: that its state was saved comes before or behind, or a while later."""
+def _with_hidden(worker: WorkerProcess, sequence: Sequence, said: Input) -> list[Input]:
+    """What is said when a sequence ends: that its hidden states were saved comes before or behind, or a while later."""
     if sequence.saving is None:
         return [said]
     saved = sequence.saving.answer(worker.name, worker.incarnation)

@@ -17,8 +17,8 @@ from tests.simulation.process import Process, Receiver
 from tests.simulation.sequence import Sequence
 from tests.simulation.steps import run_batch
 from tests.simulation.worker_orders import carry_out, end_sequence
+from tests.stateful.model_hidden import COSTS
 from tests.stateful.model_pages import EOS, MODEL, geometry
-from tests.stateful.model_state import COSTS
 
 if TYPE_CHECKING:
     from tests.simulation.cell import Cell

@@ -15,7 +15,7 @@ from shared import codec
 from shared.messages import cell_events, requests, storage_events, worker_events
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_model import CellModel, ModelStorage, ModelWorker, namespace
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 
 TROUBLES = (
     "worker_dies",
@@ -33,8 +33,8 @@ TROUBLES = (
     "disk_is_gone",
     "neighbours_fail",
 )
-STATE_TROUBLES = ("state_page_rots", "every_state_page_rots", "state_chunk_rots", "state_is_gone")
-"""What else can happen where state is kept."""
+HIDDEN_TROUBLES = ("hidden_page_rots", "every_hidden_page_rots", "hidden_chunk_rots", "hidden_is_gone")
+"""What else can happen where hidden states are kept."""
 
 SPARSE_TROUBLES = ("sparse_reads_fail", "sparse_chunk_is_gone")
 """What else can happen where chunks are read in part."""
@@ -118,12 +118,12 @@ class CellDriver:
         host_pages: int,
         disk_chunks: int = 0,
         has_remote: bool = False,
-        state_pages: int = 0,
+        hidden_pages: int = 0,
         keeps_sparse: bool = False,
     ) -> None:
         self.cell = CellModel(config, page_size=page_size)
-        self.cell.restoration = COSTS if state_pages else None
-        self.state_pages, self.keeps_sparse = state_pages, keeps_sparse
+        self.cell.restoration = COSTS if hidden_pages else None
+        self.hidden_pages, self.keeps_sparse = hidden_pages, keeps_sparse
         self.pages, self.host_pages = pages, host_pages
         self.disk_chunks, self.has_remote = disk_chunks, has_remote
         if host_pages:
@@ -232,22 +232,22 @@ class CellDriver:
             worker.fails_sparse_reads = not worker.fails_sparse_reads
         elif kind == "sparse_chunk_is_gone" and storage is not None and storage.sparse_disk:
             del storage.sparse_disk[list(storage.sparse_disk)[index % len(storage.sparse_disk)]]
-        elif kind in STATE_TROUBLES and storage is not None:
-            self._trouble_with_state(kind, index, storage)
+        elif kind in HIDDEN_TROUBLES and storage is not None:
+            self._trouble_with_hidden(kind, index, storage)
         elif kind == "gateway_dies":
             cell.feed(cell_events.GatewayLost(gateway_id=GATEWAYS[index % 2]))
 
-    def _trouble_with_state(self, kind: str, index: int, storage: ModelStorage) -> None:
+    def _trouble_with_hidden(self, kind: str, index: int, storage: ModelStorage) -> None:
         memory = storage.hidden_pool.memory if storage.hidden_pool is not None else {}
-        chunks = storage.state_disk.chunks
-        if kind == "state_page_rots" and memory:
+        chunks = storage.hidden_disk.chunks
+        if kind == "hidden_page_rots" and memory:
             memory[list(memory)[index % len(memory)]].is_corrupt = True
-        elif kind == "every_state_page_rots":
+        elif kind == "every_hidden_page_rots":
             for page in memory.values():
                 page.is_corrupt = True
-        elif kind == "state_chunk_rots" and chunks:
+        elif kind == "hidden_chunk_rots" and chunks:
             chunks[list(chunks)[index % len(chunks)]][0].is_corrupt = True
-        elif kind == "state_is_gone":
+        elif kind == "hidden_is_gone":
             chunks.clear()
 
     def noise(self, kind: str, index: int) -> None:
@@ -302,7 +302,7 @@ class CellDriver:
             pages=self.host_pages,
             disk_chunks=self.disk_chunks,
             has_remote=self.has_remote,
-            state_pages=self.state_pages,
+            hidden_pages=self.hidden_pages,
             keeps_sparse=self.keeps_sparse,
         )
 

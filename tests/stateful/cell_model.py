@@ -58,10 +58,10 @@ class CellModel:
         self.storages: dict[str, ModelStorage] = {}
         self.host_pools: dict[str, HostPool] = {}  # By name; a mapped pool outlives its storage.
         self.disks: dict[str, ModelDisk] = {}  # By storage id; a disk outlives its storage.
-        self.state_disks: dict[str, ModelDisk] = {}  # What of them holds state.
+        self.hidden_disks: dict[str, ModelDisk] = {}  # What of them holds hidden states.
         self.sparse_disks: dict[str, dict[bytes, None]] = {}  # What of them can be read in part.
         self.remote = ModelDisk(room=1_000)  # One object store for all.
-        self.state_remote = ModelDisk(room=1_000)  # What of it holds state.
+        self.hidden_remote = ModelDisk(room=1_000)  # What of it holds hidden states.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
@@ -158,7 +158,7 @@ class CellModel:
         pages: int = 32,
         disk_chunks: int = 0,
         has_remote: bool = False,
-        state_pages: int = 0,
+        hidden_pages: int = 0,
         keeps_sparse: bool = False,
     ) -> ModelStorage:
         """Start a storage (a new incarnation if there was one), with a disk for so many chunks in either form."""
@@ -166,9 +166,9 @@ class CellModel:
         storage = ModelStorage(self, storage_id, f"{storage_id}-{self.incarnations}", node, pages)
         self.storages[storage_id] = storage
         self.disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
-        self.state_disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
+        self.hidden_disks.setdefault(storage_id, ModelDisk()).room = disk_chunks
         self.sparse_disks.setdefault(storage_id, {})
-        storage.has_remote, storage.state_pages, storage.keeps_sparse = has_remote, state_pages, keeps_sparse
+        storage.has_remote, storage.hidden_pages, storage.keeps_sparse = has_remote, hidden_pages, keeps_sparse
         self.feed(
             storage_events.StorageJoined(
                 storage_id=storage_id,
@@ -177,7 +177,7 @@ class CellModel:
                 host_bytes=pages,
                 disk_bytes=disk_chunks * chunk_bytes(geometry(self.page_size)),
                 has_remote=has_remote,
-                state_bytes=state_pages,
+                hidden_bytes=hidden_pages,
                 keeps_sparse=keeps_sparse,
             )
         )

@@ -22,7 +22,7 @@ def check_save(order: storage_plans.SaveChunks, page_size: int, asked: Iterable[
     sources = list(zip(unpack_int32(order.host_pages), unpack_int32(order.device_pages), strict=True))
     assert len(sources) == size // page_size
     assert all((host < 0) != (device < 0) for host, device in sources), "a page is read from two places, or none"
-    assert order.form == "kv" or not order.worker_id, "a save of state reads a device"
+    assert order.form == "kv" or not order.worker_id, "a save of hidden states reads a device"
     assert bool(order.worker_id) == any(device >= 0 for _, device in sources), "a worker is named for nothing"
     assert order.key_id == next(message.key_id for message in asked if message.namespace == order.namespace)
     assert order.value >= 0

@@ -9,7 +9,7 @@ from shared import codec
 from shared.chunks import chunk_pages
 from shared.messages import storage_events, storage_plans
 from shared.messages.base import unpack_int32
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from tests.stateful.model_disk import ModelDisk, ModelFetch
 from tests.stateful.model_pages import HostPool, Page, WrongKv
 from tests.stateful.model_saves import check_save
@@ -26,7 +26,7 @@ class ModelStorage:
         self.cell = cell
         self.storage_id, self.incarnation, self.node, self.pages = storage_id, incarnation, node, pages
         self.pool: HostPool | None = None
-        self.state_pages = 0
+        self.hidden_pages = 0
         self.hidden_pool: HostPool | None = None
         self.devices: dict[tuple[str, str], ModelWorker] = {}
         self.inbox: deque[storage_plans.StoragePlan] = deque()
@@ -42,9 +42,9 @@ class ModelStorage:
         return self.cell.disks[self.storage_id]
 
     @property
-    def state_disk(self) -> ModelDisk:
-        """What of the disk holds state."""
-        return self.cell.state_disks[self.storage_id]
+    def hidden_disk(self) -> ModelDisk:
+        """What of the disk holds hidden states."""
+        return self.cell.hidden_disks[self.storage_id]
 
     @property
     def sparse_disk(self) -> dict[bytes, None]:
@@ -75,7 +75,7 @@ class ModelStorage:
             case storage_plans.SaveChunks():
                 self._save(plan.order, saves_succeed)
             case storage_plans.FetchChunks():
-                pool = self.hidden_pool if plan.order.form == "state" else self.pool
+                pool = self.hidden_pool if plan.order.form == HIDDEN else self.pool
                 assert pool is not None
                 self.fetches[plan.order.fetch_id] = ModelFetch(plan.order, pool, self._pages_each)
             case storage_plans.CancelFetch():
@@ -121,13 +121,13 @@ class ModelStorage:
         return True
 
     def _bring(self, fetch: ModelFetch) -> bool:
-        if fetch.order.form == "state":
-            return fetch.step(self.state_disk, self.cell.state_remote if self.has_remote else ModelDisk(room=0))
+        if fetch.order.form == HIDDEN:
+            return fetch.step(self.hidden_disk, self.cell.hidden_remote if self.has_remote else ModelDisk(room=0))
         return fetch.step(self.disk, self.cell.remote)
 
     def _save(self, order: storage_plans.SaveChunks, succeeds: bool) -> None:
-        is_state = order.form == "state"
-        pool, disk = (self.hidden_pool, self.state_disk) if is_state else (self.pool, self.disk)
+        is_hidden = order.form == HIDDEN
+        pool, disk = (self.hidden_pool, self.hidden_disk) if is_hidden else (self.pool, self.disk)
         assert pool is not None
         check_save(order, self.cell.page_size, self.cell.submitted.values())
         worker = self.devices.get((order.worker_id, order.worker_incarnation))
@@ -154,7 +154,7 @@ class ModelStorage:
                 saved.append(name)
                 dropped += disk.put(name, chunk) if disk.room else []
                 if self.has_remote:
-                    (self.cell.state_remote if is_state else self.cell.remote).put(name, chunk)
+                    (self.cell.hidden_remote if is_hidden else self.cell.remote).put(name, chunk)
         self._say(
             storage_events.ChunksSaved,
             save_id=order.save_id,
@@ -167,22 +167,22 @@ class ModelStorage:
         """Whatever the namespace: a model chunk does not say whose it is, and to drop more is harmless."""
         if "remote" in order.tiers:
             self.cell.remote.chunks.clear()
-            self.cell.state_remote.chunks.clear()
+            self.cell.hidden_remote.chunks.clear()
         if "disk" in order.tiers:
             names = b"".join(self.disk.chunks)
             self.disk.chunks.clear()
             self._say(storage_events.ChunksDropped, chunks=names)
-            names = b"".join(self.state_disk.chunks)
-            self.state_disk.chunks.clear()
+            names = b"".join(self.hidden_disk.chunks)
+            self.hidden_disk.chunks.clear()
             if names:
-                self._say(storage_events.ChunksDropped, chunks=names, form="state")
+                self._say(storage_events.ChunksDropped, chunks=names, form=HIDDEN)
 
     def _say(self, kind: type, **fields: object) -> None:
         self.outbox.append(kind(storage_id=self.storage_id, incarnation=self.incarnation, **fields))
 
     def _create(self, wanted: KvGeometry) -> None:
-        if wanted.is_state:
-            self._create_state_pool(wanted)
+        if wanted.is_hidden:
+            self._create_hidden_pool(wanted)
             return
         self.pool = HostPool(self.storage_id, self.incarnation, self.pages)
         self.cell.host_pools[self.incarnation] = self.pool
@@ -197,17 +197,17 @@ class ModelStorage:
         if self.sparse_disk:
             self._say(storage_events.ChunksListed, chunks=b"".join(self.sparse_disk), form="sparse")
 
-    def _create_state_pool(self, wanted: KvGeometry) -> None:
-        assert self.pool is not None, "a state pool is made before the host pool"
-        name = f"{self.incarnation}.state"
-        self.hidden_pool = HostPool(self.storage_id, self.incarnation, self.state_pages)
+    def _create_hidden_pool(self, wanted: KvGeometry) -> None:
+        assert self.pool is not None, "a hidden pool is made before the host pool"
+        name = f"{self.incarnation}.hidden"
+        self.hidden_pool = HostPool(self.storage_id, self.incarnation, self.hidden_pages)
         self.cell.host_pools[name] = self.hidden_pool
         handle = PoolHandle(
-            kind="shm", layout="page_first", name=name, nbytes=0, pages=self.state_pages, geometry=wanted
+            kind="shm", layout="page_first", name=name, nbytes=0, pages=self.hidden_pages, geometry=wanted
         )
-        self._say(storage_events.HostPoolCreated, handle=handle, form="state")
-        if self.state_disk.chunks:
-            self._say(storage_events.ChunksListed, chunks=b"".join(self.state_disk.chunks), form="state")
+        self._say(storage_events.HostPoolCreated, handle=handle, form=HIDDEN)
+        if self.hidden_disk.chunks:
+            self._say(storage_events.ChunksListed, chunks=b"".join(self.hidden_disk.chunks), form=HIDDEN)
 
     def _backup(self, order: storage_plans.BackupPages, succeeds: bool) -> None:
         assert self.pool is not None

@@ -11,9 +11,9 @@ from shared.ids import chain_page, chain_root
 from shared.messages import worker_events
 from shared.messages import worker_plans as plans
 from shared.messages.base import pack_int32, unpack_int32
+from tests.stateful.model_hidden import Saving, restored_tokens
 from tests.stateful.model_pages import EOS, HostPool, Page, WrongKv, next_token
 from tests.stateful.model_sparse import check_chosen, check_order, lossy_root, read_in_part
-from tests.stateful.model_state import Saving, restored_tokens
 
 if TYPE_CHECKING:
     from tests.stateful.cell_model import CellModel
@@ -51,7 +51,7 @@ class ModelWorker:
         self.requests: dict[str, RunningRequest] = {}
         self.hosts: dict[str, HostPool] = {}
         self.hidden_pools: dict[str, HostPool] = {}
-        self.saved_late: deque[worker_events.StateSaved] = deque()  # To be said when there is nothing to do.
+        self.saved_late: deque[worker_events.HiddenSaved] = deque()  # To be said when there is nothing to do.
         self.restored_tokens = 0
         self.neighbours: dict[str, ModelWorker] = {}
         self.fails_neighbour_loads = False
@@ -116,9 +116,9 @@ class ModelWorker:
                     request.pages += unpack_int32(order.pages)
                     used = [page for page in request.pages if page >= 0]
                     assert len(set(used)) == len(used), "a page is in one table twice"
-                    assert not order.state_pages or request.saving is not None, "a lease that is not there is extended"
-                    if request.saving is not None and order.state_pages:
-                        request.saving.extend(order.state_pages)
+                    assert not order.hidden_pages or request.saving is not None, "a lease that is not there is extended"
+                    if request.saving is not None and order.hidden_pages:
+                        request.saving.extend(order.hidden_pages)
             case plans.PreemptRequest():
                 request = self._known(order.request_id, order.attempt)
                 if request is not None:
@@ -138,7 +138,7 @@ class ModelWorker:
                 self._forbid_promoting(unpack_int32(order.device_pages))
                 self.promotions.append((order, self.hosts.get(order.storage_id)))
             case plans.AttachHostPool():
-                pools = self.hidden_pools if order.handle.geometry.is_state else self.hosts
+                pools = self.hidden_pools if order.handle.geometry.is_hidden else self.hosts
                 pools[order.storage_id] = self.cell.host_pools[order.handle.name]
             case plans.DetachHostPool():
                 assert self.hosts.pop(order.storage_id, None) or order.storage_id in self.hidden_pools
@@ -198,16 +198,16 @@ class ModelWorker:
         )
         if order.sparse is not None:
             assert submit.cache.importance == order.sparse.importance, "lossy KV for who did not allow it"
-            assert order.state_lease is None, "lossy state is saved"
+            assert order.hidden_lease is None, "lossy hidden states are saved"
             check_order(request, order.sparse, size)
         known = self.cell.ever_computed
         for index in range(exact // size):
             assert self._identity(request, index) in known, "a hit on what was never computed"
-        if order.state_lease is not None:
-            request.saving = self._saving(request, order.state_lease)
+        if order.hidden_lease is not None:
+            request.saving = self._saving(request, order.hidden_lease)
         self.requests[order.request_id] = request
 
-    def _saving(self, request: RunningRequest, lease: plans.StateLease) -> Saving:
+    def _saving(self, request: RunningRequest, lease: plans.HiddenLease) -> Saving:
         assert lease.depth >= request.computed, "a lease for what is not computed"
         last = lease.depth // self.cell.page_size - 1
         assert lease.depth <= len(request.tokens), "nobody knows what a lease goes on from"
@@ -215,7 +215,7 @@ class ModelWorker:
         return Saving(lease, self.hidden_pools.get(lease.storage_id), self.cell.page_size)
 
     def _leave(self, request: RunningRequest, said: codec.Input) -> list[codec.Input]:
-        """What is said when a sequence ends: that its state was saved comes before, behind, or much later."""
+        """What is said when a sequence ends: that its hidden states were saved comes before, behind, or much later."""
         if request.saving is None:
             return [said]
         saved = request.saving.answer(self.worker_id, self.incarnation)
@@ -296,7 +296,7 @@ class ModelWorker:
         return request.pages[: restore.start // self.cell.page_size]
 
     def _restore(self, request: RunningRequest, restore: plans.RestoreChunk) -> bool:
-        """Make KV of state pages, verifying each; returns whether all were good."""
+        """Make KV of hidden pages, verifying each; returns whether all were good."""
         assert restore.start == request.computed, "a restoration leaves a gap"
         assert restore.end < len(request.tokens), "nothing is left to compute"
         tokens = restored_tokens(restore, self.hidden_pools.get(restore.storage_id), self.cell.page_size)

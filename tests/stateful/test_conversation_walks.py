@@ -1,4 +1,4 @@
-"""Seeded walks of conversations whose turns leave holes in their state: restored, computed, and in trouble."""
+"""Seeded walks of conversations whose turns leave holes in their hidden states: restored, computed, and in trouble."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 import pytest
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, CellDriver
+from shared.messages.pools import HIDDEN
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, CellDriver
 from tests.stateful.walking import added_up
 
 WALKS = 30
@@ -18,7 +19,7 @@ MANY_TROUBLES = (
     "storage_dies",
     "storage_starts",
     *["chunk_fails"] * 3,
-    *STATE_TROUBLES,
+    *HIDDEN_TROUBLES,
 )
 
 MUST_HAPPEN = (
@@ -26,13 +27,13 @@ MUST_HAPPEN = (
     "fetch_deadlines",
     "restored_tokens",
     "restores_refused",
-    "saved_state_chunks",
-    "state_fetches_cancelled",
-    "state_fetches_failed",
-    "state_holes_passed",
-    "state_holes_planned",
-    "state_runs_extended",
-    "state_runs_without_room",
+    "saved_hidden_chunks",
+    "hidden_fetches_cancelled",
+    "hidden_fetches_failed",
+    "hidden_holes_passed",
+    "hidden_holes_planned",
+    "hidden_runs_extended",
+    "hidden_runs_without_room",
     "storages_lost",
     "workers_lost",
 )
@@ -74,8 +75,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         max_running=chance.randint(1, 4),
         batches_ahead=chance.randint(1, 3),
         lease_tokens=chance.choice([8, 64]),
-        state_form="0/1/0",
-        restoring=chance.choice(["planned", "planned", "state"]),
+        hidden_form="0/1/0",
+        restoring=chance.choice(["planned", "planned", HIDDEN]),
         prefetch_wait=chance.choice(["best_effort", "deadline", "full", "full"]),
         defer_tokens=chance.choice([0, 2]),
         min_prefetch_tokens=chance.choice([1, 200]),
@@ -88,7 +89,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         pages=chance.choice([1400, 2800]) // page_size,
         host_pages=chance.choice([640, 1280]) // page_size,
         disk_chunks=chance.choice([20, 200, 200]),
-        state_pages=chance.choice([128, 512, 4096]) // page_size,
+        hidden_pages=chance.choice([128, 512, 4096]) // page_size,
     )
     talks = [Talk(number) for number in range(TALKS)]
     troubles, noises = chance.choice([0.0, 0.03, 0.12]), chance.choice([0.02, 0.08])
@@ -125,7 +126,7 @@ def work(driver: CellDriver, chance: random.Random, talks: list[Talk]) -> None:
         is_heard, is_ok = chance.random() < 0.6, chance.random() < 0.93
         driver.storage_fetches(chance.randrange(1000), chance.randint(1, 3), is_heard, is_ok)
         if chance.random() < 0.1:  # Before the worker has seen what was brought.
-            driver.trouble("every_state_page_rots", 0)
+            driver.trouble("every_hidden_page_rots", 0)
 
 
 @pytest.fixture(scope="module")

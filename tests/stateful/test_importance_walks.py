@@ -14,11 +14,11 @@ from shared.chunks import chunk_pages
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig
 from shared.messages.storage_events import ChunksListed
-from tests.stateful.cell_driver import GATEWAYS, NOISES, SPARSE_TROUBLES, STATE_TROUBLES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, SPARSE_TROUBLES, TROUBLES, CellDriver
 from tests.stateful.cell_model import namespace
+from tests.stateful.model_hidden import COSTS
 from tests.stateful.model_pages import Page
 from tests.stateful.model_sparse import copy_in_parts
-from tests.stateful.model_state import COSTS
 from tests.stateful.walking import added_up, move
 
 WALKS = 60
@@ -93,7 +93,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         pages=chance.choice([8, 12, 24]) * scale,
         host_pages=chance.choice([2, 6, 12]) * scale,
         disk_chunks=chance.choice([6, 100, 100]),
-        state_pages=chance.choice([0, 0, 16]) * scale,
+        hidden_pages=chance.choice([0, 0, 16]) * scale,
         keeps_sparse=True,
     )
     if chance.random() < 0.3:
@@ -102,7 +102,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
     for _ in range(steps):
         point = chance.random()
         if point < troubles:
-            driver.trouble(chance.choice(TROUBLES + STATE_TROUBLES + SPARSE_TROUBLES * 3), chance.randrange(1000))
+            driver.trouble(chance.choice(TROUBLES + HIDDEN_TROUBLES + SPARSE_TROUBLES * 3), chance.randrange(1000))
         elif point < troubles + noises:
             driver.noise(chance.choice(NOISES), chance.randrange(1000))
         elif point < troubles + noises + 0.12:

@@ -1,4 +1,6 @@
-"""Seeded walks of cells whose disk has state of everything that is asked for: restorations meet every trouble."""
+"""Seeded walks of cells whose disk has hidden states of everything that is asked for: restorations meet every
+trouble.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,18 @@ from services.scheduler.core.restoring import restoration_ways as store_question
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
 from shared.messages.cell_events import CellConfig
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import ChunksDropped, ChunksListed
-from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, TROUBLES, CellDriver
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, TROUBLES, CellDriver
 from tests.stateful.cell_model import namespace
+from tests.stateful.model_hidden import COSTS
 from tests.stateful.model_pages import Page
-from tests.stateful.model_state import COSTS
 from tests.stateful.walking import added_up, move
 
 WALKS = 30
 KINDS, CHUNKS = 2, 4
 HOLES = [(), (), (1,), (2,), (1, 2), (0, 2)]
-"""Which chunks of every prompt have no state, as the turns of a conversation leave them."""
+"""Which chunks of every prompt have no hidden states, as the turns of a conversation leave them."""
 
 MUST_HAPPEN = (
     "fetch_deadlines",
@@ -35,28 +38,28 @@ MUST_HAPPEN = (
     "restorations_explored",
     "restorations_planned_kv",
     "restorations_planned_recompute",
-    "restorations_planned_state",
+    "restorations_planned_hidden",
     "restored_tokens",
     "restores_refused",
-    "state_fetched_tokens",
-    "state_fetches_cancelled",
-    "state_fetches_done",
-    "state_fetches_failed",
-    "state_holes_planned",
-    "state_runs",
-    "state_runs_extended",
-    "state_runs_without_room",
+    "hidden_fetched_tokens",
+    "hidden_fetches_cancelled",
+    "hidden_fetches_done",
+    "hidden_fetches_failed",
+    "hidden_holes_planned",
+    "hidden_runs",
+    "hidden_runs_extended",
+    "hidden_runs_without_room",
     "storages_lost",
     "store_questions_answered",
     "store_questions_in_vain",
     "store_questions_spared",
-    "store_questions_state",
+    "store_questions_hidden",
     "workers_lost",
 )
 
 
 def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) -> None:
-    """Let the disk hold the state of every prompt that a walk may ask for, or its KV too, and say so.
+    """Let the disk hold the hidden states of every prompt that a walk may ask for, or its KV too, and say so.
 
     Chunks ``holes`` of each prompt have KV alone.
     """
@@ -74,14 +77,14 @@ def put_on_disk(driver: CellDriver, *, has_kv: bool, holes: Sequence[int] = ()) 
             if len(pages) == each:
                 chunks[before] = pages
                 if place // each not in holes:
-                    storage.state_disk.chunks[before] = pages
+                    storage.hidden_disk.chunks[before] = pages
                 pages = []
     said: dict[str, Any] = {
         "storage_id": "storage",
         "incarnation": storage.incarnation,
-        "chunks": b"".join(storage.state_disk.chunks),
+        "chunks": b"".join(storage.hidden_disk.chunks),
     }
-    driver.cell.feed(ChunksListed(**said, form="state"))
+    driver.cell.feed(ChunksListed(**said, form=HIDDEN))
     if has_kv:
         storage.disk.chunks.update(chunks)
         driver.cell.feed(ChunksListed(**said | {"chunks": b"".join(chunks)}))
@@ -95,7 +98,7 @@ def leave_to_store(driver: CellDriver, chance: random.Random) -> None:
     said: dict[str, Any] = {"storage_id": "storage", "incarnation": storage.incarnation}
     for form, disk, store in (
         ("kv", storage.disk, driver.cell.remote),
-        ("state", storage.state_disk, driver.cell.state_remote),
+        (HIDDEN, storage.hidden_disk, driver.cell.hidden_remote),
     ):
         part = chance.choice([0.0, 0.7, 1.0])
         store.chunks.update({name: pages for name, pages in disk.chunks.items() if chance.random() < part})
@@ -113,8 +116,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         max_running=chance.randint(1, 4),
         batches_ahead=chance.randint(1, 3),
         lease_tokens=8,
-        state_form="0/1/0",
-        restoring=chance.choice(["planned", "planned", "planned", "state", "kv"]),
+        hidden_form="0/1/0",
+        restoring=chance.choice(["planned", "planned", "planned", HIDDEN, "kv"]),
         prefetch_wait=chance.choice(["best_effort", "deadline", "full", "full"]),
         defer_tokens=chance.choice([0, 2]),
         disk_writes=chance.choice(["through", "off"]),
@@ -130,7 +133,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         host_pages=chance.choice([6, 12]) * scale,
         disk_chunks=100,
         has_remote=has_remote,
-        state_pages=chance.choice([2, 4, 8, 40]) * scale,
+        hidden_pages=chance.choice([2, 4, 8, 40]) * scale,
     )
     troubles, noises = chance.choice([0.0, 0.03, 0.1]), chance.choice([0.02, 0.1])
     for _ in range(steps):
@@ -139,7 +142,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
             # Workers that join from here on may be so fast that nothing is worth fetching for them.
             speed = chance.choice([1.0, 1.0, 1e-6])
             driver.cell.restoration = structs.replace(COSTS, token_us=COSTS.token_us * speed)
-            driver.trouble(chance.choice(TROUBLES + STATE_TROUBLES * 4), chance.randrange(1000))
+            driver.trouble(chance.choice(TROUBLES + HIDDEN_TROUBLES * 4), chance.randrange(1000))
             if "storage" in driver.cell.storages:  # So slow that computing is faster, or as fast as it was.
                 driver.cell.storages["storage"].chunk_seconds = chance.choice([1e-5, 0.3])
         elif point < troubles + noises:

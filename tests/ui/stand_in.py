@@ -29,7 +29,7 @@ def node(number: int, parent: int | None, depth: int, tokens: int, **changes: An
     return {
         "id": number, "parent": parent, "namespace": NAMESPACES[0], "depth": depth, "tokens": tokens, "hits": 0,
         "head": [number, 2, 3], "head_text": f"beginning of {number}", "device": {}, "host": {}, "disk": {},
-        "state": {}, "pins": [], **changes,
+        "hidden": {}, "pins": [], **changes,
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def a_cell(**changes: Any) -> dict[str, Any]:
         ],
         "counters": {"hit_tokens_device": 54_400, "hit_tokens_host": 21_000, "hit_tokens_disk": 3_840,
                      "evicted_pages_device": 12},
-        "nodes": 300, "pins": 1, "pinned_pages": 32, "chunks": 90, "state_chunks": 0, "sparse_chunks": 0, "fetches": 1,
+        "nodes": 300, "pins": 1, "pinned_pages": 32, "chunks": 90, "hidden_chunks": 0, "sparse_chunks": 0, "fetches": 1,
         "saves": 2, "deferred": 0, "in_queue_nodes": 0, "in_flight_nodes": 1, "restorations": [], **changes,
     }  # fmt: skip
 

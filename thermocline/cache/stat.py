@@ -18,7 +18,7 @@ from thermocline.cache.tables import table
 SUMMARY = "show pools, disks, hits by tier, and what the cache has done"
 SHOWN = (
     "evicted", "flushed", "promot", "host_", "backups", "loads", "saves", "saved", "fetch", "pins", "quarantined",
-    "deferred", "neighbour", "state_", "restor", "sparse", "warming", "drain", "handed_over",
+    "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_over",
 )  # fmt: skip
 """Counters are shown that have one of these in their names."""
 
@@ -51,7 +51,7 @@ def stat_lines(stats: CacheStats) -> list[str]:
     lines += table(("pool", "tier", "pages", "cached", "leased", "free"), pools)
     lines.append(
         f"{stats.nodes:,} nodes, pages of {stats.page_size} tokens, {stats.chunks:,} chunks of KV and "
-        f"{stats.state_chunks:,} of state on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"
+        f"{stats.hidden_chunks:,} of hidden states on disks, {stats.pins:,} pins of {stats.pinned_pages:,} pages"
     )
     if stats.sparse_chunks:
         lines.append(f"{stats.sparse_chunks:,} of these chunks of KV can be read in part")

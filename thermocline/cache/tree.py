@@ -9,7 +9,7 @@ from thermocline.cache.tables import WIDTH, shortened
 
 DEEPEST = 10
 """Levels that are indented; what is deeper stands as far right, and its depth in tokens tells."""
-HEAD = f"{'node':<24}{'depth':>8}{'tokens':>8}{'hits':>7}{'device':>8}{'host':>7}{'disk':>6}{'state':>7}  first tokens"
+HEAD = f"{'node':<24}{'depth':>8}{'tokens':>8}{'hits':>7}{'device':>8}{'host':>7}{'disk':>6}{'hidden':>7}  first tokens"
 
 
 def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
@@ -45,7 +45,7 @@ def _rows(roots: Iterable[CacheNode], below: dict[int, list[CacheNode]]) -> list
 
 def _row(node: CacheNode, level: int) -> str:
     place = f"{'  ' * min(level, DEEPEST)}{'' if level <= DEEPEST else '…'}{node.id}"
-    held = ((node.device, 8), (node.host, 7), (node.disk, 6), (node.state, 7))
+    held = ((node.device, 8), (node.host, 7), (node.disk, 6), (node.hidden, 7))
     counts = "".join(f"{_count(pools):>{width}}" for pools, width in held)
     pins = f"[pins: {', '.join(node.pins)}] " if node.pins else ""
     head = node.head_text if node.head_text is not None else " ".join(map(str, node.head))

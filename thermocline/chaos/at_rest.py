@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from shared.errors import ThermoclineError
+from shared.messages.pools import form_name
 from shared.messages.status import CellStatus
 from thermocline.chaos.cell import ChaosCell
 from thermocline.chaos.health import Health
@@ -32,7 +33,8 @@ def unrest(status: CellStatus) -> list[str]:
         if count
     ]
     found += [
-        f"{pool.owner} {pool.tier}: {pool.leased} leased, {pool.free} free, {pool.cached} cached of {pool.total} pages"
+        f"{pool.owner} {form_name(pool.tier)}: {pool.leased} leased, {pool.free} free, {pool.cached} cached of "
+        f"{pool.total} pages"
         for pool in status.pools
         if pool.leased or pool.free + pool.cached != pool.total
     ]

@@ -78,7 +78,7 @@ class ChaosSettings:
             host_kv_bytes=24 * 2**20,
             disk_dir=(str(folder / "disk"),),
             disk_kv_bytes=64 * 2**20,
-            state_bytes=16 * 2**20,
+            hidden_bytes=16 * 2**20,
             max_batch_tokens=256,
             data_dir=str(folder),
             grace_s=8.0,

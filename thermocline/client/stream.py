@@ -19,7 +19,7 @@ class RequestError(Exception):
 
 
 SOURCES = ("device", "neighbour", "host", "hidden", "sparse", "disk", "remote")
-"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from state below host memory.
+"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from hidden states below host memory.
 
 Of what was ``sparse`` on the disk only a part was loaded, and the answer is lossy.
 """

@@ -12,6 +12,8 @@ from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.heat import parse
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
+from shared.messages.pools import form_word
+from shared.renamed_settings import by_new_value, new_name
 
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -44,16 +46,19 @@ def _read(
     cell_values: dict[str, Any] = {}
     own_values: dict[str, Any] = {}
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
+        given, equals, text = assignment.partition("=")
+        key = new_name(given, (*own, *cell), lambda name: f"--set {name}")
         if not equals:
             faults.append(f"--set {assignment}: must be key=value")
         elif key in own:
             _convert(key, text, own, own_values, faults)
         elif key in cell:
-            _convert(key, text, cell, cell_values, faults)
+            _convert(key, by_new_value(key, text, f"--set {key}"), cell, cell_values, faults)
         else:
             workload = f"; of the workload {', '.join(sorted(own))}" if own else ""
             faults.append(f"--set {key}: unknown setting; of the cell there are {', '.join(sorted(cell))}{workload}")
+    if "restoring" in cell_values:
+        cell_values["restoring"] = form_word(cell_values["restoring"])
     if policy is not None:
         cell_values["policy"] = policy
     name = cell_values.get("policy", CellConfig().policy)

@@ -42,7 +42,7 @@ class Cell:
     cpu_kv_bytes: int
     host_kv_bytes: int
     threads: int
-    state_bytes: int = 0
+    hidden_bytes: int = 0
     cpu_dtype: str = "auto"
     config_file: Path | None = None
     admin_key: str = field(default="", repr=False)
@@ -107,8 +107,8 @@ def node_of(config: SupervisorConfig, sees_gpus: bool) -> Node:
 
 def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, *, sees_gpus: bool) -> ChosenSizes:
     """Sizes of all pools of this node, those that are set and those that are not. Raises ConfigError."""
-    state = 0 if config.state_form == "off" else config.state_bytes
-    asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, state)
+    hidden = 0 if config.hidden_form == "off" else config.hidden_bytes
+    asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, hidden)
     demand = demand_of(model, config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model))
     return choose_sizes(asked, machine, demand, node_of(config, sees_gpus))
 
@@ -169,7 +169,7 @@ def resolve(
         shm_prefix=shm_prefix,
         cpu_kv_bytes=pools.device_on_cpu,
         host_kv_bytes=pools.host,
-        state_bytes=pools.state,
+        hidden_bytes=pools.hidden,
         threads=config.threads or divide_cores(usable_cores(), config.workers),
         cpu_dtype=cpu_data_type(model),
         config_file=config_file,

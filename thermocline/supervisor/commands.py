@@ -66,7 +66,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         **common,
         "prefix_caching": config.prefix_caching,
         "policy": config.policy,
-        "state_form": config.state_form,
+        "hidden_form": config.hidden_form,
         "restoring": config.restoring,
         "max_batch_tokens": config.max_batch_tokens,
         "max_running": config.max_running,
@@ -79,8 +79,8 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "shm_prefix": cell.shm_prefix,
         "host_kv_bytes": cell.host_kv_bytes,
         "disk_dir": tuple(str(Path(path).expanduser().resolve()) for path in config.disk_dir),
-        # A disk of the settings file's [storage] is not known here, and its state pool is that section's business.
-        "state_bytes": cell.state_bytes or config.state_bytes,
+        # A disk of the settings file's [storage] is not known here, and its hidden pool is that section's business.
+        "hidden_bytes": cell.hidden_bytes or config.hidden_bytes,
         "disk_kv_bytes": config.disk_kv_bytes,
         "disk_read_bytes_per_s": config.disk_read_bytes_per_s,
         "remote": config.remote,

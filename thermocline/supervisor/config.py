@@ -50,17 +50,17 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_read_bytes_per_s: Annotated[
         int | None, Meta(description="what the disk may be read with at the most, such as 500MB; 0 is no limit")
     ] = None
-    state_form: Annotated[
+    hidden_form: Annotated[
         str | None,
         Meta(
             description="what is kept on disk in the place of KV: off, auto, or layers absent/from hidden states/as KV"
         ),
     ] = None
-    state_bytes: Annotated[int | None, Meta(description="memory for that on its way, such as 256MiB; 0 keeps none")] = (
-        None
-    )
+    hidden_bytes: Annotated[
+        int | None, Meta(description="memory for that on its way, such as 256MiB; 0 keeps none")
+    ] = None
     restoring: Annotated[
-        str | None, Meta(description="how prefixes come back from disk: planned, or always by kv, state or recompute")
+        str | None, Meta(description="how prefixes come back from disk: planned, or always by kv, hidden or recompute")
     ] = None
     importance: Annotated[
         str | None, Meta(description="whether requests may load prefixes in part, which is lossy: off, gated or on")
@@ -129,7 +129,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 faults.append(f"{name} must be at least 1")
-        sizes = ("device_kv_bytes", "host_kv_bytes", "disk_kv_bytes", "disk_read_bytes_per_s", "state_bytes")
+        sizes = ("device_kv_bytes", "host_kv_bytes", "disk_kv_bytes", "disk_read_bytes_per_s", "hidden_bytes")
         for name in (*sizes, "ready_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and value < 0:

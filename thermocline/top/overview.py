@@ -15,7 +15,7 @@ from thermocline.top.styles import SOURCES, bar, milliseconds, percent
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _TENANTS = 8
-_TIER_ORDER = {"device": 0, "host": 1, "state": 2}
+_TIER_ORDER = {"device": 0, "host": 1, "hidden": 2}
 
 
 def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 SOURCES = {
     "device": "dark_orange", "neighbour": "magenta", "host": "yellow", "disk": "cyan", "remote": "blue",
-    "hidden": "green", "sparse": "purple", "computed": "bright_black", "state": "green",
+    "hidden": "green", "sparse": "purple", "computed": "bright_black",
 }  # fmt: skip
 PARTS = {
     "accept": "bright_black", "broker": "slate_blue1", "queue": "yellow", "deferral": "magenta",

@@ -72,7 +72,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
 
     ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage,
-    and ``state`` those of which state is kept from which KV is restored.
+    and ``hidden`` those of which hidden states are kept from which KV is restored.
     """
 
     id: int
@@ -86,7 +86,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     device: dict[str, int]
     host: dict[str, int]
     disk: dict[str, int]
-    state: dict[str, int]
+    hidden: dict[str, int]
     pins: list[str]
 
 
@@ -108,7 +108,7 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
     leased: int
     free: int
-    form: str = ""  # Of a state pool: layers computed from tokens / from hidden states / kept as KV, such as "0/8/0".
+    form: str = ""  # Of a hidden pool: layers computed from tokens / from hidden states / kept as KV, such as "0/8/0".
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     pins: int
     pinned_pages: int
     chunks: int  # Of KV on the disks, as far as the scheduler knows.
-    state_chunks: int  # The same of state from which KV is restored.
+    hidden_chunks: int  # The same of hidden states from which KV is restored.
     sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
     pools: list[PoolReport]
     hit_tokens: dict[str, int]  # By tier.

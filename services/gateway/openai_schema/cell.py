@@ -94,7 +94,7 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     pins: int
     pinned_pages: int
     chunks: int
-    state_chunks: int
+    hidden_chunks: int
     sparse_chunks: int
     fetches: int
     saves: int

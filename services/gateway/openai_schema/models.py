@@ -53,7 +53,7 @@ class ServingDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingPool(msgspec.Struct, frozen=True, kw_only=True):
-    """Where KV is kept: ``tier`` is device, host, state, disk or remote, ``owner`` a worker or a storage.
+    """Where KV is kept: ``tier`` is device, host, hidden, disk or remote, ``owner`` a worker or a storage.
 
     ``tokens`` and ``bytes`` are null where nothing bounds them. ``is_ready`` is false while a pool is being made.
     """

@@ -9,7 +9,8 @@ import msgspec
 from services.gateway.openai_schema.cache import CacheNode, CacheStats, Pin, PoolReport
 from services.gateway.openai_schema.models import Shortfall
 from shared.messages.base import unpack_int32
-from shared.messages.status import CachedNode, CellStatus, Inventory, PinStatus
+from shared.messages.pools import form_name
+from shared.messages.status import CachedNode, CellStatus, Inventory, PinStatus, PoolStatus
 
 HIT_TIERS = ("device", "neighbour", "host", "disk", "remote")
 
@@ -28,7 +29,7 @@ def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
         device=node.device,
         host=node.host,
         disk=node.disk,
-        state=node.state,
+        hidden=node.hidden,
         pins=list(node.pins),
     )
 
@@ -46,6 +47,19 @@ def pin_view(pin: PinStatus) -> Pin:
     )
 
 
+def pool_view(pool: PoolStatus) -> PoolReport:
+    """A pool's pages."""
+    return PoolReport(
+        owner=pool.owner,
+        tier=form_name(pool.tier),
+        total=pool.total,
+        cached=pool.cached,
+        leased=pool.leased,
+        free=pool.free,
+        form=pool.form,
+    )
+
+
 def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) -> CacheStats:
     """The scheduler's view of the pools beside the storages' own counters."""
     return CacheStats(
@@ -54,20 +68,9 @@ def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) 
         pins=status.pins,
         pinned_pages=status.pinned_pages,
         chunks=status.chunks,
-        state_chunks=status.state_chunks,
+        hidden_chunks=status.hidden_chunks,
         sparse_chunks=status.sparse_chunks,
-        pools=[
-            PoolReport(
-                owner=pool.owner,
-                tier=pool.tier,
-                total=pool.total,
-                cached=pool.cached,
-                leased=pool.leased,
-                free=pool.free,
-                form=pool.form,
-            )
-            for pool in status.pools
-        ],
+        pools=[pool_view(pool) for pool in status.pools],
         hit_tokens={tier: status.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS},
         counters=dict(sorted(status.counters.items())),
         storages={name: None if found is None else dict(found.counters) for name, found in inventories.items()},

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from services.gateway.openai_schema.cell import CellReport
+from services.gateway.views.cache_view import pool_view
 from services.gateway.views.tenant_view import tenant_view
 from shared.messages.status import CellStatus
 
@@ -15,4 +16,5 @@ def cell_view(status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0)
     """``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants."""
     report = msgspec.convert(status, CellReport, from_attributes=True)
     tenants = tenant_view(status, owners) if owners else []
-    return msgspec.structs.replace(report, age_ms=round(max(0.0, age_s) * 1000, 1), tenants=tenants)
+    pools = [pool_view(pool) for pool in status.pools]
+    return msgspec.structs.replace(report, age_ms=round(max(0.0, age_s) * 1000, 1), pools=pools, tenants=tenants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.gateway.context_limit import ContextLimit
 from services.gateway.openai_schema.models import Serving, ServingDevice, ServingPool
+from shared.messages.pools import HIDDEN, form_name
 from shared.messages.status import CellStatus, StorageBudget
 
 
@@ -31,13 +32,13 @@ def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
 
 
 def _pools(status: CellStatus) -> list[ServingPool]:
-    """Pools of pages. A page of state stands for as many tokens and takes less, which nothing here says."""
+    """Pools of pages. A page of hidden states stands for as many tokens and takes less, which nothing here says."""
     return [
         ServingPool(
-            tier=pool.tier,
+            tier=form_name(pool.tier),
             owner=pool.owner,
             tokens=pool.total * status.page_size,
-            bytes=pool.total * status.page_bytes if pool.tier != "state" else None,
+            bytes=pool.total * status.page_bytes if pool.tier != HIDDEN else None,
         )
         for pool in status.pools
     ]

@@ -14,7 +14,7 @@ from services.scheduler.core.cache.page_pool import PagePool
 from services.scheduler.core.cache.pin import Pin
 from services.scheduler.core.cache.prefix_tree import PrefixTree
 from services.scheduler.core.explain.recollection import Recollection
-from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenSave, HiddenTier
+from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenSave, HiddenTier, OpenHiddenLease
 from services.scheduler.core.members.drain import Drain
 from services.scheduler.core.quotas.quota_accounts import Quotas
 from services.scheduler.core.request import LeaseWait, Request
@@ -112,7 +112,7 @@ class CellState(msgspec.Struct):
     fetches: dict[int, Fetch] = {}
     next_fetch: int = 1
     hidden_fetches: dict[int, HiddenFetch] = {}  # Numbered like ``fetches``.
-    leases: dict[int, HiddenLease] = {}
+    leases: dict[int, OpenHiddenLease] = {}
     next_lease: int = 1
     hidden_saves: dict[int, HiddenSave] = {}  # Numbered like ``saves``.
     predictions: PredictionErrors = msgspec.field(default_factory=PredictionErrors)

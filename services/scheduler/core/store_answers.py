@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.messages.pools import HIDDEN
+
 if TYPE_CHECKING:
     from shared.messages.pools import ChunkForm
 
@@ -18,12 +20,12 @@ class StoreLacks(msgspec.Struct):
 
     def is_known(self, form: ChunkForm, start: int) -> bool:
         """Whether the store has nothing from token ``start`` on. Does not mutate."""
-        lacking_from = self.hidden_from if form == "state" else self.kv_from
+        lacking_from = self.hidden_from if form == HIDDEN else self.kv_from
         return 0 <= lacking_from <= start
 
     def note(self, form: ChunkForm, start: int) -> None:
         """The store was asked for the request's prefix, or for what it shares with another, and had it up to here."""
-        if form == "state":
+        if form == HIDDEN:
             self.hidden_from = start
         else:
             self.kv_from = start
@@ -37,18 +39,18 @@ class StoreBlanks(msgspec.Struct):
 
     def of(self, form: ChunkForm) -> int:
         """How many in a row. Does not mutate."""
-        return self.hidden if form == "state" else self.kv
+        return self.hidden if form == HIDDEN else self.kv
 
     def note_nothing(self, form: ChunkForm) -> None:
         """A question was in vain."""
-        if form == "state":
+        if form == HIDDEN:
             self.hidden += 1
         else:
             self.kv += 1
 
     def note_something(self, form: ChunkForm) -> None:
         """The store has chunks in this form: it is worth asking."""
-        if form == "state":
+        if form == HIDDEN:
             self.hidden = 0
         else:
             self.kv = 0

@@ -41,8 +41,8 @@ class SaveChunk:
 def check_save(order: SaveChunks, host: PoolHandle, device: PoolHandle | None) -> list[SaveChunk]:
     """The chunks of ``order``. ``device`` is the pool of the worker that it names, None if it names none.
 
-    ``host`` is the state pool for an order of state, which has no other source. Raises InvalidRequest, saying what is
-    wrong.
+    ``host`` is the hidden pool for an order of hidden states, which has no other source. Raises InvalidRequest, saying
+    what is wrong.
     """
     geometry = host.geometry
     check_namespace(order.namespace)
@@ -50,8 +50,8 @@ def check_save(order: SaveChunks, host: PoolHandle, device: PoolHandle | None) -
     pages, tokens = chunk_pages(geometry.page_size), chunk_tokens(geometry.page_size)
     host_pages = _sources("host", order.host_pages, count * pages, host.pages)
     device_pages = _sources("device", order.device_pages, count * pages, device.pages if device else 0)
-    if geometry.is_state and (device is not None or (host_pages == NOWHERE).any()):
-        raise InvalidRequest("state is saved from the state pool alone")
+    if geometry.is_hidden and (device is not None or (host_pages == NOWHERE).any()):
+        raise InvalidRequest("hidden states are saved from the hidden pool alone")
     if device is not None and device.geometry != geometry:
         raise InvalidRequest(f"the pools differ in geometry: device {device.geometry}, host {geometry}")
     if ((host_pages == NOWHERE) & (device_pages == NOWHERE)).any():

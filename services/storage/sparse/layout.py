@@ -55,7 +55,7 @@ class SparseLayout:
     def of(cls, geometry: KvGeometry, *, block_tokens: int = 0) -> SparseLayout:
         """The layout in which this storage writes chunks of KV of ``geometry``; ``block_tokens`` 0 is the rule above.
 
-        Raises InvalidRequest for state, and for blocks that do not divide a chunk.
+        Raises InvalidRequest for hidden states, and for blocks that do not divide a chunk.
         """
         layout = cls(geometry, min(PROBE_HEADS, geometry.kv_heads), block_tokens or 1)
         if not block_tokens:
@@ -70,8 +70,8 @@ class SparseLayout:
 
     def fault(self) -> str:
         """Why there is no such layout, or ""."""
-        if self.geometry.fault() or self.geometry.is_state:
-            return self.geometry.fault() or "they hold state"
+        if self.geometry.fault() or self.geometry.is_hidden:
+            return self.geometry.fault() or "they hold hidden states"
         if not 1 <= self.probe_heads <= self.geometry.kv_heads:
             return f"{self.probe_heads} of {self.geometry.kv_heads} KV heads cannot be apart"
         if self.block_tokens < 1 or self.tokens % self.block_tokens:

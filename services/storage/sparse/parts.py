@@ -61,7 +61,7 @@ def make_sparse(
     """For copies of chunks of KV of ``geometry``; None where the settings ask for none, or where they cannot be kept:
     the log says why, and the storage serves without them.
     """
-    if not config.sparse or disk is None or geometry.is_state:
+    if not config.sparse or disk is None or geometry.is_hidden:
         return None
     backend = disk.backend
     try:

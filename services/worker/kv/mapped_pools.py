@@ -42,7 +42,7 @@ class AttachedPool:
 
 
 class MappedPools:
-    """One pool of each storage: host pools or state pools."""
+    """One pool of each storage: host pools or hidden pools."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The state pools that this worker has mapped, by the storage that owns them.
+"""The hidden pools that this worker has mapped, by the storage that owns them.
 
-Steps save state into leased pages of them (HCache section 4.2.2), and restorations read them, so they are mapped
-writable. On a GPU they are pinned, so that what is read goes over the link without staging.
+Steps save hidden states into leased pages of them (HCache section 4.2.2), and restorations read them, so they are
+mapped writable. On a GPU they are pinned, so that what is read goes over the link without staging.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.messages.pools import KvGeometry, PoolHandle
 
 
 class HiddenPools(MappedPools):
-    """Views of pools whose state pages restore KV of the worker's own geometry. Used by the compute thread."""
+    """Views of pools whose hidden pages restore KV of the worker's own geometry. Used by the compute thread."""
 
     def __init__(
         self,
@@ -25,11 +25,11 @@ class HiddenPools(MappedPools):
         """``geometry`` is that of the worker's KV. ``retire`` runs what unmaps a pool behind whatever writes to it."""
 
         def fault(handle: PoolHandle) -> str:
-            if handle.geometry.is_state and handle.geometry.as_kv == geometry:
+            if handle.geometry.is_hidden and handle.geometry.as_kv == geometry:
                 return ""
-            return f"pool {handle.name} of {handle.geometry} holds no state that {geometry} is restored from"
+            return f"pool {handle.name} of {handle.geometry} holds no hidden states that {geometry} is restored from"
 
-        super().__init__("state", fault, pins, retire, is_written=True)
+        super().__init__("hidden", fault, pins, retire, is_written=True)
 
     def view(self, storage_id: str) -> HostPoolView:
         """A mapped pool. Raises TransportError, saying why, when there is none."""

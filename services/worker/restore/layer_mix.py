@@ -1,4 +1,4 @@
-"""Which layers of a prefix come back by which means (HCache section 4.1: state is partitioned by layers).
+"""Which layers of a prefix come back by which means (HCache section 4.1: hidden states are partitioned by layers).
 
 The first layers are recomputed from tokens, because a layer's input needs all layers before it; then come those
 restored from hidden states; the last ones are loaded as KV, so that the link is busy while hidden states are being
@@ -29,8 +29,8 @@ class LayerMix:
             raise InvariantViolated(f"no prefix is restored as {self}")
 
     @classmethod
-    def of_state(cls, geometry: KvGeometry, recomputed: int) -> LayerMix:
-        """Restoration from state pages where the first ``recomputed`` layers are recomputed, and those that the pages
+    def of_hidden(cls, geometry: KvGeometry, recomputed: int) -> LayerMix:
+        """Restoration from hidden pages where the first ``recomputed`` layers are recomputed, and those that the pages
         lack. What the pages hold of recomputed layers is left alone.
 
         Raises InvariantViolated for more layers than there are.

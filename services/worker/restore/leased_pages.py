@@ -1,4 +1,5 @@
-"""Stage two's end in the running system: full chunks go into state pages that the scheduler has leased, and are sealed.
+"""Stage two's end in the running system: full chunks go into hidden pages that the scheduler has leased, and are
+sealed.
 
 A page is cleared before it is written and sealed after, so that a chunk which was written half-way never verifies. The
 lease is answered once, with the chunks that are sealed, whatever has become of the rest.
@@ -75,7 +76,7 @@ class LeasedPages:
         if piece.tokens < count:
             return True
         if piece.first != run.depth + run.chunks * count:
-            raise InvariantViolated(f"a chunk of state at token {piece.first} of lease {run.lease_id} is out of turn")
+            raise InvariantViolated(f"a hidden chunk at token {piece.first} of lease {run.lease_id} is out of turn")
         pages = run.pages[run.chunks * size : (run.chunks + 1) * size]
         if len(pages) < size:
             run.lacked_pages = True
@@ -109,7 +110,7 @@ def lease_fault(depth: int, parent: bytes, pages: Sequence[int], view: HostPoolV
 def pages_fault(pages: Sequence[int], view: HostPoolView) -> str:
     """Why these are no pages of the pool, or ""."""
     if pages and not 0 <= min(pages) <= max(pages) < view.handle.pages:
-        return f"a state page is outside the pool of {view.handle.pages}"
+        return f"a hidden page is outside the pool of {view.handle.pages}"
     return ""
 
 

@@ -91,7 +91,7 @@ class SavingStep:
         try:
             snapshot.take_kv(pool, slots)
         except Exception as error:
-            _log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
+            _log.warning("hidden_not_saved", reason=f"{type(error).__name__}: {error}")
             self.void()
 
 

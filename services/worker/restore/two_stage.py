@@ -1,4 +1,4 @@
-"""Two-stage saving of state (HCache section 4.2.2): a snapshot within the step, pieces beside it.
+"""Two-stage saving of hidden states (HCache section 4.2.2): a snapshot within the step, pieces beside it.
 
 The computing thread never waits. What there is no room for is not saved: the sequence stops there, what was saved of it
 before stays good, and the counts tell how often that happened.
@@ -195,7 +195,7 @@ class TwoStageSaver:
                     for piece in self._assembler.append(each.sequence_id, rows):
                         self._hand_on(piece)
         except Exception as error:  # Of the device or the store: nothing of these can be counted on from here.
-            _log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
+            _log.warning("hidden_not_saved", reason=f"{type(error).__name__}: {error}")
             self._not_taken.update(each.sequence_id for each in kept)
             self.counts.stopped_not_taken += len(kept)
         finally:

@@ -58,9 +58,17 @@ def test_every_package_of_the_core_has_its_line() -> None:
 
 def retired_words() -> list[str]:
     """What GLOSSARY marks as retired, but for what is only no field any more."""
+    return [word for first in _firsts() if "as fields" not in first for word in re.findall(r"`(\w+)`", first)]
+
+
+def words_retired_everywhere() -> list[str]:
+    """Those of them that are retired outside the scheduler's core, too."""
+    return [word for first in _firsts() if "everywhere" in first for word in re.findall(r"`(\w+)`", first)]
+
+
+def _firsts() -> list[str]:
     rows = (ROOT / "GLOSSARY.md").read_text("utf-8").split("## Retired words", 1)[1].splitlines()
-    firsts = [row.split("|")[1] for row in rows if row.startswith("| `") and "as fields" not in row]
-    return [word for first in firsts for word in re.findall(r"`(\w+)`", first)]
+    return [row.split("|")[1] for row in rows if row.startswith("| `")]
 
 
 @pytest.mark.parametrize("word", retired_words())
@@ -69,6 +77,16 @@ def test_a_retired_word_is_used_no_more(word: str) -> None:
     names = {path: _names(path) for path in FOLDER.rglob("*.py")}
 
     assert [path.name for path, found in names.items() if word in found or path.stem == word] == []
+
+
+def test_words_that_are_retired_everywhere_are_used_nowhere() -> None:
+    """Nor is a file called by one, in any folder of Python."""
+    retired = set(words_retired_everywhere())
+
+    found = {file: retired & {*_names(ROOT / file), Path(file).stem} for file in FILES}
+
+    assert retired
+    assert {file: words for file, words in found.items() if words} == {}
 
 
 def _names(path: Path) -> set[str]:

@@ -54,7 +54,7 @@ async def test_nodes_are_listed_page_by_page() -> None:
     assert first["data"][0] == {
         "id": 1, "parent": None, "namespace": NAMESPACE, "depth": 0, "tokens": 16, "hits": 2, "head": [1, 2, 3],
         "head_text": tokenizer().decode([1, 2, 3]), "device": {"worker-0": 1}, "host": {"storage-0": 1},
-        "disk": {"storage-0": 2}, "state": {}, "pins": ["p"],
+        "disk": {"storage-0": 2}, "hidden": {}, "pins": ["p"],
     }  # fmt: skip
     assert (first["object"], first["has_more"], first["next_after"]) == ("list", True, 2)
     assert ([n["id"] for n in second["data"]], second["has_more"], second["next_after"]) == ([3], False, None)

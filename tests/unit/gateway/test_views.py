@@ -65,7 +65,9 @@ def test_a_prompt_counts_once_however_many_choices() -> None:
 
 
 def test_every_tier_counts_as_cached() -> None:
-    """Those from disk, object store, a neighbour's device, state and in part are told apart and are all cached ones."""
+    """Those from disk, object store, a neighbour's device, hidden states and in part are told apart and are all
+    cached ones.
+    """
     made = generation(prompts=1, n=1)
     usage = Usage(
         device_tokens=1, host_tokens=2, disk_tokens=3, remote_tokens=4, neighbour_tokens=5, hidden_tokens=6,

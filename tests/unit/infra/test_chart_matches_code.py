@@ -248,7 +248,7 @@ def test_memory_holds_every_pool() -> None:
                 settings = settings_from(container["args"][0], container["args"][1:], environment(container))
                 limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * mib
                 if isinstance(settings, StorageConfig):
-                    made = settings.host_kv_bytes + settings.state_bytes
+                    made = settings.host_kv_bytes + settings.hidden_bytes
                     assert limit >= made + 2 * settings.staging_bytes
                 else:
                     assert isinstance(settings, WorkerConfig)

@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "infra" / "compose"
 TEXTS = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.yaml"))}
 
-_VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+_FORMER = re.compile(r"\$\{STATE_BYTES:-([^{}]*)\}")
+"""A variable's name in an earlier release, as the default of its present one."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^{}]*))?\}")
 
 
 def fill(text: str, given: dict[str, str]) -> str:
@@ -40,7 +43,9 @@ def fill(text: str, given: dict[str, str]) -> str:
         assert how == "-", f"{name} has no default"
         return str(rest)
 
-    return _VARIABLE.sub(value, text)
+    while (filled := _VARIABLE.sub(value, text)) != text:  # A default may be a variable with a default.
+        text = filled
+    return text
 
 
 def _filled(node: Any, given: dict[str, str]) -> Any:
@@ -68,14 +73,15 @@ def seconds(text: str) -> int:
 
 
 def test_variables_are_explained() -> None:
-    """``.env.example`` names each, with its default, and no other."""
+    """``.env.example`` names each by its present name, with its default, and no other."""
     example = (FOLDER / ".env.example").read_text()
     explained = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", example, re.MULTILINE))
-    used = [match.groups() for text in TEXTS.values() for match in _VARIABLE.finditer(text)]
+    texts = {name: _FORMER.sub(r"\1", text) for name, text in TEXTS.items()}
+    used = [match.groups() for text in texts.values() for match in _VARIABLE.finditer(text)]
 
     assert {name for name, _, _ in used} == set(explained)
     # The GPU file has a default of its own for the device pool.
-    for name, _, default in (match.groups() for match in _VARIABLE.finditer(TEXTS["compose.yaml"])):
+    for name, _, default in (match.groups() for match in _VARIABLE.finditer(texts["compose.yaml"])):
         assert name == "TC_NATS_PASSWORD" or explained[name] == default
 
 
@@ -116,15 +122,25 @@ def test_storage_and_workers_are_one_node() -> None:
 
 
 def test_shared_memory_has_room_for_the_pools() -> None:
-    """By default: the host pool, the state pool and the device pools of four workers."""
+    """By default: the host pool, the hidden pool and the device pools of four workers."""
     pools = services()
     size = re.search(r"size=(\w+)", project()["volumes"]["shm"]["driver_opts"]["o"])
     assert size is not None
 
     storage, worker = pools["storage"]["environment"], pools["worker"]["environment"]
-    needed = parse_bytes(storage["THERMOCLINE_HOST_KV_BYTES"]) + parse_bytes(storage["THERMOCLINE_STATE_BYTES"])
+    needed = parse_bytes(storage["THERMOCLINE_HOST_KV_BYTES"]) + parse_bytes(storage["THERMOCLINE_HIDDEN_BYTES"])
     needed += 4 * parse_bytes(worker["THERMOCLINE_DEVICE_KV_BYTES"])
     assert parse_bytes(size[1]) > needed
+
+
+def test_the_hidden_pools_old_variable_still_counts() -> None:
+    """STATE_BYTES of an earlier release is taken where HIDDEN_BYTES is not given."""
+    sizes = [
+        services(**given)["storage"]["environment"]["THERMOCLINE_HIDDEN_BYTES"]
+        for given in ({}, {"STATE_BYTES": "1GiB"}, {"STATE_BYTES": "1GiB", "HIDDEN_BYTES": "2GiB"})
+    ]
+
+    assert sizes == ["256MiB", "1GiB", "2GiB"]
 
 
 def test_nothing_starts_before_the_broker_answers() -> None:

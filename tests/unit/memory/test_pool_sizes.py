@@ -43,14 +43,14 @@ def test_a_pool_on_a_cpu_is_made_for_some_contexts(token_bytes: int, context: in
 
 
 def test_a_machine_with_much_memory_gives_what_is_wanted() -> None:
-    """The host pool is four times the device pools, the state pool its default."""
+    """The host pool is four times the device pools, the hidden pool its default."""
     node = Node(workers=2, has_lower_tiers=True)
 
     assert choose_sizes(OPEN, LARGE, EIGHT_BILLION, node) == ChosenSizes(GIB, 8 * GIB, 256 * MIB)
 
 
 def test_little_shared_memory_is_divided() -> None:
-    """With 64 MiB of it, as containers have, all device pools take 16 MiB, the host pool 32 and the state pool 8."""
+    """With 64 MiB of it, as containers have, all device pools take 16 MiB, the host pool 32 and the hidden pool 8."""
     machine, node = MachineMemory(8 * GIB, 64 * MIB), Node(workers=2, has_lower_tiers=True)
 
     assert choose_sizes(OPEN, machine, SMALL, node) == ChosenSizes(8 * MIB, 32 * MIB, 8 * MIB)
@@ -76,7 +76,7 @@ def test_workers_share_a_quarter() -> None:
 
 def test_what_was_asked_for_is_taken_as_it_is() -> None:
     """Sizes that somebody chose are never changed."""
-    asked = PoolSizes(device=5 * MIB, host=7 * MIB, state=3 * MIB)
+    asked = PoolSizes(device=5 * MIB, host=7 * MIB, hidden=3 * MIB)
 
     assert choose_sizes(asked, LARGE, SMALL, Node(has_lower_tiers=True)) == ChosenSizes(5 * MIB, 7 * MIB, 3 * MIB)
     assert choose_sizes(asked, LARGE, SMALL, Node()) == ChosenSizes(5 * MIB, 7 * MIB, 0)
@@ -136,7 +136,7 @@ def test_a_machine_without_room_is_told_what_to_choose() -> None:
         PoolSizes,
         device=st.none() | st.integers(1, 2**38),
         host=st.none() | st.integers(1, 2**38),
-        state=st.none() | st.integers(0, 2**38),
+        hidden=st.none() | st.integers(0, 2**38),
     ),
 )
 def test_all_pools_together_never_exceed_the_machine(
@@ -155,6 +155,6 @@ def test_all_pools_together_never_exceed_the_machine(
     devices = sizes.device_on_cpu * node.workers * copies
     if asked.device is not None and node.sees_gpus and node.is_on_cpu is None:
         devices = 0  # It is the GPU's.
-    assert devices + sizes.host + sizes.state <= min(memory, shm)
+    assert devices + sizes.host + sizes.hidden <= min(memory, shm)
     if asked == OPEN:
-        assert devices + sizes.host + sizes.state <= room(machine, model, node)
+        assert devices + sizes.host + sizes.hidden <= room(machine, model, node)

@@ -9,6 +9,7 @@ from services.scheduler.config import SchedulerConfig
 from shared.config import load
 from shared.errors import ConfigError
 from shared.messages.cell_events import CellConfig
+from shared.messages.pools import HIDDEN
 
 
 def test_defaults_are_those_of_the_cell_config() -> None:
@@ -59,11 +60,11 @@ def test_values_out_of_range_are_refused(flags: dict[str, str]) -> None:
 
 def test_a_bad_form_of_state_is_refused_at_the_start() -> None:
     """With what may stand there; good ones and ablations reach the core."""
-    with pytest.raises(ConfigError, match="--state-form: 'most'"):
-        check(SchedulerConfig(state_form="most"))
+    with pytest.raises(ConfigError, match="--hidden-form: 'most'"):
+        check(SchedulerConfig(hidden_form="most"))
 
-    config = load(SchedulerConfig, "scheduler", flags={"state_form": "8/24/0", "restoring": "state"})
+    config = load(SchedulerConfig, "scheduler", flags={"hidden_form": "8/24/0", "restoring": "hidden"})
     check(config)
-    assert config.cell_config() == CellConfig(state_form="8/24/0", restoring="state")
+    assert config.cell_config() == CellConfig(hidden_form="8/24/0", restoring=HIDDEN)
     with pytest.raises(ConfigError):
         load(SchedulerConfig, "scheduler", flags={"restoring": "somehow"})

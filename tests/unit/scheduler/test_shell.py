@@ -28,7 +28,7 @@ from shared.messages.storage_plans import CreateHostPool, StoragePlan
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import GEOMETRY, submit, worker_joined
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -145,14 +145,14 @@ async def test_first_start_announces_itself_and_its_configuration(cell: Cell) ->
 
 
 async def test_members_that_were_there_before_any_scheduler_are_given_pools_by_its_settings(cell: Cell) -> None:
-    """A stream may begin with them; by the defaults they would be given state pools of another form."""
-    room: dict[str, Any] = {"host_bytes": 2**20, "disk_bytes": 2**20, "state_bytes": 2**20}
+    """A stream may begin with them; by the defaults they would be given hidden pools of another form."""
+    room: dict[str, Any] = {"host_bytes": 2**20, "disk_bytes": 2**20, "hidden_bytes": 2**20}
     await cell.put(StorageJoined(storage_id="s1", incarnation="one", node="node", **room))
     await cell.put(structs.replace(worker_joined(), restoration=COSTS))
 
-    async with scheduler(cell, state_form="1/0/1"):
+    async with scheduler(cell, hidden_form="1/0/1"):
         await cell.folded(4)
-    async with scheduler(cell, "second", state_form="off"):
+    async with scheduler(cell, "second", hidden_form="off"):
         await cell.folded(6)
 
     kinds = [type(message).__name__ for message in await cell.inputs()][2:]

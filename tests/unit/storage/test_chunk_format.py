@@ -32,7 +32,7 @@ from shared.ids import DIGEST_BYTES, chain_root, namespace_digest
 from shared.memory.host_pool import layer_checksum
 from shared.messages.pools import KvGeometry
 from tests.cases import case
-from tests.chunk_makers import SMALL, SMALL_STATE, STATES, make_chain
+from tests.chunk_makers import HIDDEN_GEOMETRIES, SMALL, SMALL_HIDDEN, make_chain
 
 DEPTH_AT = 32
 
@@ -43,7 +43,7 @@ GEOMETRIES = st.builds(
     head_dim=st.sampled_from([1, 2, 8]),
     page_size=st.sampled_from([1, 3, 16, 32, 64, 128]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
-) | st.sampled_from(list(STATES.values()))
+) | st.sampled_from(list(HIDDEN_GEOMETRIES.values()))
 
 
 def with_fixed(blob: memoryview, offset: int, data: bytes) -> memoryview:
@@ -110,17 +110,17 @@ def test_the_layout_is_the_documented_one() -> None:
         ),
     ],
 )
-def test_chunks_of_kv_are_what_they_were_before_there_was_state(geometry: KvGeometry, digest: str) -> None:
+def test_chunks_of_kv_are_what_they_were_before_there_were_hidden_states(geometry: KvGeometry, digest: str) -> None:
     """Byte by byte, so that a disk of an earlier release stays warm."""
     blobs = b"".join(bytes(chunk.blob) for chunk in make_chain(2, seed=3, geometry=geometry))
 
     assert hashlib.blake2b(blobs, digest_size=16).hexdigest() == digest
 
 
-def test_a_chunk_of_state_says_what_its_pages_have() -> None:
+def test_a_hidden_chunk_says_what_its_pages_have() -> None:
     """Which layers have nothing, hidden states or KV, and a checksum for each unit, is where the reference says."""
-    chunk = make_chain(2, seed=3, geometry=SMALL_STATE)[1]
-    blob, payload = bytes(chunk.blob), chunk_bytes(SMALL_STATE)
+    chunk = make_chain(2, seed=3, geometry=SMALL_HIDDEN)[1]
+    blob, payload = bytes(chunk.blob), chunk_bytes(SMALL_HIDDEN)
     units, unit_bytes = 2 + 2, 16 * 4 * 2
 
     assert payload == 4 * units * unit_bytes
@@ -215,8 +215,8 @@ def test_a_header_that_contradicts_itself_is_refused(offset: int, data: bytes, c
     ],
 )
 def test_an_impossible_form_is_refused(offset: int, fields: tuple[int, ...]) -> None:
-    """Layers that do not add up, or sizes that are not those of the form, are no chunk of KV or state."""
-    for geometry in (SMALL, *STATES.values()):
+    """Layers that do not add up, or sizes that are not those of the form, are no chunk of KV or hidden states."""
+    for geometry in (SMALL, *HIDDEN_GEOMETRIES.values()):
         chunk = make_chain(1, seed=6, geometry=geometry)[0]
         blob = with_fixed(chunk.blob, offset, struct.pack(f"<{len(fields)}I", *fields))
 

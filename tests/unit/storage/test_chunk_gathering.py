@@ -17,7 +17,7 @@ from shared.errors import IntegrityError, InvalidRequest
 from shared.memory import DevicePoolView, HostPoolView
 from shared.memory.host_pool import layer_checksum
 from shared.messages.pools import KvGeometry, PoolHandle
-from tests.chunk_makers import STATES
+from tests.chunk_makers import HIDDEN_GEOMETRIES
 
 MakePool = Callable[[KvGeometry, int], PoolHandle]
 
@@ -135,8 +135,8 @@ def test_nothing_wanted_is_nothing_written(geometry: KvGeometry, host: HostPoolV
     assert np.array_equal(host.identities, before)
 
 
-def _states(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:
-    """A state pool of which each page of a chunk is random and sealed, the first page last."""
+def _hidden_pool(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:
+    """A hidden pool of which each page of a chunk is random and sealed, the first page last."""
     pages = chunk_pages(geometry.page_size)
     pool = HostPoolView.create(shm_prefix, geometry, 2 * pages)
     pool.pages[:] = np.random.default_rng(5).integers(0, 256, pool.pages.shape, dtype=np.uint8)
@@ -145,10 +145,10 @@ def _states(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:
     return pool
 
 
-@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
-def test_state_pages_make_a_chunk_and_come_back(shm_prefix: str, geometry: KvGeometry) -> None:
-    """Of every shape of state: each unit lies in order with its checksum, and verifies in the pages that it goes to."""
-    pool, pages = _states(shm_prefix, geometry), chunk_pages(geometry.page_size)
+@pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
+def test_hidden_pages_make_a_chunk_and_come_back(shm_prefix: str, geometry: KvGeometry) -> None:
+    """Of every shape of hidden pages: each unit lies in order with its checksum, and verifies where it goes to."""
+    pool, pages = _hidden_pool(shm_prefix, geometry), chunk_pages(geometry.page_size)
     chunk = _chunk(geometry, list(range(pages - 1, -1, -1)), [-1] * pages)
     blob = memoryview(bytearray(blob_nbytes(geometry)))
 
@@ -164,10 +164,10 @@ def test_state_pages_make_a_chunk_and_come_back(shm_prefix: str, geometry: KvGeo
             pool.verify_layer(pages + page, unit, IDENTITIES[page])
 
 
-@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
 def test_a_state_page_that_was_overwritten_is_found_out(shm_prefix: str, geometry: KvGeometry) -> None:
     """Whichever unit a worker wrote to that was not to write any more, and whether it sealed the page or not."""
-    pool, pages = _states(shm_prefix, geometry), chunk_pages(geometry.page_size)
+    pool, pages = _hidden_pool(shm_prefix, geometry), chunk_pages(geometry.page_size)
     chunk = _chunk(geometry, list(range(pages - 1, -1, -1)), [-1] * pages)
     blob = memoryview(bytearray(blob_nbytes(geometry)))
     for unit in range(geometry.units):

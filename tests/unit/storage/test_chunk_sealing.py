@@ -16,7 +16,7 @@ from services.storage.chunk_verification import verify_chunk
 from shared.errors import ConfigError, IntegrityError, InvalidRequest
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL, STATES, make_chain
+from tests.chunk_makers import HIDDEN_GEOMETRIES, SMALL, make_chain
 
 MINE, THEIRS = key_digest("mine"), key_digest("theirs")
 TIGHT = KvGeometry(layers=80, kv_heads=1, head_dim=1, page_size=1, dtype="float16")
@@ -49,7 +49,7 @@ class RandomNonces:
 CIPHER = RandomNonces(MINE, THEIRS)
 
 
-@pytest.mark.parametrize("geometry", [SMALL, TIGHT, *STATES.values()], ids=str)
+@pytest.mark.parametrize("geometry", [SMALL, TIGHT, *HIDDEN_GEOMETRIES.values()], ids=str)
 def test_a_sealed_blob_opens_to_the_same_chunk(geometry: KvGeometry) -> None:
     """Sealing and opening where it lies gives back every byte; the size is the same in between."""
     for chunk in make_chain(2, seed=1, geometry=geometry):

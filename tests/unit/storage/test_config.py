@@ -32,10 +32,10 @@ def test_every_fault_is_reported_at_once() -> None:
     assert all(word in caught.value.message for word in ("--id", "--shm-prefix", "--log-level"))
 
 
-def test_state_is_kept_unless_told_otherwise() -> None:
+def test_hidden_states_are_kept_unless_told_otherwise() -> None:
     """Its memory may be written with units, or be none at all."""
-    assert load(StorageConfig, "storage", flags={}).state_bytes == 256 * 2**20
-    assert load(StorageConfig, "storage", flags={"state_bytes": "0"}).state_bytes == 0
-    assert load(StorageConfig, "storage", flags={"state_bytes": "64MiB"}).state_bytes == 64 * 2**20
-    with pytest.raises(ConfigError, match="state-bytes"):
-        load(StorageConfig, "storage", flags={"state_bytes": "-1"})
+    assert load(StorageConfig, "storage", flags={}).hidden_bytes == 256 * 2**20
+    assert load(StorageConfig, "storage", flags={"hidden_bytes": "0"}).hidden_bytes == 0
+    assert load(StorageConfig, "storage", flags={"hidden_bytes": "64MiB"}).hidden_bytes == 64 * 2**20
+    with pytest.raises(ConfigError, match="hidden-bytes"):
+        load(StorageConfig, "storage", flags={"hidden_bytes": "-1"})

@@ -14,14 +14,14 @@ from services.storage.chunk_payload import hash_payload
 from services.storage.chunk_verification import verify_chunk
 from shared.errors import IntegrityError
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL, SMALL_STATE, MadeChunk, aligned, make_chain
+from tests.chunk_makers import SMALL, SMALL_HIDDEN, MadeChunk, aligned, make_chain
 
 COUNT = 1000
-HEADER = header_nbytes(SMALL)  # That of SMALL_STATE has the same size.
+HEADER = header_nbytes(SMALL)  # That of SMALL_HIDDEN has the same size.
 
 CHAINS = {
     "KV": make_chain(COUNT, seed=11),
-    "state": make_chain(COUNT, seed=11, geometry=SMALL_STATE),
+    "hidden": make_chain(COUNT, seed=11, geometry=SMALL_HIDDEN),
 }
 
 EITHER = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
@@ -93,7 +93,7 @@ def swap_pages(blob: bytearray, chance: random.Random, other: MadeChunk) -> tupl
 
 
 def swap_units(blob: bytearray, chance: random.Random, other: MadeChunk) -> tuple[bytearray, set[str]]:
-    """Two neighbours among the units of a page changed places: layers of KV, or the parts of a state."""
+    """Two neighbours among the units of a page changed places: layers of KV, or the parts of a hidden page."""
     geometry = other.header.geometry
     size, first = geometry.unit_bytes, chance.randrange(geometry.units - 1)
     start = HEADER + chance.randrange(4) * geometry.page_bytes + first * size
@@ -167,11 +167,11 @@ def test_chunks_of_two_namespaces_are_never_exchanged(chain: list[MadeChunk]) ->
 
 
 @EITHER
-def test_kv_and_state_of_the_same_tokens_are_never_exchanged(chain: list[MadeChunk]) -> None:
+def test_kv_and_hidden_states_of_the_same_tokens_are_never_exchanged(chain: list[MadeChunk]) -> None:
     """They have one identity, and differ in their geometry alone: that is what is said of the other under its name."""
     mine = chain[0]
     form = mine.header.geometry
-    others = [SMALL_STATE, SMALL_STATE.as_kv, msgspec.structs.replace(SMALL_STATE, absent=0)]
+    others = [SMALL_HIDDEN, SMALL_HIDDEN.as_kv, msgspec.structs.replace(SMALL_HIDDEN, absent=0)]
     for geometry in [geometry for geometry in others if geometry != form]:
         theirs = _same_tokens(mine, geometry)
 

@@ -10,7 +10,7 @@ from shared.errors import ConfigError, InvalidRequest, TransportError
 from shared.memory import pages_for, unlink_all
 from shared.memory.segment import SHM_DIRECTORY
 from shared.memory.segment_name import parse_segment_name
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from shared.messages.storage_plans import AttachDevicePool
 
 MakePool = Callable[[KvGeometry, int], PoolHandle]
@@ -76,33 +76,33 @@ def test_a_pool_belongs_to_one_incarnation(shm_prefix: str, geometry: KvGeometry
         pools.device("w0", "i1")
 
 
-def _state(geometry: KvGeometry, **change: int) -> KvGeometry:
+def _hidden(geometry: KvGeometry, **change: int) -> KvGeometry:
     """Hidden states of all layers, of 24 values."""
     shape: dict[str, int] = {"hidden": 24, "from_hidden": geometry.layers}
     return msgspec.structs.replace(geometry, **(shape | change))
 
 
-def test_the_state_pool_stands_beside_the_host_pool(shm_prefix: str, geometry: KvGeometry) -> None:
+def test_the_hidden_pool_stands_beside_the_host_pool(shm_prefix: str, geometry: KvGeometry) -> None:
     """It has a budget and a segment of its own, for this user alone, and its name goes with the storage."""
     pools = Pools(shm_prefix, 100_000, 50_000)
     host = pools.create_host(geometry)
 
-    state = pools.create_state(_state(geometry))
+    state = pools.create_hidden(_hidden(geometry))
 
-    assert state.pages == pages_for(_state(geometry), 50_000) == pools.state_pages > 0
-    assert pools.create_state(_state(geometry)) == state
-    assert (pools.pool("kv").handle, pools.pool("state").handle) == (host, state)
+    assert state.pages == pages_for(_hidden(geometry), 50_000) == pools.hidden_pages > 0
+    assert pools.create_hidden(_hidden(geometry)) == state
+    assert (pools.pool("kv").handle, pools.pool(HIDDEN).handle) == (host, state)
     assert (SHM_DIRECTORY / state.name).stat().st_mode & 0o777 == 0o600
     pools.close()
     assert not (SHM_DIRECTORY / state.name).exists()
     assert not (SHM_DIRECTORY / host.name).exists()
 
 
-def test_a_killed_storages_state_pool_is_reaped_like_its_host_pool(shm_prefix: str, geometry: KvGeometry) -> None:
+def test_a_killed_storages_hidden_pool_is_reaped_like_its_host_pool(shm_prefix: str, geometry: KvGeometry) -> None:
     """Its name says whose it is, so that the next start finds it."""
     pools = Pools(shm_prefix, 100_000, 50_000)
     pools.create_host(geometry)
-    handle = pools.create_state(_state(geometry))
+    handle = pools.create_hidden(_hidden(geometry))
 
     name = parse_segment_name(handle.name)
 
@@ -112,32 +112,34 @@ def test_a_killed_storages_state_pool_is_reaped_like_its_host_pool(shm_prefix: s
     pools.close()
 
 
-def test_state_of_other_kv_is_refused(shm_prefix: str, geometry: KvGeometry) -> None:
-    """What is restored must be what the host pool holds; a second shape of state is refused, and the first stays."""
+def test_hidden_states_of_other_kv_are_refused(shm_prefix: str, geometry: KvGeometry) -> None:
+    """What is restored must be what the host pool holds; a second shape of hidden states is refused, and the first
+    stays.
+    """
     pools = Pools(shm_prefix, 100_000, 50_000)
     with pytest.raises(InvalidRequest, match="no host pool"):
-        pools.create_state(_state(geometry))
+        pools.create_hidden(_hidden(geometry))
     pools.create_host(geometry)
     for change in ({"kv_heads": 1}, {"page_size": 8}, {"layers": 4}, {"layers": 4, "from_hidden": 4}):
         with pytest.raises(ConfigError, match="not restored from"):
-            pools.create_state(_state(geometry, **change))
-    handle = pools.create_state(_state(geometry))
-    with pytest.raises(ConfigError, match="the state pool has geometry"):
-        pools.create_state(_state(geometry, absent=1, from_hidden=2))
+            pools.create_hidden(_hidden(geometry, **change))
+    handle = pools.create_hidden(_hidden(geometry))
+    with pytest.raises(ConfigError, match="the hidden pool has geometry"):
+        pools.create_hidden(_hidden(geometry, absent=1, from_hidden=2))
 
-    assert pools.state.handle == handle
+    assert pools.hidden.handle == handle
 
 
-@pytest.mark.parametrize(("budget", "reason"), [(0, "--state-bytes is 0"), (300, "raise --state-bytes")])
-def test_state_needs_a_budget(shm_prefix: str, geometry: KvGeometry, budget: int, reason: str) -> None:
+@pytest.mark.parametrize(("budget", "reason"), [(0, "--hidden-bytes is 0"), (300, "raise --hidden-bytes")])
+def test_hidden_states_need_a_budget(shm_prefix: str, geometry: KvGeometry, budget: int, reason: str) -> None:
     """None, or one below a page, is refused with the flag that helps; so is a shape that no page can have."""
     pools = Pools(shm_prefix, 100_000, budget)
     pools.create_host(geometry)
 
     with pytest.raises(ConfigError, match=reason):
-        pools.create_state(_state(geometry))
-    with pytest.raises(InvalidRequest, match="no state pool"):
-        pools.pool("state")
+        pools.create_hidden(_hidden(geometry))
+    with pytest.raises(InvalidRequest, match="no hidden pool"):
+        pools.pool(HIDDEN)
 
 
 def test_a_state_that_no_page_can_have_is_refused(shm_prefix: str, geometry: KvGeometry) -> None:
@@ -146,5 +148,5 @@ def test_a_state_that_no_page_can_have_is_refused(shm_prefix: str, geometry: KvG
     pools.create_host(geometry)
 
     with pytest.raises(ConfigError, match="do not add up"):
-        pools.create_state(_state(geometry, absent=1))
-    assert pools.state_pages == 0
+        pools.create_hidden(_hidden(geometry, absent=1))
+    assert pools.hidden_pages == 0

@@ -8,9 +8,10 @@ from services.storage.backends import ChunkKey
 from services.storage.core.fetch_progress import FetchProgress
 from services.storage.tier_events import TierEvents
 from shared.messages.base import Message
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import LISTED_AT_ONCE, ChunksDropped, ChunksFetched, ChunksListed, ChunksSaved
 
-GEOMETRY, STATE = b"g" * 8, b"s" * 8
+GEOMETRY, HIDDEN_GEOMETRY = b"g" * 8, b"s" * 8
 
 
 def _key(number: int, geometry: bytes = GEOMETRY) -> ChunkKey:
@@ -39,7 +40,7 @@ def events(outbox: _Outbox) -> TierEvents:
         storage_id="s0",
         incarnation="i0",
     )
-    made.forms = {GEOMETRY: "kv", STATE: "state"}
+    made.forms = {GEOMETRY: "kv", HIDDEN_GEOMETRY: HIDDEN}
     return made
 
 
@@ -81,21 +82,21 @@ async def test_lists_come_in_pieces_and_without_strangers(events: TierEvents, ou
 
 async def test_what_is_of_the_other_form_has_an_event_of_its_own(events: TierEvents, outbox: _Outbox) -> None:
     """An answer speaks of chunks of its form; victims and losses of the other follow it, strangers are left out."""
-    mixed = [_key(1, STATE), _key(3), _key(5, STATE), _key(2, STATE), _key(7, b"h" * 8)]
+    mixed = [_key(1, HIDDEN_GEOMETRY), _key(3), _key(5, HIDDEN_GEOMETRY), _key(2, HIDDEN_GEOMETRY), _key(7, b"h" * 8)]
     await events.saved(1, form="kv", dropped=mixed)
-    await events.saved(2, form="state", chunks=[_key(4, STATE), _key(6)], dropped=mixed)
-    await events.fetched(3, FetchProgress(3, missing=mixed), form="state", is_over=True)
+    await events.saved(2, form=HIDDEN, chunks=[_key(4, HIDDEN_GEOMETRY), _key(6)], dropped=mixed)
+    await events.fetched(3, FetchProgress(3, missing=mixed), form=HIDDEN, is_over=True)
 
-    saved, states, saved_state, kv, fetched, kv_again = outbox.sent
+    saved, states, saved_hidden, kv, fetched, kv_again = outbox.sent
     assert isinstance(saved, ChunksSaved)
-    assert isinstance(saved_state, ChunksSaved)
+    assert isinstance(saved_hidden, ChunksSaved)
     assert isinstance(fetched, ChunksFetched)
-    of_state = _key(1).identity + _key(5).identity
+    of_hidden = _key(1).identity + _key(5).identity
     assert saved.dropped == _key(3).identity
-    assert (saved_state.chunks, saved_state.dropped, fetched.missing) == (_key(4).identity, of_state, of_state)
+    assert (saved_hidden.chunks, saved_hidden.dropped, fetched.missing) == (_key(4).identity, of_hidden, of_hidden)
     dropped = [event for event in (states, kv, kv_again) if isinstance(event, ChunksDropped)]
     assert [(event.form, event.chunks) for event in dropped] == [
-        ("state", of_state),
+        (HIDDEN, of_hidden),
         ("kv", _key(3).identity),
         ("kv", _key(3).identity),
     ]
@@ -103,12 +104,12 @@ async def test_what_is_of_the_other_form_has_an_event_of_its_own(events: TierEve
 
 async def test_lists_are_of_one_form_each(events: TierEvents, outbox: _Outbox) -> None:
     """What lies side by side under one identity is told apart, and in bounded pieces."""
-    keys = [_key(2 * number, geometry) for number in range(LISTED_AT_ONCE) for geometry in (GEOMETRY, STATE)]
+    keys = [_key(2 * number, geometry) for number in range(LISTED_AT_ONCE) for geometry in (GEOMETRY, HIDDEN_GEOMETRY)]
     await events.listed(keys)
 
     listed = [event for event in outbox.sent if isinstance(event, ChunksListed)]
-    assert [event.form for event in listed] == ["kv", "state", "kv", "state"]
+    assert [event.form for event in listed] == ["kv", HIDDEN, "kv", HIDDEN]
     assert max(len(event.chunks) for event in listed) <= 16 * LISTED_AT_ONCE
-    for form in ("kv", "state"):
+    for form in ("kv", HIDDEN):
         told = b"".join(event.chunks for event in listed if event.form == form)
         assert told == b"".join(_key(2 * number).identity for number in range(LISTED_AT_ONCE))

@@ -26,17 +26,18 @@ from shared.messages.requests import SamplingParams
 from shared.messages.tokens import TokenItem
 from shared.messages.worker_events import (
     BatchDone,
+    HiddenSaved,
     LeaseRequested,
     PagesPromoted,
     RequestFinished,
     RequestPreempted,
-    StateSaved,
 )
 from shared.messages.worker_plans import (
     AbortRequest,
     AdmitRequest,
     AttachHostPool,
     ExtendLease,
+    HiddenLease,
     PageLoad,
     PreemptRequest,
     PrefillChunk,
@@ -44,7 +45,6 @@ from shared.messages.worker_plans import (
     RestoreChunk,
     RunBatch,
     SparsePrefix,
-    StateLease,
     WorkerOrder,
 )
 from tests.unit.worker.fake_model import EOS, GEOMETRY, SHM_PREFIX, VOCAB_SIZE, FakeRunner, kv_of
@@ -73,13 +73,13 @@ class Driven:
         projection: KvProjection | None = None,
         restore_staging_bytes: int = 2**20,
         restore_timeout_s: float = 30.0,
-        state_submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
-        state_ring_bytes: int = 2**20,
+        hidden_submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
+        hidden_ring_bytes: int = 2**20,
         open_source: OpenSource | None = None,
         importance: ImportanceSettings | None = None,
     ) -> None:
-        """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``state_submit`` does so
-        for the saving of state. With ``projection`` hidden states can be saved and restored, with ``open_source``
+        """``submit`` runs transfers: at once by default, on the worker's own thread when None. ``hidden_submit`` does
+        so for saving them. With ``projection`` hidden states can be saved and restored, with ``open_source``
         sparse prefixes can be read.
         """
         self.runner = cast("Any", runner or FakeRunner())
@@ -96,9 +96,9 @@ class Driven:
         self.saving = HiddenSaving(
             self.runner.pool,
             projection,
-            ring_bytes=state_ring_bytes,
+            ring_bytes=hidden_ring_bytes,
             shm_prefix=SHM_PREFIX,
-            submit=state_submit,
+            submit=hidden_submit,
         )
         self.sparse = SparsePrefixes(self.runner.pool, open_source, self._clock, importance)
         self.restoring = Restoring(
@@ -157,7 +157,7 @@ class Driven:
         return most
 
     def host_pool(self, pages: int, *, storage_id: str = "s", geometry: KvGeometry | None = None) -> HostPoolView:
-        """A host pool that is attached as ``storage_id``; with a ``geometry`` of state pages a state pool."""
+        """A host pool that is attached as ``storage_id``; with a ``geometry`` of hidden pages a hidden pool."""
         host = HostPoolView.create(SHM_PREFIX, geometry or self.runner.geometry, pages)
         self._hosts.append(host)
         self.give(AttachHostPool(storage_id=storage_id, handle=host.handle))
@@ -181,8 +181,8 @@ class Driven:
     def promoted(self) -> list[PagesPromoted]:
         return [event for event in self.events if isinstance(event, PagesPromoted)]
 
-    def states_saved(self) -> list[StateSaved]:
-        return [event for event in self.events if isinstance(event, StateSaved)]
+    def hidden_saved(self) -> list[HiddenSaved]:
+        return [event for event in self.events if isinstance(event, HiddenSaved)]
 
     def lease_requests(self) -> list[LeaseRequested]:
         return [event for event in self.events if isinstance(event, LeaseRequested)]
@@ -218,7 +218,7 @@ def admit(
     disk_tokens: int = 0,
     params: SamplingParams | None = None,
     max_tokens: int = 8,
-    state_lease: StateLease | None = None,
+    hidden_lease: HiddenLease | None = None,
     sparse: SparsePrefix | None = None,
 ) -> AdmitRequest:
     return AdmitRequest(
@@ -234,7 +234,7 @@ def admit(
         disk_tokens=disk_tokens,
         received_ns=1,
         accepted_ns=2,
-        state_lease=state_lease,
+        hidden_lease=hidden_lease,
         sparse=sparse,
     )
 
@@ -253,10 +253,10 @@ def batch(
 
 
 def extend(
-    pages: Sequence[int], *, request_id: str = "r", attempt: int = 1, state_pages: Sequence[int] = ()
+    pages: Sequence[int], *, request_id: str = "r", attempt: int = 1, hidden_pages: Sequence[int] = ()
 ) -> ExtendLease:
     return ExtendLease(
-        request_id=request_id, attempt=attempt, pages=pack_int32(pages), state_pages=pack_int32(state_pages)
+        request_id=request_id, attempt=attempt, pages=pack_int32(pages), hidden_pages=pack_int32(hidden_pages)
     )
 
 

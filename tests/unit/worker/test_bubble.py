@@ -172,7 +172,7 @@ def test_orders_that_cannot_conflict_go_ahead_of_a_loading_batch(order: WorkerOr
 def test_orders_for_a_restored_request_wait() -> None:
     """It is part of the batch like any other."""
     restored = RestoreChunk(
-        request_id="restored", attempt=1, start=0, end=4, storage_id="s", state_pages=b"", identities=b""
+        request_id="restored", attempt=1, start=0, end=4, storage_id="s", hidden_pages=b"", identities=b""
     )
     loading = batch(loads=[load([3, 4, 5, 6], [0], [0], [7], request_id="r")], restores=[restored])
 

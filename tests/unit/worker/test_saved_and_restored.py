@@ -19,9 +19,9 @@ from shared.messages.worker_plans import RestoreChunk
 from tests.engine_driver import random_prompt
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 from tests.unit.worker.restore.conftest import load_runner, restore_checkpoint
+from tests.unit.worker.restore.hidden_pages import hidden_geometry
 from tests.unit.worker.restore.saved import kv_of
-from tests.unit.worker.restore.saved_state import Witness, assert_saved, identities_of, state_lease
-from tests.unit.worker.restore.state_pages import state_geometry
+from tests.unit.worker.restore.saved_hidden import Witness, assert_saved, hidden_lease, identities_of
 
 __all__ = ["load_runner", "restore_checkpoint"]
 
@@ -55,7 +55,7 @@ def test_a_saved_prefix_comes_back(
     made = drive(family, page_size)
     runner = made.runner
     witness = Witness(runner)
-    geometry = state_geometry(runner.geometry, *form, int(runner.model.config.hidden_size))
+    geometry = hidden_geometry(runner.geometry, *form, int(runner.model.config.hidden_size))
     per_chunk, tokens_a_page = chunk_pages(page_size), page_size
     host = made.host_pool(3 * per_chunk, geometry=geometry)
     pages = np.random.default_rng(2).permutation(3 * per_chunk).tolist()
@@ -63,14 +63,14 @@ def test_a_saved_prefix_comes_back(
     needed = -(-195 // tokens_a_page)
     first, second = numbers[:needed], numbers[needed : 2 * needed]
     prompt = random_prompt(150, seed=4)
-    lease = state_lease(prompt, pages[: 2 * per_chunk], page_size)
-    made.give(admit(prompt, first, request_id="first", params=GREEDY, state_lease=lease))
+    lease = hidden_lease(prompt, pages[: 2 * per_chunk], page_size)
+    made.give(admit(prompt, first, request_id="first", params=GREEDY, hidden_lease=lease))
     made.give(batch(chunk(0, 70, request_id="first")), batch(chunk(70, 150, request_id="first")))
     made.run()
-    (saved,) = made.states_saved()
+    (saved,) = made.hidden_saved()
     assert saved.chunks == 2
 
-    behind = state_lease(prompt, pages[2 * per_chunk :], page_size, depth=128, lease_id=2)
+    behind = hidden_lease(prompt, pages[2 * per_chunk :], page_size, depth=128, lease_id=2)
     restores = [
         RestoreChunk(
             request_id="second",
@@ -78,20 +78,20 @@ def test_a_saved_prefix_comes_back(
             start=start,
             end=start + 64,
             storage_id="s",
-            state_pages=pack_int32(pages[start // page_size : (start + 64) // page_size]),
+            hidden_pages=pack_int32(pages[start // page_size : (start + 64) // page_size]),
             identities=b"".join(identities_of(prompt, page_size)[start // page_size : (start + 64) // page_size]),
             recomputed=geometry.absent,
         )
         for start in (0, 64)
     ]
-    made.give(admit(prompt, second, request_id="second", params=GREEDY, state_lease=behind))
+    made.give(admit(prompt, second, request_id="second", params=GREEDY, hidden_lease=behind))
     made.give(*(batch(restores=[each]) for each in restores), batch(chunk(128, 150, request_id="second")))
     made.run()
 
     assert [done.failed for done in made.done()] == [()] * 5
     assert made.tokens("second") == made.tokens("first")
     assert torch.equal(kv_of(runner, np.array(first), 128), kv_of(runner, np.array(second), 128))
-    _, again = made.states_saved()
+    _, again = made.hidden_saved()
     assert again.chunks == 1
     answered = prompt + made.tokens("second")
     assert_saved(host, again, behind, pages[2 * per_chunk :], answered, second, runner, witness)

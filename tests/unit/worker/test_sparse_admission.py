@@ -14,7 +14,7 @@ from shared.messages.base import pack_int32
 from shared.messages.requests import Importance
 from shared.messages.worker_plans import AdmitRequest, SparsePrefix
 from tests.unit.worker.driven_executor import Driven, admit, vocabulary
-from tests.unit.worker.restore.saved_state import state_lease
+from tests.unit.worker.restore.saved_hidden import hidden_lease
 
 SIZE, POOL = 32, 40
 LIMITS = ModelLimits(page_size=SIZE, pages=POOL, vocab_size=40, max_context=1000, eos_token_ids=(2,))
@@ -111,11 +111,11 @@ def test_an_exact_request_has_a_page_for_every_token() -> None:
     assert "outside the pool" in fault_of(admit(TOKENS, TABLE, cached=192))
 
 
-def test_lossy_state_is_never_saved() -> None:
-    """State behind a sparse prefix would be found by exact requests."""
-    lease = state_lease(TOKENS, [0, 1], SIZE)
+def test_lossy_hidden_states_are_never_saved() -> None:
+    """Hidden states behind a sparse prefix would be found by exact requests."""
+    lease = hidden_lease(TOKENS, [0, 1], SIZE)
 
-    bad = replace(order(sparse()), state_lease=lease)
+    bad = replace(order(sparse()), hidden_lease=lease)
 
     assert "cannot be saved" in fault_of(bad)
 

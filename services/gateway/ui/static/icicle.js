@@ -269,7 +269,7 @@ export class Icicle extends EventTarget {
     const probe = this.#canvas.parentElement;
     const before = probe.style.color;
     for (const name of [...TIERS, "computed", "cold", "tepid", "warm", "hot", "ink", "quiet", "line", "panel"]) {
-      probe.style.color = `var(--${name === "state" ? "hidden" : name})`;
+      probe.style.color = `var(--${name})`;
       this.#colors[name] = getComputedStyle(probe).color;
     }
     probe.style.color = before;

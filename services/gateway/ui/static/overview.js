@@ -9,7 +9,7 @@ import { bytes, count, duration, percent, plural, sourceWord } from "./words.js"
 const WINDOW_MS = 15 * 60 * 1000;
 const STORAGES_MS = 5000;
 const HIT_TIERS = ["device", "neighbour", "host", "disk", "remote"];
-const TIER_ORDER = { device: 0, host: 1, state: 2 };
+const TIER_ORDER = { device: 0, host: 1, hidden: 2 };
 const TENANTS_SHOWN = 20;
 
 export class Overview {
@@ -76,7 +76,7 @@ export class Overview {
       ? [name, h("span", { class: "bad", text: "does not answer" }), "", "", ""]
       : [name, counters.disk_quota_bytes === undefined ? "no disk" : `${bytes(counters.disk_bytes ?? 0)} of ${bytes(counters.disk_quota_bytes)}`,
         count(counters.disk_chunks ?? 0), counters.chunks_uploaded === undefined ? "–" : count(counters.chunks_uploaded), count(counters.chunks_quarantined ?? 0)]);
-    return panel("Disks and object stores", { className: "span6", aside: h("span", { class: "quiet small", text: `${count(cell.chunks)} chunks of KV, ${count(cell.state_chunks)} of state` }) },
+    return panel("Disks and object stores", { className: "span6", aside: h("span", { class: "quiet small", text: `${count(cell.chunks)} chunks of KV, ${count(cell.hidden_chunks)} of hidden states` }) },
       this.#storagesError ? h("p", { class: "bad", text: this.#storagesError })
         : rows.length ? table("Storages", [["storage", false], ["on disk", false], ["chunks", true], ["uploaded", true], ["quarantined", true]], rows)
           : h("p", { class: "quiet", text: "No storage has joined." }));
@@ -106,7 +106,7 @@ function tiers(cell) {
       const words = `${count(pool.cached)} cached, ${count(pool.leased)} in use, ${count(pool.free)} free of ${count(pool.total)} pages`;
       const part = (name, pages) => h("i", { class: name, style: { width: `${(100 * pages) / (pool.total || 1)}%` } });
       return h("div", { class: "pool" },
-        h("div", {}, h("div", { class: "clip", text: pool.owner }), h("div", { class: "quiet small", text: `${{ device: "device memory", host: "host memory", state: "host memory for state" }[pool.tier] ?? pool.tier} ${pool.form ?? ""}`.trim() })),
+        h("div", {}, h("div", { class: "clip", text: pool.owner }), h("div", { class: "quiet small", text: `${{ device: "device memory", host: "host memory", hidden: "host memory for hidden states" }[pool.tier] ?? pool.tier} ${pool.form ?? ""}`.trim() })),
         h("div", { class: "bar", role: "meter", "aria-valuemin": 0, "aria-valuemax": pool.total, "aria-valuenow": pool.total - pool.free,
           "aria-valuetext": words, "aria-label": `${pool.owner}, ${pool.tier}` , title: words },
         part(`c-${pool.tier}`, pool.cached), part("leased", pool.leased)),

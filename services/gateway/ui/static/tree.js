@@ -11,7 +11,7 @@ const MOST = 100000;
 const ROWS = 50;
 const AGAIN_MS = 10000; // A tree of this page's size or less is kept fresh; a larger one is asked for by hand.
 const FRESH_NODES = 4 * PAGE;
-const TIER_WORDS = { device: "device memory", host: "host memory", disk: "disk", state: "state on disk" };
+const TIER_WORDS = { device: "device memory", host: "host memory", disk: "disk", hidden: "hidden states on disk" };
 
 export class Tree {
   #place; #icicle; #said; #detail; #search; #rows; #pager; #picture; #colors; #nodes = []; #layout = layOut([]); #loading = null; #loadedAt = 0;
@@ -124,7 +124,7 @@ export class Tree {
   }
 
   #drawLegend() {
-    fill(this.#colors, this.#icicle.colorBy === "tier" ? legend(["device", "host", "disk", "state"], (tier) => TIER_WORDS[tier])
+    fill(this.#colors, this.#icicle.colorBy === "tier" ? legend(["device", "host", "disk", "hidden"], (tier) => TIER_WORDS[tier])
       : h("div", { class: "row" }, legend(["cold", "tepid", "warm", "hot"], (name) => ({ cold: "never hit", tepid: "once", warm: "at times", hot: "the most hits" })[name]),
         h("span", { class: "quiet small", text: "stripe on the left:" }), legend(["device", "host", "disk"], (tier) => TIER_WORDS[tier])),
     h("p", { class: "quiet small narrow-hide", text: "Downwards: tokens of the prompt. Across: one column for each path. Drag to move, wheel to zoom (with Shift only across), double click to zoom to a node; a dot marks what is pinned." }));
@@ -140,7 +140,7 @@ export class Tree {
     const held = (pools, unit) => Object.entries(pools).map(([owner, number]) => `${owner}: ${plural(number, unit)}`).join(", ") || "–";
     const facts = [["node", String(node.id)], ["begins with", node.head_text ?? node.head.join(" ")], ["tokens", `${count(node.depth)} to ${count(node.depth + node.tokens)}`],
       ["hits", count(node.hits)], ["paths through it", count(box.leaves)], ["device", held(node.device, "page")], ["host", held(node.host, "page")],
-      ["disk", held(node.disk, "chunk")], ["state", held(node.state, "chunk")], ["pins", node.pins.join(", ") || "–"], ["namespace", node.namespace]];
+      ["disk", held(node.disk, "chunk")], ["hidden states", held(node.hidden, "chunk")], ["pins", node.pins.join(", ") || "–"], ["namespace", node.namespace]];
     fill(this.#detail, h("dl", { class: "facts" }, facts.flatMap(([what, value]) => [h("dt", { text: what }), h("dd", { class: what === "namespace" ? "mono" : null, text: value })])));
   }
 

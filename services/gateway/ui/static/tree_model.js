@@ -1,6 +1,6 @@
 // Nodes of the radix tree laid out as an icicle: each path from the root is one unit wide, and depth is in tokens. Pure.
 
-export const TIERS = ["device", "host", "disk", "state"];
+export const TIERS = ["device", "host", "disk", "hidden"];
 
 /** What a node's pages are in, the fastest first; empty for a node without any. */
 export function tiersOf(node) {

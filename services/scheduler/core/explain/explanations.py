@@ -73,7 +73,7 @@ def _note_lossy(step: Step, memory: Recollection, request: Request, span: Sparse
 
 
 def note_restored(memory: Recollection, request: Request, chunk: Chunk) -> None:
-    """A chunk of an admitted request's prompt was restored from state instead of being computed."""
+    """A chunk of an admitted request's prompt was restored from hidden states instead of being computed."""
     attempts = memory.admissions.get(request.request_id)
     if not attempts or attempts[-1].attempt != chunk.attempt:
         return

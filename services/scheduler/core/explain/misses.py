@@ -125,7 +125,7 @@ def _not_reached(
 
 
 def _on_its_way(request: Request, missed: Missed) -> None:
-    """What is being fetched for it, as KV or as state, and is not waited for any longer."""
+    """What is being fetched for it, as KV or as hidden states, and is not waited for any longer."""
     reason: Reason = "deadline" if request.patience.is_fetch_over else "pending"
     if request.prefetch.fetch:
         missed.reach(request.prefetch.end, reason)

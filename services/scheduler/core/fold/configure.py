@@ -63,7 +63,7 @@ _EXPRESSIONS = ("eviction_expression", "hotness_expression")
 def configure(step: Step, config: CellConfig) -> None:
     """Apply a configuration; never fails.
 
-    An unknown policy or schedule, a bad expression or a bad form of state is counted and leaves the old one in force; a
+    An unknown policy or schedule, a bad expression or a bad layer mix is counted and leaves the old one in force; a
     number is moved to the nearest one that can work, so that a zero that would stall becomes 1. The pools' policies
     begin anew when they are made from other settings than before, or when the hotness filter's values change their
     meaning.
@@ -102,10 +102,10 @@ def _within_bounds(state: CellState, config: CellConfig) -> CellConfig:
             state.count("bad_expressions")
             changes[name] = getattr(state.config, name)
     try:
-        parse_form(config.state_form)
+        parse_form(config.hidden_form)
     except ConfigError:
-        state.count("bad_state_forms")
-        changes["state_form"] = state.config.state_form
+        state.count("bad_hidden_forms")
+        changes["hidden_form"] = state.config.hidden_form
     return msgspec.structs.replace(config, **changes)
 
 

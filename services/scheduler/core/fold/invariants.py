@@ -8,7 +8,7 @@ from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.empty_map import EMPTY_MAP
 from services.scheduler.core.cache.prefix_tree import IDENTITY_BYTES, Node, ancestors, child_of, head_of, page_count
 from services.scheduler.core.cache.residency import host_pool
-from services.scheduler.core.hidden.hidden_invariants import check_state, state_pages
+from services.scheduler.core.hidden.hidden_invariants import check_hidden, hidden_pages
 from services.scheduler.core.lifecycle import ADMITTED, RequestState
 from services.scheduler.core.members.drain import check_drain
 from services.scheduler.core.queue.placement import takes_requests
@@ -42,12 +42,12 @@ def check_invariants(state: CellState) -> None:
         if storage.pool is not None:
             _check_host_pool(state, storage)
         if storage.hidden.pool is not None:
-            _check_pool(f"state pool of {storage.storage_id}", storage.hidden.pool, state_pages(state, storage))
-            require(not storage.hidden.pool.cached, f"{storage.storage_id} caches pages in its state pool")
+            _check_pool(f"hidden pool of {storage.storage_id}", storage.hidden.pool, hidden_pages(state, storage))
+            require(not storage.hidden.pool.cached, f"{storage.storage_id} caches pages in its hidden pool")
     _check_transfers(state)
     check_fetches(state)
     check_saves(state)
-    check_state(state)
+    check_hidden(state)
     check_sparse(state)
     check_neighbours(state)
     check_quotas(state)
@@ -321,7 +321,7 @@ def _check_timers(state: CellState) -> None:
         elif timer.kind == "hidden_lease":
             require(state.leases[int(timer.subject)].timer_id == timer_id, f"timer {timer_id} is for no lease")
         elif timer.kind == "hidden_fetch":
-            require(int(timer.subject) in state.hidden_fetches, f"timer {timer_id} is for no fetch of state")
+            require(int(timer.subject) in state.hidden_fetches, f"timer {timer_id} is for no fetch of hidden states")
         elif timer.kind == "reads":
             require(timer_id in state.late_reads, f"timer {timer_id} is for no late reads")
         elif timer.kind == "drain":

@@ -152,7 +152,7 @@ def _pages_promoted(step: Step, message: worker_events.PagesPromoted) -> None:
         pages_promoted(step, worker, message)
 
 
-def _hidden_saved(step: Step, message: worker_events.StateSaved) -> None:
+def _hidden_saved(step: Step, message: worker_events.HiddenSaved) -> None:
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is not None:
         hidden_saved(step, worker, message)
@@ -270,7 +270,7 @@ LOCAL = (
     worker_events.RequestFinished,
     worker_events.RequestPreempted,
     worker_events.PagesPromoted,
-    worker_events.StateSaved,
+    worker_events.HiddenSaved,
     storage_events.BackupDone,
     storage_events.ChunksSaved,
     storage_events.ChunksListed,
@@ -295,7 +295,7 @@ HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     worker_events.RequestFinished: _request_finished,
     worker_events.RequestPreempted: _request_preempted,
     worker_events.PagesPromoted: _pages_promoted,
-    worker_events.StateSaved: _hidden_saved,
+    worker_events.HiddenSaved: _hidden_saved,
     storage_events.StorageJoined: storage_joined,
     storage_events.StorageLeft: _storage_gone,
     storage_events.HostPoolCreated: _host_pool_created,

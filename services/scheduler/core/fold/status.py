@@ -13,6 +13,7 @@ from services.scheduler.core.cache.residency import DEVICE, HOST
 from services.scheduler.core.waiting.waits import transient_nodes
 from shared.ids import TOKEN_BYTES
 from shared.messages.base import count_int32
+from shared.messages.pools import HIDDEN
 from shared.messages.status import (
     OWNERS_TOLD,
     CachedNode,
@@ -43,7 +44,9 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         _host(storage.storage_id, storage.pool) for storage in state.storages.values() if storage.pool is not None
     ]
     pools += [
-        _state(storage, storage.hidden.pool) for storage in state.storages.values() if storage.hidden.pool is not None
+        _hidden_pool(storage, storage.hidden.pool)
+        for storage in state.storages.values()
+        if storage.hidden.pool is not None
     ]
     page_size = state.tree.page_size
     in_queue, in_flight = transient_nodes(state)
@@ -79,7 +82,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         pins=sum(not pin.refusal for pin in state.pins.values()),
         pinned_pages=sum(pin.pages for pin in state.pins.values()),
         chunks=sum(len(storage.disk.chunks) for storage in state.storages.values()),
-        state_chunks=sum(len(storage.hidden.chunks) for storage in state.storages.values()),
+        hidden_chunks=sum(len(storage.hidden.chunks) for storage in state.storages.values()),
         sparse_chunks=sum(len(storage.sparse.chunks) for storage in state.storages.values()),
         fetches=len(state.fetches) + len(state.hidden_fetches),
         deferred=sum(len(worker.line.deferred) for worker in state.workers.values()),
@@ -137,10 +140,10 @@ def _host(owner: str, pool: PagePool) -> PoolStatus:
     )
 
 
-def _state(storage: Storage, pool: PagePool) -> PoolStatus:
+def _hidden_pool(storage: Storage, pool: PagePool) -> PoolStatus:
     return PoolStatus(
         owner=storage.storage_id,
-        tier="state",
+        tier=HIDDEN,
         total=pool.total,
         free=pool.free,
         cached=pool.cached,
@@ -244,7 +247,7 @@ def _describe(state: CellState, node: Node, pinned: dict[int, list[str]]) -> Cac
         device={owner: len(pages) // 4 for owner, pages in node.device.items()},
         host={owner: len(pages) // 4 for owner, pages in node.host.items()},
         disk=_chunks_by_storage(tree, node, {name: found.disk.chunks for name, found in state.storages.items()}),
-        state=_chunks_by_storage(tree, node, {name: found.hidden.chunks for name, found in state.storages.items()}),
+        hidden=_chunks_by_storage(tree, node, {name: found.hidden.chunks for name, found in state.storages.items()}),
         pins=tuple(pinned.get(node.id, ())),
     )
 

@@ -1,10 +1,10 @@
-"""Fetches of state, disk to state pool: what the storage says of them, and how they end.
+"""Fetches of hidden states, disk to hidden pool: what the storage says of them, and how they end.
 
 What has arrived can be restored at once, while the disk goes on with the rest (HCache 3.1: the transmission of hidden
 states and the computation of KV from them overlap). A fetch is over when the storage says so, or when the storage is
-lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's state is
-not fetched again. Where nobody knew whether there was any, ending early is an answer and no fault: the request asks for
-the other form, or computes.
+lost. One that ends early, or whose deadline passes, leaves its request with what has arrived; that request's hidden
+states are not fetched again. Where nobody knew whether there were any, ending early is an answer and no fault: the
+request asks for the other form, or computes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from services.scheduler.core.lifecycle import RequestState
 from services.scheduler.core.tiers.catalogue import arrived_chunks, chunks_gone
 from services.scheduler.core.waiting.waits import end_fetch_wait, wake
 from shared.chunks import chunk_tokens
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import CancelFetch
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def hidden_fetched(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFetched) -> Request | None:
-    """State has arrived, or no more is going to; returns the request for which other means are to be found now."""
+    """Hidden states have arrived, or no more come; returns the request for which other means are to be found now."""
     state = step.state
-    chunks_gone(state, storage, message.missing, "state")
+    chunks_gone(state, storage, message.missing, HIDDEN)
     request = state.requests.get(fetch.request_id)
     if request is not None and request.hidden.run is not None:
         arrived = arrived_chunks(state, message.chunks, fetch.chunks)
@@ -69,7 +70,7 @@ def cut_off_hidden(step: Step, fetch: HiddenFetch) -> None:
 
 
 def cancel_hidden_fetches(step: Step, namespace: str) -> None:
-    """State of a namespace, or of all if it is "", is to be forgotten: who waits for it computes instead."""
+    """Hidden states of a namespace, or of all if it is "", are to be forgotten: who waits for them computes instead."""
     for request in step.state.requests.values():
         if request.hidden.run is None or namespace not in ("", request.submit.namespace):
             continue
@@ -82,7 +83,7 @@ def cancel_hidden_fetches(step: Step, namespace: str) -> None:
 
 
 def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> None:
-    """The state pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
+    """The hidden pool is gone, with the storage or for another one: nothing that was in it is to be given back."""
     state = step.state
     for fetch in [fetch for fetch in state.hidden_fetches.values() if fetch.storage_id == storage.storage_id]:
         if not is_lost and not fetch.is_called_off:
@@ -90,7 +91,7 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
         step.cancel_timer(fetch.timer_id)
         wake_followers(state, fetch)
         del state.hidden_fetches[fetch.fetch_id]
-        state.count("state_fetches_failed")
+        state.count("hidden_fetches_failed")
     for request in state.requests.values():
         if request.hidden.run is not None and request.hidden.run.storage_id == storage.storage_id:
             _stop_waiting(step, request)
@@ -98,12 +99,12 @@ def abandon_hidden_fetches(step: Step, storage: Storage, *, is_lost: bool) -> No
 
 
 def _arrive(step: Step, request: Request, run: HiddenRun, fetch: HiddenFetch, chunks: int) -> None:
-    """So many chunks of a fetch are in the state pool."""
+    """So many chunks of a fetch are in the hidden pool."""
     size = chunk_tokens(step.state.tree.page_size)
     begin = run.end - fetch.chunks * size
     arrived = begin + chunks * size
     if arrived > run.arrived:
-        step.state.count("state_fetched_tokens", arrived - run.arrived)
+        step.state.count("hidden_fetched_tokens", arrived - run.arrived)
         run.arrived = arrived
         _stop_waiting(step, request)
         wake_followers(step.state, fetch)
@@ -122,13 +123,13 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
     request = state.requests.get(fetch.request_id)
     run = request.hidden.run if request is not None else None
     if request is None or run is None:
-        state.count("state_fetches_cancelled")
+        state.count("hidden_fetches_cancelled")
         return None
     run.disk_us += max(0.0, message.seconds) * 1e6
     run.fetch = 0
     step.touch(request.worker_id)
     if run.arrived == run.end:
-        state.count("state_fetches_done")
+        state.count("hidden_fetches_done")
         if fetch.is_question:
             _was_there(step, storage, request, run)
         extend_run(step, request)
@@ -136,7 +137,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
         return None
     if fetch.is_question:
         return _was_not_there(step, storage, request, run, fetch)
-    state.count("state_fetches_failed")
+    state.count("hidden_fetches_failed")
     cut_run(state, run)
     wake_followers(state, fetch)
     return _end_early(step, request)
@@ -145,7 +146,7 @@ def _finish(step: Step, storage: Storage, fetch: HiddenFetch, message: ChunksFet
 def _was_there(step: Step, storage: Storage, request: Request, run: HiddenRun) -> None:
     """The object store had all that it was asked for: the run goes on behind it."""
     step.state.count("store_questions_answered")
-    storage.fetching.blanks.note_something("state")
+    storage.fetching.blanks.note_something(HIDDEN)
     go_on_asking(request, run, step.state.tree.page_size)
     _stop_waiting(step, request)
 
@@ -158,15 +159,15 @@ def _was_not_there(
     has_come = run.arrived > run.end - fetch.chunks * chunk_tokens(state.tree.page_size)
     if has_come or run.chunks > fetch.chunks:
         state.count("store_questions_answered")
-        storage.fetching.blanks.note_something("state")
-        request.prefetch.lacks.note("state", run.arrived)
+        storage.fetching.blanks.note_something(HIDDEN)
+        request.prefetch.lacks.note(HIDDEN, run.arrived)
     else:
         state.count("store_questions_in_vain")
-        storage.fetching.blanks.note_nothing("state")
-        request.prefetch.lacks.note("state", run.arrived)
+        storage.fetching.blanks.note_nothing(HIDDEN)
+        request.prefetch.lacks.note(HIDDEN, run.arrived)
     for name in fetch.followers:
         if name in state.requests:
-            state.requests[name].prefetch.lacks.note("state", run.arrived)
+            state.requests[name].prefetch.lacks.note(HIDDEN, run.arrived)
     cut_run(state, run)
     wake_followers(state, fetch)
     return _go_on_without(step, request)
@@ -179,7 +180,7 @@ def _end_early(step: Step, request: Request) -> Request | None:
 
 
 def _go_on_without(step: Step, request: Request) -> Request | None:
-    """Nothing more of a request's state comes; returns it if it waits and has nothing left of it."""
+    """Nothing more of a request's hidden states come; returns it if it waits and has nothing left of it."""
     state = step.state
     _stop_waiting(step, request)
     end_run(state, request)

@@ -1,7 +1,8 @@
-"""In which form prefixes are kept below host memory: KV, or state from which it is restored sooner (HCache 4.1.2).
+"""In which form prefixes are kept below host memory: KV, or hidden states from which it is restored sooner (HCache
+4.1.2).
 
-State has one geometry for as long as a storage lives, for chunks of another would never be found. It is chosen once,
-by what is known then; whether saving more of it is worth the while is asked anew at every admission.
+Hidden states have one geometry for as long as a storage lives, for chunks of another would never be found. It is chosen
+once, by what is known then; whether saving more of them is worth the while is asked anew at every admission.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 TYPICAL_TOKENS = 4096
-"""Of the prefix that decides whether state is worth keeping."""
+"""Of the prefix that decides whether hidden states are worth keeping."""
 
 COMPARED_TOKENS = (1024, TYPICAL_TOKENS, 16_384)
 """Of the prefixes by which forms are compared. Computing a layer takes longer than in proportion, so a form with many
@@ -44,7 +45,9 @@ layers from tokens that is best for short prefixes can be far from it for long o
 """
 
 _WORTH_A_CHANGE = 0.9
-"""State must be restored in at most this part of KV's time: KV is shared in host memory and needs no computing."""
+"""Hidden states must be restored in at most this part of KV's time: KV is shared in host memory and needs no
+computing.
+"""
 
 _WORTH_A_MIX = 0.8
 """A form of several methods must take at most this part of the time of a single one: what they cost beside one another,
@@ -61,14 +64,14 @@ def parse_form(text: str) -> tuple[int, int, int] | None:
         return None
     found = _LAYERS.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{text!r} is no form of state; write off, auto, or numbers of layers such as 8/24/0")
+        raise ConfigError(f"{text!r} is no layer mix; write off, auto, or numbers of layers such as 8/24/0")
     absent, from_hidden, loaded = (int(part) for part in found.groups())
     return absent, from_hidden, loaded
 
 
 def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
-    """The geometry of state to keep at this storage, None where KV is to be kept. Does not mutate."""
-    geometry, text = state.geometry, state.config.state_form
+    """The geometry of hidden states to keep at this storage, None where KV is to be kept. Does not mutate."""
+    geometry, text = state.geometry, state.config.hidden_form
     if geometry is None or text == "off":
         return None
     layers = parse_form(text)
@@ -81,13 +84,15 @@ def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
 
 
 def is_worth_keeping(state: CellState, storage: Storage) -> bool:
-    """Whether what is computed now should be saved as state. An explicit form is not judged. Does not mutate."""
-    text = state.config.state_form
+    """Whether what is computed now should be saved as hidden states. An explicit form is not judged. Does not
+    mutate.
+    """
+    text = state.config.hidden_form
     return text not in ("off", "auto") or (text == "auto" and wanted_hidden(state, storage) is not None)
 
 
 def can_restore(worker: Worker, geometry: KvGeometry) -> bool:
-    """Whether this worker makes KV of such state: from hidden states only if it says that its model allows that."""
+    """Whether this worker makes KV of such pages: from hidden states only if it says that its model allows that."""
     width = worker.restoration.hidden if worker.restoration is not None else 0
     return not geometry.from_hidden or width == geometry.hidden
 
@@ -181,7 +186,7 @@ def _width(kv: KvGeometry) -> int:
 
 
 def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry | None:
-    """Pages of state of this many layers; None where that is plain KV, nothing at all, or cannot be."""
+    """Pages of hidden states of this many layers; None where that is plain KV, nothing at all, or cannot be."""
     found = KvGeometry(
         layers=kv.layers,
         kv_heads=kv.kv_heads,
@@ -192,11 +197,11 @@ def _geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvG
         absent=absent,
         from_hidden=from_hidden,
     )
-    return found if found.is_state and not found.fault() else None
+    return found if found.is_hidden and not found.fault() else None
 
 
 def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
-    """The geometry of a storage's state pages, if there is a pool and this worker can restore from them."""
+    """The geometry of a storage's hidden pages, if there is a pool and this worker can restore from them."""
     if storage.hidden.pool is None or storage.hidden.handle is None:
         return None
     layout = storage.hidden.handle.geometry
@@ -205,5 +210,5 @@ def layout_for(storage: Storage, worker: Worker) -> KvGeometry | None:
 
 def _is_of_this_cell(step: Step, message: HostPoolCreated) -> bool:
     geometry = message.handle.geometry if message.handle is not None else None
-    is_sound = geometry is not None and geometry.is_state and not geometry.fault()
+    is_sound = geometry is not None and geometry.is_hidden and not geometry.fault()
     return is_sound and geometry is not None and geometry.as_kv == step.state.geometry

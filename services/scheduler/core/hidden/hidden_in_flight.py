@@ -1,10 +1,11 @@
-"""State on its way: what is being restored for a request, and what is being saved of it. Plain data of a snapshot.
+"""Hidden states on their way: what is being restored for a request, and what is being saved of it. Plain data of a
+snapshot.
 
-A run has stretches, the parts of a sequence of which a disk has state, and holes between them that are computed. A
-turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes all of it
-through the model at once and its state is not saved: each turn leaves a hole. A run of state goes on behind it once
-the hole's tokens are computed, by chunks as any others are. What follows works on positions in tokens from the root;
-pages of a run are packed without its holes.
+A run has stretches, the parts of a sequence of which a disk has hidden states, and holes between them that are
+computed. A turn of a conversation ends within a chunk. The next one computes the rest of that chunk, so nobody passes
+all of it through the model at once and its hidden states are not saved: each turn leaves a hole. A run of hidden states
+goes on behind it once the hole's tokens are computed, by chunks as any others are. What follows works on positions in
+tokens from the root; pages of a run are packed without its holes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 
 
 Further = Literal["disk", "asked", "store", "goal"]
-"""How a run of state goes on: as far as the disk is known to have it; as far as the object store has it, which is being
-asked for the first of it (``asked``) or has proved to have some (``store``); or no further than its goal."""
+"""How a run of hidden states goes on: as far as the disk is known to have it; as far as the object store has it, which
+is being asked for the first of it (``asked``) or has proved to have some (``store``); or no further than its goal."""
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Tokens [start, end) of which a run has no state, with state before or behind them. They are computed."""
+    """Tokens [start, end) of which a run has no hidden states, with hidden states before or behind them. They are
+    computed.
+    """
 
     start: int
     end: int
@@ -40,12 +43,12 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class HiddenRun(msgspec.Struct):
-    """State of a request's tokens [depth, end) on its way from below host memory to its worker, less its holes.
+    """Hidden states of a request's tokens [depth, end) on its way from below host memory to its worker, less the holes.
 
-    More of it follows up to ``goal`` as its pages come back, for a state pool may hold less than a prefix.
-    ``pages`` (packed, one entry a page from ``depth`` on, none for holes) are leased pages of the storage's state pool;
-    those of tokens up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to the
-    others. A hole counts as arrived once what is behind it is being fetched.
+    More of it follows up to ``goal`` as its pages come back, for a hidden pool may hold less than a prefix.
+    ``pages`` (packed, one entry a page from ``depth`` on, none for holes) are leased pages of the storage's hidden
+    pool; those of tokens up to ``arrived`` hold what was fetched. Where ``fetch`` is not 0 the storage still writes to
+    the others. A hole counts as arrived once what is behind it is being fetched.
     """
 
     storage_id: str
@@ -69,7 +72,9 @@ class HiddenRun(msgspec.Struct):
 
 
 class HiddenFetch(UnderWay):
-    """A FetchChunks of state that is not over. It is for one request; once that is gone its pages wait for the end."""
+    """A FetchChunks of hidden states that is not over. It is for one request; once that is gone its pages wait for
+    the end.
+    """
 
     fetch_id: int
     storage_id: str
@@ -82,8 +87,8 @@ class HiddenFetch(UnderWay):
     followers: dict[str, None] = {}  # Others that waited for it at some time, because they share what it brings.
 
 
-class HiddenLease(UnderWay):
-    """A StateLease, from its order to the worker's ``StateSaved``.
+class OpenHiddenLease(UnderWay):
+    """A HiddenLease, from its order to the worker's ``HiddenSaved``.
 
     ``names`` are the chunks, 16 bytes each, of which it is known that they are being saved under it: nobody else saves
     them meanwhile. ``pages`` are of whole chunks, one behind the other from ``depth`` on.
@@ -105,11 +110,13 @@ class HiddenLease(UnderWay):
 
 
 class HiddenSave(UnderWay):
-    """A SaveChunks of state that the storage has not answered. It holds its pages of the state pool until then."""
+    """A SaveChunks of hidden states that the storage has not answered. It holds its pages of the hidden pool until
+    then.
+    """
 
     save_id: int
     storage_id: str
-    lease_id: int  # Of the lease under which the state was saved.
+    lease_id: int  # Of the lease under which the hidden states were saved.
     names: bytes  # 16 bytes each.
     pages: bytes
     timer_id: str
@@ -126,7 +133,9 @@ LONGEST_HOLE = 16
 
 
 def stretches_behind(storage: Storage, names: ChunkNames, end: int, most: int) -> tuple[Stretch, ...]:
-    """Chunks from ``end`` up to ``most`` of which the disk has state, in stretches. Does not mutate; O(chunks)."""
+    """Chunks from ``end`` up to ``most`` of which the disk has hidden states, in stretches. Does not mutate;
+    O(chunks).
+    """
     found: list[Stretch] = []
     known, most = storage.hidden.chunks, min(most, names.count)
     while len(found) < MOST_STRETCHES:
@@ -160,7 +169,7 @@ def hole_at(run: HiddenRun, position: int) -> Hole | None:
 
 
 def next_hidden(run: HiddenRun, position: int) -> int:
-    """Where state goes on at or behind a position: behind the hole that this lies in. Does not mutate."""
+    """Where hidden states go on at or behind a position: behind the hole that this lies in. Does not mutate."""
     hole = hole_at(run, position)
     return position if hole is None else hole.end
 
@@ -199,7 +208,7 @@ HIDDEN_FETCH_CHUNKS = 256
 
 
 def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
-    """Behind the last chunk of a run of state that begins with ``first``. Does not mutate."""
+    """Behind the last chunk of a run of hidden states that begins with ``first``. Does not mutate."""
     end, most = first, min(names.count, first + HIDDEN_FETCH_CHUNKS)
     while end < most and names[end] in storage.hidden.chunks:
         end += 1
@@ -209,9 +218,9 @@ def hidden_end(storage: Storage, names: ChunkNames, first: int) -> int:
 class HiddenTier(msgspec.Struct):
     """A storage's pool of hidden states, and those on its disk."""
 
-    pool_bytes: int = 0  # Budget of its state pool; 0 is none.
+    pool_bytes: int = 0  # Budget of its hidden pool; 0 is none.
     is_requested: bool = False
     handle: PoolHandle | None = None
     pool: PagePool | None = None
-    chunks: dict[bytes, None] = {}  # State that its disk holds, as far as it said.
-    saving: dict[bytes, int] = {}  # Chunks whose state is on its way there, by lease, which may be over.
+    chunks: dict[bytes, None] = {}  # Hidden states that its disk holds, as far as it said.
+    saving: dict[bytes, int] = {}  # Chunks whose hidden states are on their way there, by lease, which may be over.

@@ -1,4 +1,4 @@
-"""What must hold of state pools, leases, saves, runs and the fetches that bring them, from scratch. For tests."""
+"""What must hold of hidden pools, leases, saves, runs and the fetches that bring them, from scratch. For tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from services.scheduler.core.require import require
 from services.scheduler.core.tiers.catalogue import most_chunks
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root, split_digests
+from shared.messages.pools import HIDDEN
 
 if TYPE_CHECKING:
-    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenLease, HiddenRun, HiddenSave
+    from services.scheduler.core.hidden.hidden_in_flight import HiddenFetch, HiddenRun, HiddenSave, OpenHiddenLease
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage
 
 
-def check_state(state: CellState) -> None:
+def check_hidden(state: CellState) -> None:
     """Raise InvariantViolated if leases, saves, what storages expect of them and deadlines contradict one another."""
     for lease in state.leases.values():
         _check_lease(state, lease)
@@ -33,16 +34,16 @@ def check_state(state: CellState) -> None:
         require(not request.hidden.lease or is_its, f"{request.request_id} has a lease that is not its own")
 
 
-def state_pages(state: CellState, storage: Storage) -> list[bytes]:
-    """Pages of a state pool (packed) that are in use, each user's on its own. Does not mutate."""
+def hidden_pages(state: CellState, storage: Storage) -> list[bytes]:
+    """Pages of a hidden pool (packed) that are in use, each user's on its own. Does not mutate."""
     name = storage.storage_id
     leased = [lease.pages for lease in state.leases.values() if lease.storage_id == name]
     saved = [save.pages for save in state.hidden_saves.values() if save.storage_id == name]
     return [*leased, *saved, pages_of_runs(state, storage)]
 
 
-def _check_lease(state: CellState, lease: HiddenLease) -> None:
-    name = f"state lease {lease.lease_id}"
+def _check_lease(state: CellState, lease: OpenHiddenLease) -> None:
+    name = f"hidden lease {lease.lease_id}"
     page_size = state.tree.page_size
     storage, worker = state.storages.get(lease.storage_id), state.workers.get(lease.worker_id)
     require(storage is not None and storage.hidden.pool is not None, f"{name} is of no pool")
@@ -68,7 +69,7 @@ def _check_lease(state: CellState, lease: HiddenLease) -> None:
 
 
 def _check_save(state: CellState, save: HiddenSave) -> None:
-    name = f"save {save.save_id} of state"
+    name = f"save {save.save_id} of hidden states"
     require(save.save_id not in state.saves, f"{name} is one of KV, too")
     storage = state.storages.get(save.storage_id)
     require(storage is not None and storage.hidden.pool is not None, f"{name} is of no pool")
@@ -80,21 +81,21 @@ def _check_save(state: CellState, save: HiddenSave) -> None:
 def _check_storage(state: CellState, storage: Storage) -> None:
     name = storage.storage_id
     require(state.is_configured or not storage.is_pool_requested, f"{name} was asked for a pool without settings")
-    require(storage.is_pool_requested or not storage.hidden.is_requested, f"{name} was asked for a state pool first")
-    require((storage.hidden.pool is None) == (storage.hidden.handle is None), f"{name} has a state pool only in part")
-    require(storage.hidden.pool is None or storage.hidden.is_requested, f"{name} has a state pool that nobody wanted")
+    require(storage.is_pool_requested or not storage.hidden.is_requested, f"{name} was asked for a hidden pool first")
+    require((storage.hidden.pool is None) == (storage.hidden.handle is None), f"{name} has a hidden pool only in part")
+    require(storage.hidden.pool is None or storage.hidden.is_requested, f"{name} has a hidden pool that nobody wanted")
     saving: dict[bytes, int] = {}
     for lease in state.leases.values():
         for chunk in split_digests(lease.names) if lease.storage_id == name else ():
-            require(chunk not in saving, f"a chunk of state lease {lease.lease_id} is saved twice")
+            require(chunk not in saving, f"a chunk of hidden lease {lease.lease_id} is saved twice")
             saving[chunk] = lease.lease_id
     for save in state.hidden_saves.values():
         for chunk in split_digests(save.names) if save.storage_id == name else ():
             require(chunk not in saving, f"a chunk of save {save.save_id} is saved twice")
             saving[chunk] = save.lease_id
-    require(storage.hidden.saving == saving, f"{name} saves state of other chunks than it thinks")
-    most = most_chunks(state, storage, "state")
-    require(len(storage.hidden.chunks) <= most, f"{name} has more chunks of state than room for them")
+    require(storage.hidden.saving == saving, f"{name} saves hidden states of other chunks than it thinks")
+    most = most_chunks(state, storage, HIDDEN)
+    require(len(storage.hidden.chunks) <= most, f"{name} has more hidden chunks than room for them")
 
 
 def _whole_chunks(pages: bytes, page_size: int) -> int:
@@ -113,12 +114,12 @@ def check_runs(state: CellState) -> None:
 
 
 def check_hidden_wait(state: CellState, request: Request) -> None:
-    """Who waits for a fetch of state owns its run, or shares what it brings with the one who does."""
+    """Who waits for a fetch of hidden states owns its run, or shares what it brings with the one who does."""
     fetch = state.hidden_fetches[request.wait.fetch]
     owns = request.hidden.run is not None and request.hidden.run.fetch == fetch.fetch_id
     name = request.request_id
-    require(owns or name in fetch.followers, f"{name} waits for state that is not for it")
-    require(bool(fetch.request_id), f"{name} waits for state that nobody is to be restored from")
+    require(owns or name in fetch.followers, f"{name} waits for hidden states that are not for it")
+    require(bool(fetch.request_id), f"{name} waits for hidden states that nobody is to be restored from")
 
 
 def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
@@ -127,7 +128,7 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
     storage = state.storages.get(run.storage_id)
     require(storage is not None and storage.hidden.pool is not None, f"{name} is restored from no pool")
     is_at_worker = request.state in ADMITTED or (request.state is RequestState.WAITING and bool(request.worker_id))
-    require(is_at_worker, f"{name} has state and no worker")
+    require(is_at_worker, f"{name} has hidden states and no worker")
     is_ordered = run.depth <= run.arrived <= run.end <= run.goal <= request.token_count - 1
     require(is_ordered, f"the run of {name} is out of order")
     pages = page_at(run, run.end, page_size)
@@ -156,14 +157,14 @@ def _check_run(state: CellState, request: Request, run: HiddenRun) -> None:
         has_all = not run.fetch or run.arrived == run.end
         is_there = has_all or request.planned <= next_hidden(run, run.arrived)
         require(is_there, f"{name} was to be restored from what has not arrived")
-        require(run.depth <= request.computed, f"{name} gave back state that it was not restored from")
+        require(run.depth <= request.computed, f"{name} gave back hidden states that it was not restored from")
         is_moving = bool(run.fetch) or request.computed < next_hidden(run, run.end) or request.planned >= run.goal
         is_leaving = request.state in (RequestState.PREEMPTING, RequestState.ABORTING)  # Then nothing more is fetched.
-        require(is_moving or is_leaving, f"{name} waits for state that nobody fetches")
+        require(is_moving or is_leaving, f"{name} waits for hidden states that nobody fetches")
 
 
 def _check_holes(name: str, run: HiddenRun, size: int) -> None:
-    end = -1  # A hole may begin with the first token; state lies between two of them and behind the last.
+    end = -1  # A hole may begin with the first token; hidden states lie between two of them and behind the last.
     for hole in run.holes:
         require(end < hole.start < hole.end < run.goal, f"a hole of the run of {name} is out of order")
         is_whole = not hole.start % size and not hole.end % size
@@ -172,7 +173,7 @@ def _check_holes(name: str, run: HiddenRun, size: int) -> None:
 
 
 def _check_fetch(state: CellState, fetch: HiddenFetch) -> None:
-    name = f"state fetch {fetch.fetch_id}"
+    name = f"hidden fetch {fetch.fetch_id}"
     require(fetch.fetch_id not in state.fetches, f"{name} has the number of a fetch of KV")
     require(fetch.storage_id in state.storages, f"{name} has no storage")
     request = state.requests.get(fetch.request_id)

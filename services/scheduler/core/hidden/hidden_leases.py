@@ -1,4 +1,4 @@
-"""State leases: pages of a node's state pool in which a worker saves what a request's KV can be restored from.
+"""Hidden leases: pages of a node's hidden pool in which a worker saves what a request's KV can be restored from.
 
 A request that computes something new gets one when it is admitted, for whole chunks behind what is known already, and
 more pages with its decode room (HCache 4.2.2). The worker answers once, when the sequence leaves it; what it has
@@ -17,23 +17,25 @@ from services.scheduler.core.cache.heat import hotness
 from services.scheduler.core.cache.identities import ChunkNames
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES, ancestors, match_prefix, page_count
 from services.scheduler.core.hidden.hidden_form import can_restore, is_worth_keeping
-from services.scheduler.core.hidden.hidden_in_flight import HiddenLease
+from services.scheduler.core.hidden.hidden_in_flight import OpenHiddenLease
 from services.scheduler.core.hidden.hidden_saves import close_lease, give_back_hidden, save_hidden
 from services.scheduler.core.tiers.catalogue import is_hidden_kept
 from services.scheduler.core.tiers.saves import may_save
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root, split_digests
-from shared.messages.worker_plans import StateLease
+from shared.messages.worker_plans import HiddenLease
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request
     from services.scheduler.core.state import CellState, Storage, Worker
     from services.scheduler.core.step import Step
-    from shared.messages.worker_events import StateSaved
+    from shared.messages.worker_events import HiddenSaved
 
 
-def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | None:
-    """A lease for a request that was just admitted, if its state is worth saving and there is room for a chunk."""
+def open_lease(step: Step, request: Request, worker: Worker) -> HiddenLease | None:
+    """A lease for a request that was just admitted, if its hidden states are worth saving and there is room for a
+    chunk.
+    """
     state = step.state
     storage = _storage_to_save_to(state, request, worker)
     if storage is None or storage.hidden.pool is None:
@@ -47,9 +49,9 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     chunks = min(end - first, room_for_lease(storage, each, held=0))
     pages = storage.hidden.pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
-        state.count("state_leases_without_room")
+        state.count("hidden_leases_without_room")
         return None
-    lease = HiddenLease(
+    lease = OpenHiddenLease(
         lease_id=state.next_lease,
         storage_id=storage.storage_id,
         worker_id=worker.worker_id,
@@ -64,8 +66,8 @@ def open_lease(step: Step, request: Request, worker: Worker) -> StateLease | Non
     state.leases[lease.lease_id] = lease
     request.hidden.lease = lease.lease_id
     _claim(storage, lease, [names[index] for index in range(first, min(first + chunks, names.count))])
-    state.count("state_leases")
-    return StateLease(
+    state.count("hidden_leases")
+    return HiddenLease(
         lease_id=lease.lease_id,
         storage_id=storage.storage_id,
         depth=lease.depth,
@@ -89,7 +91,7 @@ def more_hidden_pages(step: Step, request: Request, granted: int) -> bytes:
     chunks = min(missing, room_for_lease(storage, each, held))
     pages = storage.hidden.pool.allocate(chunks * each) if chunks > 0 else None
     if pages is None:
-        state.count("state_leases_without_room", int(missing > 0))
+        state.count("hidden_leases_without_room", int(missing > 0))
         return b""
     lease.pages += pages
     return pages
@@ -119,7 +121,7 @@ def leave_lease(step: Step, request: Request, tokens: bytes, computed: int, *, i
     lease.value = _value(state, lease, tokens)
 
 
-def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
+def hidden_saved(step: Step, worker: Worker, message: HiddenSaved) -> None:
     """The worker is done with a lease: what it has sealed is written down, the other pages are free."""
     state = step.state
     lease = state.leases.get(message.lease_id)
@@ -135,13 +137,13 @@ def hidden_saved(step: Step, worker: Worker, message: StateSaved) -> None:
     is_sound = _is_sound(state, lease, message)
     if not is_sound:
         state.count("malformed_inputs")
-    state.count("state_leases_answered")
+    state.count("hidden_leases_answered")
     save_hidden(step, storage, lease, message.tokens if is_sound and not lease.is_called_off else b"")
 
 
-def expire_lease(step: Step, lease: HiddenLease) -> None:
+def expire_lease(step: Step, lease: OpenHiddenLease) -> None:
     """The worker did not answer in time after the sequence had left it."""
-    step.state.count("state_leases_expired")
+    step.state.count("hidden_leases_expired")
     _take_back(step, lease)
 
 
@@ -152,9 +154,9 @@ def drop_leases_of_worker(step: Step, worker: Worker) -> None:
 
 
 def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> Storage | None:
-    """The storage that a request's state is to be saved to, None where it is not.
+    """The storage that a request's hidden states are to be saved to, None where it is not.
 
-    Only what a disk holds is known afterwards, so without one state could not be found again.
+    Only what a disk holds is known afterwards, so without one hidden states could not be found again.
     """
     config = state.config
     is_wanted = config.disk_writes != "off" and config.restoring != "kv" and request.submit.cache.write
@@ -166,7 +168,7 @@ def _storage_to_save_to(state: CellState, request: Request, worker: Worker) -> S
     return storage
 
 
-def _completed(state: CellState, lease: HiddenLease, tokens: bytes, computed: int) -> list[bytes]:
+def _completed(state: CellState, lease: OpenHiddenLease, tokens: bytes, computed: int) -> list[bytes]:
     """Names of the chunks of a lease that were completed and are not among its own yet."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     known = len(lease.names) // DIGEST_BYTES
@@ -177,7 +179,7 @@ def _completed(state: CellState, lease: HiddenLease, tokens: bytes, computed: in
     return chunk_names(chain_pages(above, span, state.tree.page_token_bytes), each)
 
 
-def _claim(storage: Storage, lease: HiddenLease, names: list[bytes]) -> None:
+def _claim(storage: Storage, lease: OpenHiddenLease, names: list[bytes]) -> None:
     """These chunks, which follow those that are the lease's already, are its own up to the first that is another's."""
     for name in names:
         if name in storage.hidden.saving:
@@ -186,7 +188,7 @@ def _claim(storage: Storage, lease: HiddenLease, names: list[bytes]) -> None:
         lease.names += name
 
 
-def _disclaim(storage: Storage, lease: HiddenLease) -> None:
+def _disclaim(storage: Storage, lease: OpenHiddenLease) -> None:
     """Others may save the lease's chunks."""
     for name in split_digests(lease.names):
         if storage.hidden.saving.get(name) == lease.lease_id:
@@ -194,13 +196,13 @@ def _disclaim(storage: Storage, lease: HiddenLease) -> None:
     lease.names = b""
 
 
-def _value(state: CellState, lease: HiddenLease, tokens: bytes) -> float:
+def _value(state: CellState, lease: OpenHiddenLease, tokens: bytes) -> float:
     """How hot the deepest node of a sequence is; 0 where nothing of it is in the tree."""
     path = match_prefix(state.tree, lease.namespace, tokens, len(tokens) // state.tree.page_token_bytes)
     return hotness(state, path[-1][0]) if path else 0.0
 
 
-def _is_sound(state: CellState, lease: HiddenLease, message: StateSaved) -> bool:
+def _is_sound(state: CellState, lease: OpenHiddenLease, message: HiddenSaved) -> bool:
     """Whether an answer speaks of whole chunks of the leased pages, and of the tokens that they were leased for."""
     size, each = chunk_tokens(state.tree.page_size), chunk_pages(state.tree.page_size)
     has_room = 0 <= message.chunks <= len(lease.pages) // PAGE_NUMBER_BYTES // each
@@ -211,13 +213,13 @@ def _is_sound(state: CellState, lease: HiddenLease, message: StateSaved) -> bool
     return all(name == expected for name, expected in zip(names, known, strict=False))
 
 
-def _take_back(step: Step, lease: HiddenLease) -> None:
+def _take_back(step: Step, lease: OpenHiddenLease) -> None:
     close_lease(step, lease)
     give_back_hidden(step.state, step.state.storages[lease.storage_id], lease.pages)
 
 
 _LARGEST_SHARE = 4
-"""One request gets at most one in so many pages of a state pool, or a single chunk."""
+"""One request gets at most one in so many pages of a hidden pool, or a single chunk."""
 
 
 def names_of_chunks(state: CellState, request: Request) -> ChunkNames:
@@ -270,7 +272,7 @@ def chunks_to_come(state: CellState, request: Request, less: int = 0) -> int:
 
 
 def room_for_lease(storage: Storage, each: int, held: int) -> int:
-    """Chunks for which a lease of ``held`` chunks may take pages of the state pool."""
+    """Chunks for which a lease of ``held`` chunks may take pages of the hidden pool."""
     pool = storage.hidden.pool
     if pool is None:
         return 0

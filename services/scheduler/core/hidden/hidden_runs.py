@@ -1,4 +1,5 @@
-"""Runs: state of one waiting request's next tokens, ordered into pages of the storage's state pool (HCache 4.2).
+"""Runs: hidden states of one waiting request's next tokens, ordered into pages of the storage's hidden pool (HCache
+4.2).
 
 Nothing of it enters the tree or is shared: the pages are there only until the worker has restored KV from them. A
 run's pages are its request's, but for those that a fetch may still write to once the request has no use for them: they
@@ -34,6 +35,7 @@ from services.scheduler.core.rates import queued_bytes
 from services.scheduler.core.waiting.waits import wake
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import TOKEN_BYTES, chain_pages
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import FetchChunks
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def begin_run(
     later: Sequence[Stretch] = (),
     further: Further = "disk",
 ) -> bool:
-    """Order chunks [first, end) of a request's state, as many as there is room for; False where there is none.
+    """Order chunks [first, end) of a request's hidden states, as many as there is room for; False where there is none.
 
     The others follow as the pages of the first come back, and then stretches ``later``, with holes between them. Where
     ``end`` is ``first``, the first hole begins there. A question is of no more than is ordered at once.
@@ -80,7 +82,7 @@ def begin_run(
     chunks = min(end - begin, HIDDEN_FETCH_CHUNKS, room)
     pages = storage.hidden.pool.allocate(chunks * each) if storage.hidden.pool is not None and chunks > 0 else None
     if pages is None:
-        state.count("state_runs_without_room")
+        state.count("hidden_runs_without_room")
         return False
     depth = first * each * page_size
     request.hidden.run = HiddenRun(
@@ -101,8 +103,8 @@ def begin_run(
     )
     identities = names.identities(begin * each, (begin + chunks) * each)
     _order(step, request, request.hidden.run, storage, pages, identities)
-    state.count("state_runs")
-    state.count("state_holes_planned", len(request.hidden.run.holes))
+    state.count("hidden_runs")
+    state.count("hidden_holes_planned", len(request.hidden.run.holes))
     return True
 
 
@@ -116,7 +118,7 @@ def extend_run(step: Step, request: Request) -> None:
     if run is None or run.fetch or request.planned > start:  # What follows is being computed already.
         return
     if _order_more(step, request, run):
-        step.state.count("state_runs_extended")
+        step.state.count("hidden_runs_extended")
     elif request.state is RequestState.PREFILLING and request.computed == start and run.end < run.goal:
         end_at(run, run.end)
         run.predicted_us = 0.0
@@ -171,7 +173,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
     page_size, deadline_ms = state.tree.page_size, state.config.fetch_deadline_ms
     fetched = len(pages) // PAGE_NUMBER_BYTES
     queued = queued_bytes(state, storage)
-    state.count("state_holes_passed", int(next_hidden(run, run.end) > run.end))
+    state.count("hidden_holes_passed", int(next_hidden(run, run.end) > run.end))
     run.end = next_hidden(run, run.end)
     run.arrived = run.end
     order = FetchChunks(
@@ -182,7 +184,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
         host_pages=pages,
         deadline_ms=deadline_ms,
         key_id=request.submit.key_id,
-        form="state",
+        form=HIDDEN,
         trace=request.submit.trace,
         quota=state.quotas.disk_quota(state.tree.owner_of(request.submit.namespace)),
     )
@@ -200,7 +202,7 @@ def _order(step: Step, request: Request, run: HiddenRun, storage: Storage, pages
         queued_bytes=queued,
         is_question=run.further in ("asked", "store"),
     )
-    state.count("state_fetches_started")
+    state.count("hidden_fetches_started")
     step.to_storage(storage, order)
 
 
@@ -276,7 +278,7 @@ def wake_followers(state: CellState, fetch: HiddenFetch) -> None:
 
 
 def run_with(state: CellState, request: Request, name: bytes, end: int) -> HiddenFetch | None:
-    """A fetch of state for another request that waits at the same worker, which brings the chunk ``name``.
+    """A fetch of hidden states for another request that waits at the same worker, which brings the chunk ``name``.
 
     ``end`` is where that chunk ends, in tokens. Does not mutate.
     """
@@ -292,14 +294,14 @@ def run_with(state: CellState, request: Request, name: bytes, end: int) -> Hidde
 
 
 def free_pages(state: CellState, storage_id: str, pages: bytes) -> None:
-    """Give pages of a state pool back, if the pool is still there."""
+    """Give pages of a hidden pool back, if the pool is still there."""
     storage = state.storages.get(storage_id)
     if storage is not None and storage.hidden.pool is not None:
         storage.hidden.pool.release(pages)
 
 
 def pages_of_runs(state: CellState, storage: Storage) -> bytes:
-    """State pages that runs and fetches of this storage hold (packed). Does not mutate."""
+    """Hidden pages that runs and fetches of this storage hold (packed). Does not mutate."""
     held = [
         request.hidden.run.pages
         for request in state.requests.values()

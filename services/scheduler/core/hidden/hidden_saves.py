@@ -1,15 +1,15 @@
-"""Saves of state, and the pools that it lies in meanwhile.
+"""Saves of hidden states, and the pools that they lie in meanwhile.
 
-What a worker has sealed goes from the state pool to the disk, and its pages are free after that.
+What a worker has sealed goes from the hidden pool to the disk, and its pages are free after that.
 
 They share numbers, deadlines and the storage's patience with the saves of KV (:mod:`saves`). A chunk whose save fails
 is known in neither form then; its KV is saved at the next occasion, when a request that reuses it is computed or
 ends.
 
-A state pool is asked for once it is known which form of state is worth keeping, and the node's workers map it. A
-storage has one at the most, of one geometry for its incarnation. It is room for state on its way to the disk and
-back; nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being saved,
-or being fetched or restored from.
+A hidden pool is asked for once it is known which layer mix is worth keeping, and the node's workers map it. A
+storage has one at the most, of one geometry for its incarnation. It is room for hidden states on their way to the disk
+and back; nothing is cached in it, so each of its pages is free, leased to a request that is being computed, being
+saved, or being fetched or restored from.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.cache.page_pool import MOST_PAGES, new_pool
 from services.scheduler.core.cache.prefix_tree import PAGE_NUMBER_BYTES
 from services.scheduler.core.hidden.hidden_form import _is_of_this_cell, wanted_hidden
-from services.scheduler.core.hidden.hidden_in_flight import HiddenLease, HiddenSave
+from services.scheduler.core.hidden.hidden_in_flight import HiddenSave, OpenHiddenLease
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, is_hidden_kept
 from services.scheduler.core.tiers.save_runs import stretches
 from services.scheduler.core.tiers.saves import ORDER_CHUNKS, SAVING_CHUNKS, may_save
 from services.scheduler.core.tiers.under_way import PACKED_NOWHERE
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, split_digests
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import CreateHostPool, SaveChunks
 from shared.messages.worker_plans import AttachHostPool
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from shared.messages.storage_events import ChunksSaved, HostPoolCreated
 
 
-def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes) -> None:
-    """Have the chunks saved that a lease which is over has brought, unless their state is known or on its way.
+def save_hidden(step: Step, storage: Storage, lease: OpenHiddenLease, tokens: bytes) -> None:
+    """Have the chunks saved that a lease which is over has brought, unless their hidden states are known or on its way.
 
     ``tokens`` (packed int32) are those of its first chunks. The pages of all others are free at once.
     """
@@ -46,7 +47,7 @@ def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes)
     names = chunk_names(identities, each)
     new = [index for index, name in enumerate(names) if not is_hidden_kept(storage, name)]
     room = _room(state, storage)
-    state.count("state_saves_refused_chunks", max(0, len(new) - room))
+    state.count("hidden_saves_refused_chunks", max(0, len(new) - room))
     runs = stretches(new[:room], ORDER_CHUNKS) if room and new else []
     for start, end in runs:
         _order(step, storage, lease, tokens, identities, start, end)
@@ -59,7 +60,7 @@ def save_hidden(step: Step, storage: Storage, lease: HiddenLease, tokens: bytes)
 
 
 def _room(state: CellState, storage: Storage) -> int:
-    """Chunks of state that may be ordered to be saved now."""
+    """Hidden chunks that may be ordered to be saved now."""
     if not may_save(storage) or state.config.disk_writes == "off":
         return 0
     saves = [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]
@@ -67,7 +68,7 @@ def _room(state: CellState, storage: Storage) -> int:
 
 
 def _order(
-    step: Step, storage: Storage, lease: HiddenLease, tokens: bytes, identities: bytes, start: int, end: int
+    step: Step, storage: Storage, lease: OpenHiddenLease, tokens: bytes, identities: bytes, start: int, end: int
 ) -> None:
     """Save chunks [start, end) of a lease."""
     state = step.state
@@ -86,7 +87,7 @@ def _order(
     )
     state.hidden_saves[save_id] = save
     storage.hidden.saving |= dict.fromkeys(split_digests(save.names), lease.lease_id)
-    state.count("state_saves_started")
+    state.count("hidden_saves_started")
     order = SaveChunks(
         save_id=save_id,
         namespace=lease.namespace,
@@ -98,7 +99,7 @@ def _order(
         device_pages=PACKED_NOWHERE * (high - low),
         key_id=lease.key_id,
         value=lease.value,
-        form="state",
+        form=HIDDEN,
         quota=state.quotas.disk_quota(state.tree.owner_of(lease.namespace)),
     )
     step.to_storage(storage, order)
@@ -110,35 +111,35 @@ def finish_hidden_save(step: Step, storage: Storage, save: HiddenSave, message: 
     step.cancel_timer(save.timer_id)
     storage.disk.late_saves -= save.is_late
     if not save.is_late:
-        state.count("state_saves_failed" if message.error else "state_saves_done")
+        state.count("hidden_saves_failed" if message.error else "hidden_saves_done")
     _close(state, storage, save)
     give_back_hidden(state, storage, save.pages)
-    state.count("saved_state_chunks", len(message.chunks) // DIGEST_BYTES)
-    chunks_added(state, storage, message.chunks, "state")
+    state.count("saved_hidden_chunks", len(message.chunks) // DIGEST_BYTES)
+    chunks_added(state, storage, message.chunks, HIDDEN)
     # On a small disk a save may displace its own first chunks: what is named as both is not there.
-    chunks_gone(state, storage, message.dropped, "state")
+    chunks_gone(state, storage, message.dropped, HIDDEN)
 
 
 def expire_hidden_save(step: Step, save: HiddenSave) -> None:
     """The deadline passed: the storage gets no further save before it answers, and may still read the pages."""
     state = step.state
-    state.count("state_saves_failed")
+    state.count("hidden_saves_failed")
     save.expire()
     state.storages[save.storage_id].disk.late_saves += 1
 
 
 def abandon_hidden_saves(step: Step, storage: Storage) -> None:
-    """The state pool is gone with its pages."""
+    """The hidden pool is gone with its pages."""
     state = step.state
     for save in [save for save in state.hidden_saves.values() if save.storage_id == storage.storage_id]:
         step.cancel_timer(save.timer_id)
-        state.count("state_saves_failed", 0 if save.is_late else 1)
+        state.count("hidden_saves_failed", 0 if save.is_late else 1)
         storage.disk.late_saves = max(0, storage.disk.late_saves - save.is_late)
         _close(state, storage, save)
 
 
 def give_back_hidden(state: CellState, storage: Storage, pages: bytes) -> None:
-    """Pages of the state pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
+    """Pages of the hidden pool (packed) that nobody writes to or reads any more are free; fetches may want them."""
     if storage.hidden.pool is not None and pages:
         storage.hidden.pool.release(pages)
         if storage.fetching.due:
@@ -152,13 +153,13 @@ def _close(state: CellState, storage: Storage, save: HiddenSave) -> None:
 
 
 def drop_leases_of_storage(step: Step, storage: Storage) -> None:
-    """The state pool is gone: the workers' answers will be about nothing."""
+    """The hidden pool is gone: the workers' answers will be about nothing."""
     for lease in [lease for lease in step.state.leases.values() if lease.storage_id == storage.storage_id]:
         close_lease(step, lease)
 
 
 def request_hidden_pool(step: Step, storage: Storage) -> None:
-    """Ask for a state pool if there is none yet and state is worth keeping there by what is known now.
+    """Ask for a hidden pool if there is none yet and hidden states are worth keeping there by what is known now.
 
     Its form stays, so it is chosen by settings that were said, never by the defaults: the pool comes behind the host
     pool, which waits for them.
@@ -173,20 +174,20 @@ def request_hidden_pool(step: Step, storage: Storage) -> None:
 
 
 def request_hidden_pools(step: Step) -> None:
-    """Ask for the state pools that are not asked for yet, after what decides it has changed."""
+    """Ask for the hidden pools that are not asked for yet, after what decides it has changed."""
     for storage in step.state.storages.values():
         if any(worker.node == storage.node for worker in step.state.workers.values()):
             request_hidden_pool(step, storage)
 
 
 def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A state pool is ready, or could not be made: its node's workers may write to it and read from it."""
+    """A hidden pool is ready, or could not be made: its node's workers may write to it and read from it."""
     state, handle = step.state, message.handle
     if not storage.hidden.is_requested or storage.hidden.pool is not None:
         state.count("stale_inputs")
         return
     if handle is None or not 1 <= handle.pages <= MOST_PAGES or not _is_of_this_cell(step, message):
-        state.count("state_pools_refused")
+        state.count("hidden_pools_refused")
         return
     storage.hidden.handle, storage.hidden.pool = handle, new_pool(handle.pages)
     for worker in state.workers.values():
@@ -195,7 +196,7 @@ def hidden_pool_created(step: Step, storage: Storage, message: HostPoolCreated) 
 
 
 def attach_hidden_pool(step: Step, storage: Storage, worker: Worker) -> None:
-    """Have a worker map the storage's state pool, if there is one."""
+    """Have a worker map the storage's hidden pool, if there is one."""
     if storage.hidden.handle is not None:
         step.to_worker(worker, AttachHostPool(storage_id=storage.storage_id, handle=storage.hidden.handle))
 
@@ -209,7 +210,7 @@ def drop_hidden_pool(step: Step, storage: Storage) -> None:
     storage.hidden.chunks, storage.hidden.saving = {}, {}
 
 
-def close_lease(step: Step, lease: HiddenLease) -> None:
+def close_lease(step: Step, lease: OpenHiddenLease) -> None:
     """Forget a lease. ``lease.names`` stay as they were; nobody is kept from saving them any more."""
     state = step.state
     del state.leases[lease.lease_id]

@@ -1,9 +1,11 @@
-"""Restorations: chunks of an admitted request's prompt that are restored from state in the place of being computed.
+"""Restorations: chunks of an admitted request's prompt that are restored from hidden states in the place of being
+computed.
 
-A run of state outlives admission: each batch restores what has arrived by then. Holes of a run are computed between its
-stretches, and what follows the run as always. Restored KV is what computing would have made (HCache 3.1), so a restored
-chunk counts as a computed one: it enters the tree, and others share it. One that the worker refuses, because a page is
-not what was saved, costs its request the attempt, and that request's state is not used again.
+A run of hidden states outlives admission: each batch restores what has arrived by then. Holes of a run are computed
+between its stretches, and what follows the run as always. Restored KV is what computing would have made (HCache 3.1),
+so a restored chunk counts as a computed one: it enters the tree, and others share it. One that the worker refuses,
+because a page is not what was saved, costs its request the attempt, and that request's hidden states are not used
+again.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ LEAST_SHARE = 1 / 8
 
 
 def is_restoring(request: Request) -> bool:
-    """Whether the next tokens of an admitted request come from state. Does not mutate."""
+    """Whether the next tokens of an admitted request come from hidden states. Does not mutate."""
     run = request.hidden.run
     return run is not None and request.planned < run.goal and hole_at(run, request.planned) is None
 
 
 def end_of_computing(request: Request) -> int:
-    """Up to where the next tokens of a request are computed: its last, or where state goes on. Does not mutate."""
+    """Up to where the next tokens of a request are computed: its last, or where hidden states go on. Does not
+    mutate.
+    """
     hole = hole_at(request.hidden.run, request.planned) if request.hidden.run is not None else None
     return request.token_count if hole is None else hole.end
 
@@ -53,7 +57,7 @@ def keep_usable_run(state: CellState, request: Request, cached: int) -> None:
     """A request is admitted with ``cached`` tokens: its run is of use if it goes on there with what has arrived."""
     run = request.hidden.run
     if run is not None and not run.depth <= cached < run.arrived:
-        state.count("state_runs_unusable")
+        state.count("hidden_runs_unusable")
         drop_run(state, request)
 
 
@@ -78,7 +82,7 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
         start=start,
         end=end,
         storage_id=run.storage_id,
-        state_pages=run.pages[first * PAGE_NUMBER_BYTES : last * PAGE_NUMBER_BYTES],
+        hidden_pages=run.pages[first * PAGE_NUMBER_BYTES : last * PAGE_NUMBER_BYTES],
         identities=run.identities[first * IDENTITY_BYTES : last * IDENTITY_BYTES],
         recomputed=run.recomputed,
     )
@@ -92,7 +96,7 @@ def plan_restore(state: CellState, worker: Worker, request: Request, builder: Ba
 def restored_share(state: CellState, worker: Worker) -> float:
     """Time of a restored token on the device over that of a computed one, from 1/8 to 1. Does not mutate.
 
-    As observed on this worker or, before that, as its profile has the layers of a state page cost.
+    As observed on this worker or, before that, as its profile has the layers of a hidden page cost.
     """
     costs, layout = layer_costs(state, worker), _layout(state, worker)
     computed_us = costs.layers * costs.token_us if costs is not None else token_us(state, worker)
@@ -112,7 +116,7 @@ def loaded_share(state: CellState, worker: Worker) -> float:
 
 
 def _layout(state: CellState, worker: Worker) -> KvGeometry | None:
-    """The geometry of state pages on a worker's node. Does not mutate."""
+    """The geometry of hidden pages on a worker's node. Does not mutate."""
     storage = state.storage_of(worker)
     return storage.hidden.handle.geometry if storage is not None and storage.hidden.handle is not None else None
 
@@ -124,7 +128,7 @@ def tokens_to_restore(request: Request, cached: int) -> int:
 
 
 def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) -> None:
-    """A chunk of a request was restored, or of a hole was computed: its state pages are free for what follows.
+    """A chunk of a request was restored, or of a hole was computed: its hidden pages are free for what follows.
 
     With the last the run is over.
     """
@@ -141,7 +145,7 @@ def run_went_on(step: Step, request: Request, chunk: Chunk, message: BatchDone) 
 
 
 def refused(state: CellState, request: Request) -> None:
-    """State pages of a request were not what was saved: it starts again without its state."""
+    """Hidden pages of a request were not what was saved: it starts again without its hidden states."""
     state.count("restores_refused")
     request.hidden.refusals += 1
     drop_run(state, request)

@@ -25,6 +25,7 @@ from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.backups import abandon_backups_of_storage
 from services.scheduler.core.tiers.saves import abandon_saves_of_storage, save_what_devices_hold
 from services.scheduler.core.tiers.under_way import DiskTier, Fetching
+from shared.messages.pools import HIDDEN
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         return
     if known is not None:
         remove_storage(step, known)
-    if min(message.disk_bytes, message.state_bytes) < 0:
+    if min(message.disk_bytes, message.hidden_bytes) < 0:
         state.count("malformed_inputs")
     storage = Storage(
         message.storage_id,
@@ -50,7 +51,7 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
         message.host_bytes,
         disk=DiskTier(budget_bytes=max(0, message.disk_bytes), has_remote=message.has_remote),
         fetching=Fetching(disk_bytes_per_s=message.disk_bytes_per_s if 0.0 < message.disk_bytes_per_s < inf else 0.0),
-        hidden=HiddenTier(pool_bytes=max(0, message.state_bytes)),
+        hidden=HiddenTier(pool_bytes=max(0, message.hidden_bytes)),
         sparse=SparseTier(is_kept=message.keeps_sparse),
     )
     state.storages[storage.storage_id] = storage
@@ -62,9 +63,9 @@ def storage_joined(step: Step, message: StorageJoined) -> None:
 
 
 def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) -> None:
-    """A host pool is ready: its node's workers may load from it. So it goes with a state pool (:mod:`hidden_form`)."""
+    """A host pool is ready: its node's workers may load from it. So it goes with a hidden pool (:mod:`hidden_form`)."""
     state = step.state
-    if message.form == "state":
+    if message.form == HIDDEN:
         hidden_pool_created(step, storage, message)
         return
     handle = message.handle

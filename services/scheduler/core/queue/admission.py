@@ -267,7 +267,7 @@ def _send(step: Step, request: Request, worker: Worker, found: PrefixMatch) -> N
             neighbour_tokens=neighbour_tokens,
             received_ns=submit.received_ns,
             accepted_ns=request.accepted_ns,
-            state_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
+            hidden_lease=None if storage is None or storage.hidden.pool is None else open_lease(step, request, worker),
             sparse=None if request.sparse.span is None else sparse_order(request),
             trace=submit.trace,
         ),

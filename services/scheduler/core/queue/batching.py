@@ -182,7 +182,9 @@ def apply_finding(step: Step, worker: Worker, builder: BatchBuilder, finding: Fi
 
 
 def _plan_chunk(step: Step, worker: Worker, request: Request, builder: BatchBuilder) -> None:
-    """Plan the next tokens of a request's prompt, as many as the budget allows: restored where there is state."""
+    """Plan the next tokens of a request's prompt, as many as the budget allows: restored where there are hidden
+    states.
+    """
     start, end = request.planned, request.token_count
     if request.hidden.run is not None:
         if is_restoring(request):

@@ -94,7 +94,8 @@ def _chunk_computed(step: Step, worker: Worker, request: Request, chunk: Chunk) 
 def _chunk_failed(step: Step, worker: Worker, request: Request, message: BatchDone) -> None:
     """Start the request again. Chunks that were sent meanwhile build on what failed, so a new attempt fences them.
 
-    State or a sparse prefix that was refused does not count as a failure: without it the request would not have failed.
+    Hidden states or a sparse prefix that were refused do not count as a failure: without them the request would not
+    have failed.
     """
     if request.is_poisoned:
         return

@@ -59,7 +59,7 @@ def serve_leases(step: Step, worker: Worker) -> None:
             request_id=request.request_id,
             attempt=request.attempt,
             pages=pages,
-            state_pages=more_hidden_pages(step, request, wait.pages),
+            hidden_pages=more_hidden_pages(step, request, wait.pages),
         )
         step.to_worker(worker, order)
 

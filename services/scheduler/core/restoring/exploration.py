@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TRIED_EVERY = 32
 MOST_COST = 4.0
 
-_RIVALS: dict[Form, tuple[Form, ...]] = {"recompute": ("kv", "state"), "kv": ("state",)}
+_RIVALS: dict[Form, tuple[Form, ...]] = {"recompute": ("kv", "hidden"), "kv": ("hidden",)}
 """What may be tried in the place of a winner: whatever teaches a rate that using the winner does not."""
 
 

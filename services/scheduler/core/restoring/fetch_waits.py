@@ -2,9 +2,9 @@
 
 ``best_effort`` never waits: what has not arrived when the request is admitted is cut off and recomputed. ``full``
 waits until the fetch is over, which its deadline bounds. ``deadline`` waits for ``prefetch_deadline_ms`` at the most,
-and no longer than recomputing what is missing would take: waiting longer never pays. State is waited for until its
-first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where it is not known how far it
-goes, because the object store was asked for it, it is waited for until that is known: behind it begins what is saved.
+and no longer than recomputing what is missing would take: waiting longer never pays. Hidden states are waited for until
+their first part has arrived, for the rest is restored as it comes (:mod:`restorations`). Where it is not known how far
+they go, because the object store was asked, they are waited for until that is known: behind them begins what is saved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def waits_for_fetch(step: Step, request: Request, worker: Worker, cached: int) -
 
 
 def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun, cached: int) -> bool:
-    """The same for state: it is worth waiting for until the first part has arrived, the rest comes as it goes on.
+    """The same for hidden states: they are waited for until the first part has arrived, the rest comes as it goes on.
 
     A run that is of no use any more, because of what became of the KV above it or because the wait is over, is dropped.
     """
@@ -66,7 +66,7 @@ def _waits_for_run(step: Step, request: Request, worker: Worker, run: HiddenRun,
 
 
 def _waits_for_other(step: Step, request: Request, worker: Worker, cached: int) -> bool:
-    """The state that comes next is being fetched for another, which will have restored it sooner than this one could.
+    """The next hidden states are being fetched for another, which will have restored them sooner than this one could.
 
     It is waited for until that one can be admitted. From then on it is a producer like any other.
     """

@@ -150,7 +150,8 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
 
 
 def _may_come_as_hidden(step: Step, storage: Storage, request: Request, fetch: Fetch, reached: int) -> bool:
-    """KV of a request could be had up to ``reached`` tokens only: whether the object store may have state of the rest.
+    """KV of a request could be had up to ``reached`` tokens only: whether the object store may have hidden states of
+    the rest.
 
     What has been asked for as KV is not ordered again.
     """

@@ -7,8 +7,8 @@ arrives, and the request is matched against it as against any other host copy. W
 somebody else already, the request shares that fetch. Who finds no room (:mod:`fetch_orders`) is served in order of
 arrival as it comes free.
 
-Where the disk has state of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of them
-to fetch, or that computing is faster than either; ``restoring`` may settle that.
+Where the disk has hidden states of what follows, beside its KV or in its place, :mod:`restoration_choice` says which of
+them to fetch, or that computing is faster than either; ``restoring`` may settle that.
 
 A request that allows a lossy prefix may have what follows read in part by its worker instead
 (:mod:`sparse_prefixes`): then nothing is fetched for it.
@@ -39,6 +39,7 @@ from services.scheduler.core.tiers.catalogue import has_lower_tiers
 from services.scheduler.core.tiers.fetch_orders import KvRun, begin_fetch
 from services.scheduler.core.waiting.transient import tokens_coming
 from shared.chunks import chunk_tokens
+from shared.messages.pools import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +142,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
         return True
     end_of_hidden, later = _hidden_ahead(state, request, worker, storage, names, first, covered)
     shared_fetch = storage.fetching.chunks.get(names[first])
-    if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == "state"):
+    if shared_fetch is not None and not (end_of_hidden > first and state.config.restoring == HIDDEN):
         _join(state, request, storage, shared_fetch, names, first)
         request.prefetch.brought_from = (
             request.prefetch.brought_from if request.prefetch.brought_to else covered * page_size
@@ -150,7 +151,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     end, asked = _end_of_run(state, request, worker, storage, names, first)
     end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
-    if asked == "state" and max(end, end_of_hidden, end_of_sparse) == first and not later:
+    if asked == HIDDEN and max(end, end_of_hidden, end_of_sparse) == first and not later:
         is_settled = _ask_for_hidden(step, request, worker, storage, run, is_next=is_next)
         return is_settled or _try(step, request, worker, storage, is_next=is_next)
     choice = _chosen(step, request, worker, storage, run, end_of_hidden, later, end_of_sparse, is_next=is_next)
@@ -203,7 +204,8 @@ def _end_of_run(
 def _ask_for_hidden(
     step: Step, request: Request, worker: Worker, storage: Storage, run: KvRun, *, is_next: bool
 ) -> bool:
-    """Ask the object store for the first of a request's state; False where another form is to be asked for instead.
+    """Ask the object store for the first of a request's hidden states; False where another form is to be asked for
+    instead.
 
     Where that is on its way for another it is waited for. Where there is no room the request is looked at once more
     when it is next, and then goes on without.
@@ -215,17 +217,17 @@ def _ask_for_hidden(
         return True
     choice = way_of_question(state, worker, storage, run.first * size, covered, end * size)
     if begin_run(step, request, storage, names, run.first, end, choice, further="asked"):
-        state.count("store_questions_state")
+        state.count("store_questions_hidden")
         return True
     if is_next:
-        request.prefetch.lacks.note("state", run.first * size)
+        request.prefetch.lacks.note(HIDDEN, run.first * size)
         return False
     request.prefetch.is_due = True
     return True
 
 
 def _follows(state: CellState, request: Request, run: KvRun) -> bool:
-    """Whether a fetch for another brings the state of a request's next chunk: it is waited for then."""
+    """Whether a fetch for another brings the hidden states of a request's next chunk: it is waited for then."""
     chunk_end = (run.first + 1) * run.names.pages_each * state.tree.page_size
     other = run_with(state, request, run.names[run.first], chunk_end)
     if other is not None:
@@ -258,7 +260,7 @@ def _hidden_ahead(
     first: int,
     covered: int,
 ) -> tuple[int, tuple[Stretch, ...]]:
-    """Behind the last chunk of state, and stretches of more behind that; ``first`` and none where there are too few."""
+    """Behind the last hidden chunk, and stretches of more behind that; ``first`` and none where there are too few."""
     end = usable_hidden_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end)
     chunks = sum(stop - start for start, stop in later)
@@ -278,10 +280,11 @@ def _chosen(
     *,
     is_next: bool,
 ) -> Choice:
-    """How a request's next chunks come back. What is to come from state is ordered; ``kv`` is left to the caller.
+    """How a request's next chunks come back. What is to come from hidden states is ordered; ``kv`` is left to the
+    caller.
 
-    Where state has no room, the best of the other ways is taken; before a request computes for lack of room, it is
-    looked at once more when it is next.
+    Where hidden states have no room, the best of the other ways is taken; before a request computes for lack of room,
+    it is looked at once more when it is next.
     """
     state = step.state
     covered = run.covered_pages * state.tree.page_size
@@ -299,7 +302,7 @@ def _chosen(
             end_of_sparse=end_of_sparse,
             is_next=is_next,
         )
-        if choice.form != "state":
+        if choice.form != "hidden":
             break
         if _follows(state, request, run):
             return choice

@@ -1,20 +1,21 @@
-"""How a prompt's prefix comes back from below host memory: as KV, from state, in part, or by computing it again.
+"""How a prompt's prefix comes back from below host memory: as KV, from hidden states, in part, or by computing it
+again.
 
 One cost model weighs them all (HCache 4.1.2, :mod:`planner`), on what was measured: the disk with what others wait
 for there, the link to the device, computing and restoring. The time of each is what restoring the run takes, and
 computing the rest of the prompt after it.
 
 * KV comes to host memory first and is loaded then, with the batch that computes the rest: one after the other.
-* State is restored as it arrives, part by part: the longer of disk and device, and a part of the shorter that nothing
-  hides, the last one's restoring or the first one's reading.
-* KV that state goes on behind is followed by that, where this is the fastest way from there.
+* Hidden states are restored as they arrive, part by part: the longer of disk and device, and a part of the shorter that
+nothing hides, the last one's restoring or the first one's reading.
+* KV that hidden states go on behind is followed by that, where this is the fastest way from there.
 * Of a prefix that may be lossy only the important tokens are read, by the step that computes the rest: nothing hides
   that, and what is computed attends to so many tokens less. What is exact and as fast is preferred to it.
 
 The disk begins at once, the device when it comes to the request: what it does for others until then hides the disk.
 
-* Behind the first of it, state may go on in stretches with holes between them, which are computed whatever comes behind
-  them. While a hole is computed the disk reads on.
+* Behind the first of it, hidden states may go on in stretches with holes between them, which are computed whatever
+comes behind them. While a hole is computed the disk reads on.
 
 Of a stretch either all is worth bringing or nothing: a token costs more to compute the deeper it is, a copy does not.
 """
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.pools import KvGeometry
 
-Form = Literal["kv", "state", "recompute", "sparse"]
+Form = Literal["kv", "hidden", "recompute", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ class Ways:
     """What there is for a prompt of ``tokens`` tokens, the first ``covered`` of which need not be brought.
 
     The next chunk begins ``begin`` tokens from the root, at or before ``covered``. There is KV up to ``kv_end`` and
-    state up to ``state_end``, each as far as one fetch would bring it; behind ``kv_end`` state goes on up to
-    ``following_end``. Where there is none, an end is its beginning. ``later`` are stretches of state [start, end) that
-    follow behind ``state_end`` with holes between them, ``following_later`` those behind ``following_end``.
+    hidden states up to ``hidden_end``, each as far as one fetch would bring it; behind ``kv_end`` hidden states go on
+    up to ``following_end``. Where there is none, an end is its beginning. ``later`` are stretches of hidden states
+    [start, end) that follow behind ``hidden_end`` with holes between them, ``following_later`` those behind
+    ``following_end``.
     """
 
     tokens: int
@@ -81,13 +83,14 @@ class Choice:
     is_overruling: bool = False
     is_trial: bool = False
     end: int = 0
-    later: int = 0  # Of the later stretches of state, how many are to be brought as well.
+    later: int = 0  # Of the later stretches of hidden states, how many are to be brought as well.
     overrules_sparse: bool = False  # Reading in part would have won, but for what was seen of such reads.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What bringing and computing costs a worker, in bytes and microseconds. ``layout`` is that of state pages, if any.
+    """What bringing and computing costs a worker, in bytes and microseconds. ``layout`` is that of hidden pages, if
+    any.
 
     ``restored_us`` is the time of a restored token as observed, 0 before anything was restored. ``ahead_us`` is what
     the device does before it comes to the request.
@@ -118,7 +121,9 @@ class Prices:
         return max(0.0, disk_us - self.ahead_us) + load_us, disk_us + load_us
 
     def from_hidden(self, begin: int, start: int, end: int) -> tuple[float, float, int]:
-        """(The same two times, layers to compute from tokens): state from ``begin`` on, tokens [start, end) of it."""
+        """(The same two times, layers to compute from tokens): hidden states from ``begin`` on, tokens [start, end)
+        of it.
+        """
         assert self.layout is not None
         device_us, recomputed = self.restoring(start, end)
         disk_us = self.fetching(self.layout.token_bytes, end - begin)
@@ -145,12 +150,14 @@ class Prices:
 
 
 def choose(prices: Prices, ways: Ways) -> Choice:
-    """The fastest way; of equals the first of KV, state, computing, reading in part. Pure, O(stretches x layers)."""
+    """The fastest way; of equals the first of KV, hidden states, computing, reading in part. Pure, O(stretches x
+    layers).
+    """
     return min(ways_back(prices, ways), key=lambda choice: choice.total_us)
 
 
 def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
-    """Every way that there is: KV, state, computing, reading in part. Pure, O(stretches x layers)."""
+    """Every way that there is: KV, hidden states, computing, reading in part. Pure, O(stretches x layers)."""
     found = []
     if ways.kv_end > ways.covered:
         waited_us, restoring_us = prices.kv(ways)
@@ -180,7 +187,7 @@ def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
 
 
 def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
-    """State of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
+    """Hidden states of so many of these stretches as is best; the first of them may be empty. O(stretches x layers).
 
     ``now_us`` and ``read_us`` are when the device and the disk are done with what comes before. The disk goes on with
     the next stretch at once; of what others wait for there, only what stands before the first is known.
@@ -203,7 +210,7 @@ def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[
         disk_us, device_us, chunks = disk_us + reading_us, device_us + restoring_us, chunks + (end - begin) // size
         position = end
         choice = Choice(
-            form="state",
+            form="hidden",
             total_us=now_us + prices.computing(end, tokens),
             restoring_us=pipelined_us(disk_us, device_us, chunks),
             recomputed=recomputed,

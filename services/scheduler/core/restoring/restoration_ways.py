@@ -1,8 +1,8 @@
 """What may be fetched for a waiting request, and which of it is: by the setting ``restoring`` and by what it costs.
 
 ``planned`` takes what is fastest (:mod:`restoration_choice`), and now and then another way (:mod:`exploration`).
-Where a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and state only in its
-stead; a prefix that may be lossy is read in part wherever it can be. ``kv`` and ``state`` take that form wherever it
+Where a worker has no profile nothing can be weighed: KV is fetched wherever there is any, and hidden states only in its
+stead; a prefix that may be lossy is read in part wherever it can be. ``kv`` and ``hidden`` take that form wherever it
 exists.
 
 Where no disk of the node is known to have the chunks, an object store is asked for them in one form or the other. Of
@@ -33,6 +33,7 @@ from services.scheduler.core.restoring.restoration_choice import Choice, Prices,
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
+from shared.messages.pools import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 def usable_hidden_end(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int
 ) -> int:
-    """Behind the last chunk of state from ``first`` on that this request may be restored from. Does not mutate."""
+    """Behind the last hidden chunk from ``first`` on that this request may be restored from. Does not mutate."""
     if not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return first
     return hidden_end(storage, names, first)
@@ -55,10 +56,10 @@ def usable_hidden_end(
 def usable_stretches(
     state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int, end: int
 ) -> tuple[Stretch, ...]:
-    """Stretches of chunks of state behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
+    """Stretches of hidden chunks behind ``end``, as far as one fetch from ``first`` on would reach. Does not mutate.
 
-    ``end`` is what :func:`usable_state_end` says of ``first``. A disk that has no state of a sequence's first chunk is
-    not searched: most such prompts have been seen by nobody.
+    ``end`` is what :func:`usable_hidden_end` says of ``first``. A disk that has no hidden states of a sequence's first
+    chunk is not searched: most such prompts have been seen by nobody.
     """
     if end == 0 or not storage.hidden.chunks or not may_restore(state, request, worker, storage):
         return ()
@@ -66,8 +67,8 @@ def usable_stretches(
 
 
 def may_restore(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
-    """Whether a request may be restored from state of this storage, if there is any. Does not mutate."""
-    may_use = state.config.restoring in ("planned", "state") and not request.hidden.refusals
+    """Whether a request may be restored from hidden states of this storage, if there is any. Does not mutate."""
+    may_use = state.config.restoring in ("planned", HIDDEN) and not request.hidden.refusals
     return may_use and layout_for(storage, worker) is not None
 
 
@@ -88,8 +89,8 @@ def choose_way(
     """How the chunks of a prompt that follow ``covered`` tokens come back. Does not mutate; O(chunks).
 
     There is KV of them up to the chunk ``kv_end`` (what the disk is not known to have the object store is asked for),
-    and state up to the chunk ``end_of_state``, and in stretches of chunks ``later``. Where neither can be weighed,
-    ``restoring_us`` of the choice is 0. Before state that begins with a hole goes KV that may be there.
+    and hidden states up to the chunk ``end_of_hidden``, and in stretches of chunks ``later``. Where neither can be
+    weighed, ``restoring_us`` of the choice is 0. Before hidden states that begin with a hole goes KV that may be there.
     Up to the chunk ``end_of_sparse`` it may be read in part, of which as much is weighed as of a fetch.
     ``is_next``: nothing that waits stands before the request.
     """
@@ -127,7 +128,7 @@ def choose_way(
             return choice if not is_unknown else Choice("kv", 0.0, kind=KV_FROM_DISK)
     if is_planned and end_of_sparse > first:
         return Choice("sparse", 0.0, kind=IMPORTANT_FROM_DISK)
-    takes_hidden = (end_of_hidden > first or later) and (state.config.restoring == "state" or kv_end == first)
+    takes_hidden = (end_of_hidden > first or later) and (state.config.restoring == HIDDEN or kv_end == first)
     if not takes_hidden:
         return Choice("kv", 0.0, kind=KV_FROM_DISK)
     begin, end = (first, end_of_hidden) if end_of_hidden > first else later[0]
@@ -136,15 +137,17 @@ def choose_way(
 
 
 def way_from_hidden(prices: Prices | None, layout: KvGeometry | None, begin: int, start: int, end: int) -> Choice:
-    """How state from ``begin`` on is restored, tokens [start, end) of it, where nothing is weighed. Pure."""
+    """How hidden states from ``begin`` on are restored, tokens [start, end) of them, where nothing is weighed. Pure."""
     recomputed, restoring_us = (layout.absent if layout is not None else 0), 0.0
     if prices is not None:
         _, restoring_us, recomputed = prices.from_hidden(begin, start, end)
-    return Choice("state", 0.0, restoring_us, recomputed, hidden_kind(layout, recomputed))
+    return Choice("hidden", 0.0, restoring_us, recomputed, hidden_kind(layout, recomputed))
 
 
 def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: int, covered: int, end: int) -> Choice:
-    """How state is restored that only the object store may have: nothing can be predicted of it. Does not mutate."""
+    """How hidden states are restored that only the object store may have: nothing can be predicted of them. Does not
+    mutate.
+    """
     prices = prices_of(state, worker, storage)
     return replace(way_from_hidden(prices, layout_for(storage, worker), begin, covered, end), restoring_us=0.0)
 
@@ -202,6 +205,6 @@ def _forms(state: CellState, request: Request, worker: Worker, storage: Storage)
     """What may be asked for, and in which order."""
     if not may_restore(state, request, worker, storage):
         return ("kv",)
-    if state.config.restoring == "state":
-        return ("state",)
-    return ("state", "kv") if is_worth_keeping(state, storage) else ("kv", "state")
+    if state.config.restoring == HIDDEN:
+        return (HIDDEN,)
+    return (HIDDEN, "kv") if is_worth_keeping(state, storage) else ("kv", HIDDEN)

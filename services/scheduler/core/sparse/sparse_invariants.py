@@ -50,7 +50,7 @@ def _check_span(state: CellState, request: Request, span: SparseSpan) -> None:
     size = chunk_tokens(page_size)
     _check_alone(state, request)
     require(request.state in ADMITTED, f"{name} has a sparse prefix and does not run")
-    require(not request.hidden.lease, f"{name} has lossy state saved")
+    require(not request.hidden.lease, f"{name} has lossy hidden states saved")
     require(span.depth <= span.start < span.end < request.token_count, f"{name} has an impossible sparse prefix")
     require(span.start % page_size == span.end % size == span.depth % size == 0, f"{name} is off the grid")
     require(span.start - span.depth < size, f"{name} names chunks that it does not read")

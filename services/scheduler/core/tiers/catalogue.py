@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shared.chunks import chunk_bytes
 from shared.ids import DIGEST_BYTES, split_digests
+from shared.messages.pools import HIDDEN
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage
@@ -54,13 +55,13 @@ def arrived_chunks(state: CellState, chunks: int, ordered: int) -> int:
 def most_chunks(state: CellState, storage: Storage, form: ChunkForm = "kv") -> int:
     """Chunks of one form that the disk has room for at the most, without their headers.
 
-    KV is of the cell's geometry, whole or readable in part, and state of the storage's state pool; where that does not
-    exist nothing is of use.
+    KV is of the cell's geometry, whole or readable in part, and hidden states of the storage's hidden pool; where that
+    does not exist nothing is of use.
     """
     geometry = state.geometry
     if form == "sparse" and not storage.sparse.is_kept:
         return 0
-    if form == "state":
+    if form == HIDDEN:
         geometry = storage.hidden.handle.geometry if storage.hidden.handle is not None else None
     return storage.disk.budget_bytes // chunk_bytes(geometry) if geometry is not None else 0
 
@@ -72,11 +73,11 @@ def has_lower_tiers(storage: Storage) -> bool:
 
 
 def is_hidden_kept(storage: Storage, name: bytes) -> bool:
-    """Whether this chunk's state is on the disk or on its way there. Does not mutate."""
+    """Whether this chunk's hidden states are on the disk or on their way there. Does not mutate."""
     return name in storage.hidden.chunks or name in storage.hidden.saving
 
 
 def _held(storage: Storage, form: ChunkForm) -> dict[bytes, None]:
     if form == "sparse":
         return storage.sparse.chunks
-    return storage.hidden.chunks if form == "state" else storage.disk.chunks
+    return storage.hidden.chunks if form == HIDDEN else storage.disk.chunks

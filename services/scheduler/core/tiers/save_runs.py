@@ -57,8 +57,8 @@ def runs_to_save(
     """Runs of at most ``most`` chunks of a path, from its chunk number ``first`` on, top first.
 
     ``path`` is as :func:`prefix_tree.match_prefix` returns it. Chunks that the storage has or is about to have, as
-    KV or as state that it is restored from, and those with a page that is neither in its host pool nor on this worker,
-    are left out. Computes the identities of
+    KV or as hidden states that it is restored from, and those with a page that is neither in its host pool nor on this
+    worker, are left out. Computes the identities of
     nodes that have none.
     """
     per_chunk = chunk_pages(state.tree.page_size)

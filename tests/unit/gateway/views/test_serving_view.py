@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.gateway.context_limit import ContextLimit
 from services.gateway.openai_schema.models import ServingDevice, ServingPool
 from services.gateway.views.serving_view import serving_view
+from shared.messages.pools import HIDDEN
 from shared.messages.status import CellStatus, PoolStatus, StorageBudget, WorkerStatus
 from shared.messages.worker_events import DeviceFacts
 from tests.unit.gateway.running_gateway import running_gateway, says
@@ -27,7 +28,7 @@ def status(**changes: object) -> CellStatus:
                 worker_id="w", incarnation="i", running=0, waiting=0, device=DeviceFacts(kind="cuda", name="H", ranks=2)
             ),
         ),
-        "pools": (pool("w", "device", 10), pool("s", "host", 20), pool("s", "state", 5)),
+        "pools": (pool("w", "device", 10), pool("s", "host", 20), pool("s", HIDDEN, 5)),
         "budgets": (StorageBudget(storage_id="s", host=20 * MIB, disk=100 * MIB, has_remote=True),),
     }  # fmt: skip
     return CellStatus(**(fields | changes))  # type: ignore[arg-type]
@@ -42,7 +43,7 @@ def test_devices_pools_and_context_are_told() -> None:
     assert found.pools == [
         ServingPool(tier="device", owner="w", tokens=160, bytes=10 * MIB),
         ServingPool(tier="host", owner="s", tokens=320, bytes=20 * MIB),
-        ServingPool(tier="state", owner="s", tokens=80, bytes=None),
+        ServingPool(tier="hidden", owner="s", tokens=80, bytes=None),
         ServingPool(tier="disk", owner="s", tokens=1600, bytes=100 * MIB),
         ServingPool(tier="remote", owner="s", tokens=None, bytes=None),
     ]

@@ -30,7 +30,7 @@ def make_cell() -> MakeCell:
         workers: int = 1,
         disk_chunks: int = 0,
         has_remote: bool = False,
-        state_pages: int = 0,
+        hidden_pages: int = 0,
         costs: RestorationCosts | None = None,
         keeps_sparse: bool = False,
         **config: Any,
@@ -44,7 +44,7 @@ def make_cell() -> MakeCell:
                 pages=host_pages,
                 disk_chunks=disk_chunks,
                 has_remote=has_remote,
-                state_pages=state_pages,
+                hidden_pages=hidden_pages,
                 keeps_sparse=keeps_sparse,
             )
         for number in range(workers):
@@ -57,13 +57,13 @@ def make_cell() -> MakeCell:
 
 @pytest.fixture
 def make_restoring_cell(make_cell: MakeCell) -> MakeCell:
-    """Build a cell whose disk may hold state, which it brings back."""
+    """Build a cell whose disk may hold hidden states, which it brings back."""
     return lambda **settings: restoring_cell(make_cell, **settings)
 
 
 @pytest.fixture
 def make_saving_cell(make_cell: MakeCell) -> MakeCell:
-    """Build a cell that saves state."""
+    """Build a cell that saves hidden states."""
     return lambda **settings: saving_cell(make_cell, **settings)
 
 

@@ -1,16 +1,17 @@
-"""What tests of restorations share: cells that keep state, and state that is on a disk already."""
+"""What tests of restorations share: cells that keep hidden states, and hidden states that are on a disk already."""
 
 from typing import Any
 
 from msgspec import structs
 
 from services.scheduler.core.cache.page_pool import PagePool
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import ChunksListed
 from shared.messages.worker_events import RestorationCosts
 from shared.messages.worker_plans import RestoreChunk, RunBatch
 from tests.present import present
 from tests.stateful.cell_model import CellModel
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, chunks_of
 
@@ -19,33 +20,33 @@ SLOW_DISK = structs.replace(COSTS, token_us=0.001, hidden_us=0.0001)
 
 
 def restoring_cell(
-    make_cell: MakeCell, *, costs: RestorationCosts = COSTS, state_pages: int = 64, **config: Any
+    make_cell: MakeCell, *, costs: RestorationCosts = COSTS, hidden_pages: int = 64, **config: Any
 ) -> CellModel:
     """A cell with a disk whose storage keeps the only layer of the model as hidden states."""
-    shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "state_pages": state_pages}
-    settings = {"state_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
+    shape = {"page_size": PAGE, "pages": 64, "host_pages": 40, "disk_chunks": 100, "hidden_pages": hidden_pages}
+    settings = {"hidden_form": "0/1/0", "disk_writes": "off", "max_batch_tokens": 1000, "prefetch_wait": "full"}
     cell = make_cell(**shape | {"costs": costs} | settings | config)
     assert cell.state.storages["storage"].hidden.pool is not None
     return cell
 
 
-def put_state(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> list[bytes]:
-    """Let the disk hold the state of a prompt's first whole chunks, and say so; returns their names."""
+def put_hidden(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> list[bytes]:
+    """Let the disk hold hidden states of a prompt's first whole chunks, and say so; returns their names."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
-    cell.state_disks["storage"].chunks.update(found)
+    cell.hidden_disks["storage"].chunks.update(found)
     for pages in found.values():
         cell.ever_computed.update(page.identity() for page in pages)
     incarnation = cell.storages["storage"].incarnation
     cell.feed(
-        ChunksListed(storage_id="storage", incarnation=incarnation, chunks=b"".join(found), form="state"),
+        ChunksListed(storage_id="storage", incarnation=incarnation, chunks=b"".join(found), form=HIDDEN),
     )
     return list(found)
 
 
-def put_state_in_store(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> None:
-    """Let the object store hold the state of a prompt's first whole chunks; nobody is told."""
+def put_hidden_in_store(cell: CellModel, tokens: list[int], *, chunks: int | None = None) -> None:
+    """Let the object store hold hidden states of a prompt's first whole chunks; nobody is told."""
     found = dict(list(chunks_of(tokens).items())[:chunks])
-    cell.state_remote.chunks.update(found)
+    cell.hidden_remote.chunks.update(found)
     for pages in found.values():
         cell.ever_computed.update(page.identity() for page in pages)
 
@@ -92,5 +93,5 @@ def restores(cell: CellModel) -> list[RestoreChunk]:
 
 
 def hidden_pool(cell: CellModel) -> PagePool:
-    """The core's pool of state pages."""
+    """The core's pool of hidden pages."""
     return present(cell.state.storages["storage"].hidden.pool)

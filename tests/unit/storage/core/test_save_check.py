@@ -12,7 +12,7 @@ from shared.chunks import geometry_id
 from shared.errors import InvalidRequest
 from shared.ids import chain_pages, chain_root, namespace_digest
 from shared.messages.base import pack_int32
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from shared.messages.storage_plans import FetchChunks, SaveChunks
 
 GEOMETRY = KvGeometry(layers=1, kv_heads=1, head_dim=1, page_size=32, dtype="float16")
@@ -119,18 +119,20 @@ def test_pools_of_different_geometry_are_refused() -> None:
         check_save(_save(), _pool(8), _pool(10, other))
 
 
-STATE = KvGeometry(layers=3, kv_heads=1, head_dim=1, page_size=32, dtype="float16", hidden=9, absent=1, from_hidden=2)
+HIDDEN_GEOMETRY = KvGeometry(
+    layers=3, kv_heads=1, head_dim=1, page_size=32, dtype="float16", hidden=9, absent=1, from_hidden=2
+)
 POOLED = {"host_pages": pack_int32([5, 4, 6, 5]), "device_pages": pack_int32([-1] * 4)}
 
 
-def test_state_is_cut_into_chunks_with_the_names_of_kv() -> None:
-    """Their identities are those of KV of the same tokens; their geometry is that of the state pool."""
-    first, second = check_save(_save(**POOLED, form="state"), _pool(8, STATE), None)
+def test_hidden_states_are_cut_into_chunks_with_the_names_of_kv() -> None:
+    """Their identities are those of KV of the same tokens; their geometry is that of the hidden pool."""
+    first, second = check_save(_save(**POOLED, form=HIDDEN), _pool(8, HIDDEN_GEOMETRY), None)
     of_kv = check_save(_save(), _pool(8), _pool(10))
 
     assert [first.key.identity, second.key.identity] == [chunk.key.identity for chunk in of_kv]
-    assert first.key.geometry == second.key.geometry == geometry_id(STATE) != geometry_id(GEOMETRY)
-    assert first.above == ChunkKey(NAMESPACE, geometry_id(STATE), first.parent)
+    assert first.key.geometry == second.key.geometry == geometry_id(HIDDEN_GEOMETRY) != geometry_id(GEOMETRY)
+    assert first.above == ChunkKey(NAMESPACE, geometry_id(HIDDEN_GEOMETRY), first.parent)
     assert second.above == first.key
     assert host_pages_of(first) == [5, 4]
 
@@ -144,11 +146,11 @@ def test_state_is_cut_into_chunks_with_the_names_of_kv() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("device", [None, _pool(10), _pool(10, STATE)], ids=["none", "KV", "state"])
-def test_state_comes_from_its_pool_alone(change: dict[str, object], device: PoolHandle | None) -> None:
+@pytest.mark.parametrize("device", [None, _pool(10), _pool(10, HIDDEN_GEOMETRY)], ids=["none", "KV", "hidden"])
+def test_hidden_states_come_from_their_pool_alone(change: dict[str, object], device: PoolHandle | None) -> None:
     """No page of it can be on a device, whatever is attached there."""
     with pytest.raises(InvalidRequest):
-        check_save(_save(**(POOLED | change), form="state"), _pool(8, STATE), device)
+        check_save(_save(**(POOLED | change), form=HIDDEN), _pool(8, HIDDEN_GEOMETRY), device)
 
 
 def test_a_fetch_is_cut_into_its_chunks() -> None:

@@ -16,7 +16,7 @@ from services.storage.sparse.verification import verify_copy
 from shared.errors import IntegrityError, InvalidRequest, KeyMissing
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import SMALL_STATE, make_chain
+from tests.chunk_makers import SMALL_HIDDEN, make_chain
 from tests.unit.storage.sparse.made_copies import CIPHER, GEOMETRY, LAYOUT, copy_key, copy_of, kv_of
 
 ALICE = key_digest("alice")
@@ -117,9 +117,9 @@ def test_another_layout_is_another_name() -> None:
     assert {len(layout.shape) for layout in layouts} == {8}
 
 
-@pytest.mark.parametrize(("geometry", "block_tokens"), [(SMALL_STATE, 0), (GEOMETRY, 3), (GEOMETRY, 128)])
+@pytest.mark.parametrize(("geometry", "block_tokens"), [(SMALL_HIDDEN, 0), (GEOMETRY, 3), (GEOMETRY, 128)])
 def test_what_has_no_layout_is_refused(geometry: KvGeometry, block_tokens: int) -> None:
-    """State, and blocks that do not divide a chunk."""
+    """Hidden states, and blocks that do not divide a chunk."""
     with pytest.raises(InvalidRequest, match="no sparse copy"):
         SparseLayout.of(geometry, block_tokens=block_tokens)
 

@@ -21,14 +21,14 @@ from shared.chunks import chunk_tokens
 from shared.ids import namespace_digest
 from shared.memory import unlink_all
 from shared.messages.base import pack_int32
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import HIDDEN, KvGeometry
 from shared.messages.sparse_reads import ReadSparse
 from shared.messages.status import VerifyChunks
 from shared.messages.storage_events import ChunksDropped, ChunksListed
 from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.integration import storage_cell
 from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, running_storage
-from tests.integration.storage_state_cell import STATE, running_with_state
+from tests.integration.storage_hidden_cell import HIDDEN_GEOMETRY, running_with_hidden
 from tests.memory_backend import MemoryBackend
 from tests.run_name import RUN
 
@@ -60,7 +60,7 @@ def shells(monkeypatch: pytest.MonkeyPatch) -> list[StorageShell]:
 async def told(cell: StorageCell, kind: type[E], count: int) -> dict[str, list[bytes]]:
     """The chunks that the next events of a kind name, by form and sorted, until there are ``count``."""
     assert kind in (ChunksListed, ChunksDropped)
-    names: dict[str, list[bytes]] = {"kv": [], "state": [], "sparse": []}
+    names: dict[str, list[bytes]] = {"kv": [], HIDDEN: [], "sparse": []}
     while sum(len(of_form) for of_form in names.values()) < count:
         event = await cell.event(kind)
         chunks: bytes = event.chunks  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ async def test_what_is_saved_can_be_read_in_part(prefix: str, tmp_path: Path, sh
         found = [await read(shells[0], read_all(sequence, 3, layer)) for layer in range(GEOMETRY.layers)]
 
         assert (saved.error, saved.chunks) == ("", b"".join(sequence.names))
-        assert listed == {"kv": [], "state": [], "sparse": sorted(sequence.names)}
+        assert listed == {"kv": [], HIDDEN: [], "sparse": sorted(sequence.names)}
         assert found == [of_device(cell, pages, layer) for layer in range(GEOMETRY.layers)]
         assert (counters["sparse_copies_written"], counters["disk_chunks"]) == (3, 6)
         assert counters["disk_bytes"] == 3 * (blob_nbytes(GEOMETRY) + LAYOUT.blob_bytes(is_sealed=False))
@@ -157,7 +157,7 @@ async def test_an_older_chunk_gets_its_copy_when_it_is_read(
         await cell.fetch(sequence, host=pages)
         counters = (await cell.inventory()).counters
 
-    assert listed == {"kv": [], "state": [], "sparse": sorted(sequence.names)}
+    assert listed == {"kv": [], HIDDEN: [], "sparse": sorted(sequence.names)}
     assert found == expected
     assert counters["sparse_copies_written"] == 2
 
@@ -181,8 +181,8 @@ async def test_a_restarted_storage_lists_copies_and_drops_them_with_their_chunks
         dropped = await told(cell, ChunksDropped, 4)
         found = await read(shells[1], read_all(other, 1, 1))
 
-    assert listed == {"kv": sorted(mine.names + other.names), "state": [], "sparse": sorted(mine.names + other.names)}
-    assert dropped == {"kv": sorted(mine.names), "state": [], "sparse": sorted(mine.names)}
+    assert listed == {"kv": sorted(mine.names + other.names), HIDDEN: [], "sparse": sorted(mine.names + other.names)}
+    assert dropped == {"kv": sorted(mine.names), HIDDEN: [], "sparse": sorted(mine.names)}
     assert found == expected
 
 
@@ -211,12 +211,14 @@ async def test_copies_share_the_quota_and_go_first_when_they_are_worth_least(pre
     assert pinned.names[0] not in [names[at : at + 16] for at in range(0, len(names), 16)]
 
 
-async def test_state_gets_no_copies(prefix: str, tmp_path: Path) -> None:
+async def test_hidden_states_get_no_copies(prefix: str, tmp_path: Path) -> None:
     """Only KV can be chosen from."""
     sequence, pages = Sequence.make(1, 1), [0, 1, 2, 3]
-    async with running_with_state(prefix, Media(DiskBackend([str(tmp_path)])), geometry=STATE, sparse=True) as state:
+    async with running_with_hidden(
+        prefix, Media(DiskBackend([str(tmp_path)])), geometry=HIDDEN_GEOMETRY, sparse=True
+    ) as state:
         state.write(sequence, pages)
-        await state.cell.save(sequence, host=pages, form="state")
+        await state.cell.save(sequence, host=pages, form=HIDDEN)
         counters = (await state.cell.inventory()).counters
 
     assert (counters["disk_chunks"], counters["sparse_copies_written"], counters["sparse_copies_left_out"]) == (1, 0, 0)
@@ -239,7 +241,7 @@ async def test_a_promoted_chunk_gets_its_copy(prefix: str, shells: list[StorageS
         listed = await told(cell, ChunksListed, 4)
 
         assert fetched.remote_chunks == 2
-        assert listed == {"kv": sorted(sequence.names), "state": [], "sparse": sorted(sequence.names)}
+        assert listed == {"kv": sorted(sequence.names), HIDDEN: [], "sparse": sorted(sequence.names)}
         assert await read(shells[1], read_all(sequence, 2, 0)) == expected
 
 
@@ -258,7 +260,7 @@ async def test_the_scrubber_looks_at_copies_too(prefix: str, tmp_path: Path) -> 
 
     assert (sound.checked, sound.bad) == (2, ())
     assert (bad.checked, len(bad.bad)) == (2, 1)
-    assert dropped == {"kv": [], "state": [], "sparse": sequence.names}
+    assert dropped == {"kv": [], HIDDEN: [], "sparse": sequence.names}
     assert fetched.disk_chunks == 1
 
 

@@ -53,7 +53,7 @@ def test_a_node_whose_parent_was_not_listed_is_still_shown() -> None:
 
 def test_a_row_tells_tiers_pins_and_first_tokens() -> None:
     """Pages are added up over the pools of a tier; a tier without any is a dash."""
-    shown = view(1, device={"w0": 2, "w1": 3}, host={}, disk={"s0": 1}, state={"s0": 4}, pins=("docs", "faq"))
+    shown = view(1, device={"w0": 2, "w1": 3}, host={}, disk={"s0": 1}, hidden={"s0": 4}, pins=("docs", "faq"))
     row = tree_lines([shown])[2]
 
     assert row.split()[:8] == ["1", "0", "16", "2", "5", "-", "1", "4"]

@@ -16,9 +16,9 @@ BUNDLED = PACKAGE_ROOT / "models" / BUNDLED_MODEL
 
 
 def sizes(machine: MachineMemory, **settings: Any) -> tuple[int, int, int]:
-    """Device pool of each worker, host pool and state pool of the bundled model on a machine without GPUs."""
+    """Device pool of each worker, host pool and hidden pool of the bundled model on a machine without GPUs."""
     found = choose_pools(SupervisorConfig(**settings), BUNDLED, machine, sees_gpus=False)
-    return found.device_on_cpu, found.host, found.state
+    return found.device_on_cpu, found.host, found.hidden
 
 
 def test_cores_are_divided_among_workers() -> None:
@@ -27,7 +27,9 @@ def test_cores_are_divided_among_workers() -> None:
 
 
 def test_unset_pools_shrink_to_fit_the_shared_memory() -> None:
-    """With 64 MiB of shared memory all device pools take 16 MiB, the host pool 32, and with a disk the state pool 8."""
+    """With 64 MiB of shared memory all device pools take 16 MiB, the host pool 32, and with a disk the hidden pool
+    8.
+    """
     machine = MachineMemory(64 * GIB, 64 * MIB)
 
     assert sizes(machine, workers=2) == (8 * MIB, 32 * MIB, 0)
@@ -44,8 +46,8 @@ def test_set_pools_are_taken_as_they_are() -> None:
     machine = MachineMemory(64 * GIB, 64 * GIB)
 
     assert sizes(machine, device_kv_bytes=5 * MIB, host_kv_bytes=7 * MIB) == (5 * MIB, 7 * MIB, 0)
-    assert sizes(machine, remote="s3://b", state_bytes=3 * MIB)[2] == 3 * MIB
-    assert sizes(machine, disk_dir=("/d",), state_form="off", state_bytes=3 * MIB)[2] == 0
+    assert sizes(machine, remote="s3://b", hidden_bytes=3 * MIB)[2] == 3 * MIB
+    assert sizes(machine, disk_dir=("/d",), hidden_form="off", hidden_bytes=3 * MIB)[2] == 0
 
 
 def test_beside_gpus_a_device_pool_takes_no_shared_memory() -> None:
@@ -85,8 +87,8 @@ def test_pools_that_do_not_fit_are_refused_with_figures(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"need \d+ MiB of shared memory and /dev/shm has \d+ MiB free, the machine"):
         resolve(config, tmp_path)
-    with pytest.raises(ConfigError, match="--state-bytes"):
-        resolve(SupervisorConfig(port=0, disk_dir=("/d",), state_bytes=1 << 50), tmp_path)
+    with pytest.raises(ConfigError, match="--hidden-bytes"):
+        resolve(SupervisorConfig(port=0, disk_dir=("/d",), hidden_bytes=1 << 50), tmp_path)
 
 
 def test_free_ports_and_a_temporary_folder_are_chosen(tmp_path: Path) -> None:

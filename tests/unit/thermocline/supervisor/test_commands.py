@@ -110,17 +110,17 @@ def test_what_is_unset_is_left_to_the_services() -> None:
 def test_restoration_is_told_to_whoever_it_concerns(tmp_path: Path) -> None:
     """The form to the scheduler, the pool and the limit of the disk to the storage, the profile to workers."""
     config = SupervisorConfig(
-        disk_dir=("/d",), disk_read_bytes_per_s=10**8, state_form="0/4/0", restoring="state", profile=str(tmp_path)
+        disk_dir=("/d",), disk_read_bytes_per_s=10**8, hidden_form="0/4/0", restoring="hidden", profile=str(tmp_path)
     )
 
-    scheduler, storage, worker, _ = map(flags_of, service_children(make_cell(config, state_bytes=4096), {}))
+    scheduler, storage, worker, _ = map(flags_of, service_children(make_cell(config, hidden_bytes=4096), {}))
     unset = service_children(make_cell(SupervisorConfig()), {})
 
-    assert (scheduler["state-form"], scheduler["restoring"]) == ("0/4/0", "state")
-    assert (storage["state-bytes"], storage["disk-read-bytes-per-s"]) == ("4096", "100000000")
+    assert (scheduler["hidden-form"], scheduler["restoring"]) == ("0/4/0", "hidden")
+    assert (storage["hidden-bytes"], storage["disk-read-bytes-per-s"]) == ("4096", "100000000")
     assert worker["profile"] == str(tmp_path)
     names = {name for child in unset for name in flags_of(child)}
-    assert names.isdisjoint({"state-form", "restoring", "state-bytes", "disk-read-bytes-per-s", "profile"})
+    assert names.isdisjoint({"hidden-form", "restoring", "hidden-bytes", "disk-read-bytes-per-s", "profile"})
 
 
 def test_importance_is_told_to_whoever_it_concerns(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_every_flag_is_a_setting_of_its_service(service: str) -> None:
         stream_replicas=3,
         disk_dir=("/d",),
         disk_read_bytes_per_s=10**8,
-        state_form="auto",
-        state_bytes=2**20,
+        hidden_form="auto",
+        hidden_bytes=2**20,
         restoring="kv",
         profile="/p.json",
         importance="gated",

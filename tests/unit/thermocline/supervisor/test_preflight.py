@@ -57,11 +57,11 @@ def test_what_the_environment_and_the_file_say_counts(tmp_path: Path) -> None:
 
 
 def test_rules_beyond_types_are_the_services_own(tmp_path: Path) -> None:
-    """Expressions, forms of state, files of keys, tenants and certificates, directories, gates."""
+    """Expressions, layer mixes, files of keys, tenants and certificates, directories, gates."""
     file = tmp_path / "f"
     file.write_text("not what it should be")
     config = SupervisorConfig(
-        state_form="most",
+        hidden_form="most",
         disk_dir=(str(file / "below"),),
         tls_cert=str(file),
         tls_key=str(file),
@@ -79,7 +79,7 @@ def test_rules_beyond_types_are_the_services_own(tmp_path: Path) -> None:
     )
 
     for part in (
-        "scheduler: --state-form: 'most'",
+        "scheduler: --hidden-form: 'most'",
         "scheduler: --eviction-expression: expression 'clock -', column 7",
         f"storage: --disk-dir {file}/below: {file} is not a directory",
         f"storage: --keys {file}",
@@ -143,7 +143,7 @@ def test_defaults_that_are_not_looked_at_are_right() -> None:
     assert config.policy in POLICIES
     for text in (config.eviction_expression, config.hotness_expression):
         parse(text)
-    parse_form(config.state_form)
+    parse_form(config.hidden_form)
 
 
 def test_every_service_of_a_cell_has_a_check() -> None:

@@ -60,14 +60,14 @@ def test_lower_tiers_and_pools_under_way_are_named() -> None:
     """A disk with what it holds about, an object store without bound, a host pool that is being made."""
     pools = [
         ServingPool(tier="host", owner="s", tokens=1600, bytes=GIB, is_ready=False),
-        ServingPool(tier="state", owner="s", tokens=480, bytes=None),
+        ServingPool(tier="hidden", owner="s", tokens=480, bytes=None),
         ServingPool(tier="disk", owner="s", tokens=1_000_000, bytes=10 * GIB),
         ServingPool(tier="remote", owner="s", tokens=None, bytes=None),
     ]
     lines = ready_lines(ReadyFacts(base_url="u", model="m", workers=1, page="", serving=with_(pools=pools)))
 
     assert lines[2] == (
-        "Pools: host 1,600 tokens (1.0 GiB) being made; state 480 tokens; disk 1,000,000 tokens (10.0 GiB); "
+        "Pools: host 1,600 tokens (1.0 GiB) being made; hidden 480 tokens; disk 1,000,000 tokens (10.0 GiB); "
         "remote without bound"
     )
 

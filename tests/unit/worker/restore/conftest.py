@@ -1,4 +1,6 @@
-"""Runners and cells of the families whose state is restored, llama_mha (a K and a V for every head) among them."""
+"""Runners and cells of the families whose hidden states are restored, llama_mha (a K and a V for every head) among
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from services.worker.detokenizer import Vocabulary
 from tests.checkpoints import make_checkpoint
 from tests.run_name import shm_prefix
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
+from tests.unit.worker.restore.hidden_pages import hidden_geometry
 from tests.unit.worker.restore.restoring_cell import Cell, MakeCell
-from tests.unit.worker.restore.state_pages import state_geometry
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
@@ -50,7 +52,7 @@ def make_cell(load_runner: LoadRunner, restore_checkpoint: Callable[[str], Path]
     ) -> Cell:  # fmt: skip
         runner = load_runner(family, page_size=page_size, dtype=dtype)
         kv = runner.geometry
-        geometry = state_geometry(kv, *(form or (0, kv.layers)), int(runner.model.config.hidden_size))
+        geometry = hidden_geometry(kv, *(form or (0, kv.layers)), int(runner.model.config.hidden_size))
         words = Vocabulary.from_directory(restore_checkpoint(family))
         made.append(Cell(runner, words, geometry, **more))
         return made[-1]

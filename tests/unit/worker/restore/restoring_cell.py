@@ -1,4 +1,4 @@
-"""A driven executor with a prompt that was computed, whose state is in a state pool and whose KV is wiped."""
+"""A driven executor with a prompt that was computed, whose hidden states are in a hidden pool and whose KV is wiped."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from shared.messages.requests import SamplingParams
 from shared.messages.worker_plans import AdmitRequest, PageLoad, RestoreChunk
 from tests.engine_driver import page_tables, random_prompt
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
+from tests.unit.worker.restore.hidden_pages import Computed
 from tests.unit.worker.restore.saved import kv_of
-from tests.unit.worker.restore.state_pages import Computed
 
 TOKENS, SUFFIX, ANSWER = 128, 9, 12
 """Tokens that are restored, that follow them in the prompt, and of the answer."""
 
 
 class Cell:
-    """A driven executor, a prompt that was computed, and its state in a state pool (in reverse order of pages)."""
+    """A driven executor, a prompt that was computed, and its hidden states in a hidden pool (in reverse order of
+    pages).
+    """
 
     def __init__(
         self,
@@ -115,5 +117,5 @@ class Loaded:
 
 
 def flip(cell: Cell) -> None:
-    """Alter one bit of the state."""
+    """Alter one bit of the hidden pages."""
     cell.pool.pages[cell.state[5], 1, 77] ^= 8

@@ -1,4 +1,4 @@
-"""State pools are mapped writable, and only where they restore this worker's KV."""
+"""Hidden pools are mapped writable, and only where they restore this worker's KV."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shared.errors import TransportError
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, identity_of
-from tests.unit.worker.restore.state_pages import state_geometry
+from tests.unit.worker.restore.hidden_pages import hidden_geometry
 
-STATE = state_geometry(GEOMETRY, 1, 1, 8)
+HIDDEN_GEOMETRY = hidden_geometry(GEOMETRY, 1, 1, 8)
 
 
 class Pins:
@@ -36,8 +36,8 @@ class Pins:
 
 @pytest.fixture
 def owned() -> Iterator[HostPoolView]:
-    """A storage's pool of four state pages."""
-    made = HostPoolView.create(SHM_PREFIX, STATE, 4)
+    """A storage's pool of four hidden pages."""
+    made = HostPoolView.create(SHM_PREFIX, HIDDEN_GEOMETRY, 4)
     yield made
     made.unlink()
     made.close()
@@ -52,7 +52,7 @@ def test_what_is_written_here_is_seen_there(owned: HostPoolView) -> None:
     view.pages[2] = 7
     view.seal_page(2, identity_of("a"))
 
-    for unit in range(STATE.units):
+    for unit in range(HIDDEN_GEOMETRY.units):
         owned.verify_layer(2, unit, identity_of("a"))
     assert (owned.pages[2] == 7).all()
     pools.close()
@@ -63,7 +63,7 @@ def test_an_unknown_pool_is_said() -> None:
     pools = HiddenPools(GEOMETRY)
     pools.detach("s")
 
-    with pytest.raises(TransportError, match="no state pool of s"):
+    with pytest.raises(TransportError, match="no hidden pool of s"):
         pools.view("s")
 
 
@@ -72,13 +72,13 @@ def test_an_unknown_pool_is_said() -> None:
     [GEOMETRY, KvGeometry(layers=4, kv_heads=2, head_dim=4, page_size=4, dtype="float32", absent=1)],
 )
 def test_a_pool_of_anything_else_is_not_mapped(geometry: KvGeometry) -> None:
-    """Neither of KV nor of another model's state; the reason is kept."""
+    """Neither of KV nor of another model's hidden states; the reason is kept."""
     other = HostPoolView.create(SHM_PREFIX, geometry, 2)
     pools = HiddenPools(GEOMETRY)
 
     pools.attach("s", other.handle)
 
-    with pytest.raises(TransportError, match="holds no state"):
+    with pytest.raises(TransportError, match="holds no hidden states"):
         pools.view("s")
     other.unlink()
     other.close()
@@ -96,7 +96,7 @@ def test_a_pool_is_unmapped_behind_what_writes_to_it(owned: HostPoolView) -> Non
     pools.detach("s")
     with pytest.raises(TransportError):
         pools.view("s")
-    assert view.pages.shape == (4, STATE.units, STATE.unit_bytes)
+    assert view.pages.shape == (4, HIDDEN_GEOMETRY.units, HIDDEN_GEOMETRY.unit_bytes)
     assert pins.pinned
     for work in later:
         work()  # type: ignore[operator]

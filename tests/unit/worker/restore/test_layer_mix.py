@@ -43,13 +43,13 @@ def test_no_layers_is_no_mix() -> None:
         (6, LayerMix(6, 0, 0)),
     ],
 )
-def test_the_mix_of_state_pages(recomputed: int, expected: LayerMix) -> None:
+def test_the_mix_of_hidden_pages(recomputed: int, expected: LayerMix) -> None:
     """Layers that pages lack are recomputed at the least; what they hold of a recomputed layer is left alone."""
     geometry = KvGeometry(
         layers=6, kv_heads=2, head_dim=4, page_size=4, dtype="float32", hidden=8, absent=1, from_hidden=2
     )
 
-    assert LayerMix.of_state(geometry, recomputed) == expected
+    assert LayerMix.of_hidden(geometry, recomputed) == expected
 
 
 def test_more_layers_than_there_are_make_no_mix() -> None:
@@ -57,4 +57,4 @@ def test_more_layers_than_there_are_make_no_mix() -> None:
     geometry = KvGeometry(layers=2, kv_heads=2, head_dim=4, page_size=4, dtype="float32", absent=1)
 
     with pytest.raises(InvariantViolated):
-        LayerMix.of_state(geometry, 3)
+        LayerMix.of_hidden(geometry, 3)

@@ -13,11 +13,11 @@ from shared.errors import IntegrityError, InvariantViolated
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, identity_of
-from tests.unit.worker.restore.saved_state import ROOT, identities_of
-from tests.unit.worker.restore.state_pages import state_geometry
+from tests.unit.worker.restore.hidden_pages import hidden_geometry
+from tests.unit.worker.restore.saved_hidden import ROOT, identities_of
 
-STATE = state_geometry(GEOMETRY, 1, 1, 8)
-ROW_BYTES = STATE.unit_bytes // STATE.page_size
+HIDDEN_GEOMETRY = hidden_geometry(GEOMETRY, 1, 1, 8)
+ROW_BYTES = HIDDEN_GEOMETRY.unit_bytes // HIDDEN_GEOMETRY.page_size
 TOKENS = list(range(1, 300))
 
 
@@ -36,8 +36,8 @@ class Leased:
 
 def rows_of(first: int, tokens: int) -> np.ndarray:
     """Rows that tell unit and position."""
-    rows = np.zeros((STATE.units, tokens, ROW_BYTES), dtype=np.uint8)
-    rows[:, :, 0] = np.arange(STATE.units)[:, None]
+    rows = np.zeros((HIDDEN_GEOMETRY.units, tokens, ROW_BYTES), dtype=np.uint8)
+    rows[:, :, 0] = np.arange(HIDDEN_GEOMETRY.units)[:, None]
     rows[:, :, 1], rows[:, :, 2] = np.arange(first, first + tokens) % 256, np.arange(first, first + tokens) // 256
     return rows
 
@@ -45,7 +45,7 @@ def rows_of(first: int, tokens: int) -> np.ndarray:
 @pytest.fixture
 def host() -> Iterator[HostPoolView]:
     """A pool of three chunks."""
-    made = HostPoolView.create(SHM_PREFIX, STATE, 48)
+    made = HostPoolView.create(SHM_PREFIX, HIDDEN_GEOMETRY, 48)
     yield made
     made.unlink()
     made.close()
@@ -62,9 +62,9 @@ def test_a_chunk_lies_page_by_page(host: HostPoolView) -> None:
 
     for number, page in enumerate(pages):
         first = 64 + 4 * number
-        expected = rows_of(first, 4).reshape(STATE.units, -1)
+        expected = rows_of(first, 4).reshape(HIDDEN_GEOMETRY.units, -1)
         np.testing.assert_array_equal(host.pages[page], expected)
-        for unit in range(STATE.units):
+        for unit in range(HIDDEN_GEOMETRY.units):
             host.verify_layer(page, unit, identities_of(TOKENS, 4)[first // 4])
     assert leased.answers == [SavedHidden(7, 2, pack_int32(TOKENS[64:192]))]
 

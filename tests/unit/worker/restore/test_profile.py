@@ -19,7 +19,7 @@ LoadRunner = Callable[..., ModelRunner]
 
 
 def test_every_length_has_its_figures(load_runner: LoadRunner) -> None:
-    """In order, all positive, with the bytes of both kinds of state; and nothing is left in /dev/shm."""
+    """In order, all positive, with the bytes of both kinds of hidden states; and nothing is left in /dev/shm."""
     runner = load_runner("llama_mha")
 
     profile = measure_restoration(runner, [256, 64, 100], rounds=1)

@@ -1,4 +1,4 @@
-"""The executor restores prompts from state pages: KV and answers are those of computation."""
+"""The executor restores prompts from hidden pages: KV and answers are those of computation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shared.messages.pools import KvGeometry
 from shared.messages.requests import SamplingParams
 from tests.engine_driver import random_prompt
 from tests.unit.worker.driven_executor import admit, batch, chunk
+from tests.unit.worker.restore.hidden_pages import hidden_forms
 from tests.unit.worker.restore.restoring_cell import SUFFIX, TOKENS, Loaded, MakeCell, flip
 from tests.unit.worker.restore.saved import FAMILIES
-from tests.unit.worker.restore.state_pages import state_forms
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -38,7 +38,7 @@ def _forms(family: str, layers: int) -> list[tuple[str, int, int, int]]:
     )
     return [
         (family, form.absent, form.from_hidden, recomputed)
-        for form in state_forms(kv, 64)
+        for form in hidden_forms(kv, 64)
         for recomputed in range(form.absent, layers + 1)
     ]
 

@@ -1,4 +1,6 @@
-"""State that cannot be used is refused, a restoration on nothing is void; the worker and everybody else go on."""
+"""Hidden states that cannot be used are refused, a restoration on nothing is void; the worker and everybody else go
+on.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.restore.state_source import HiddenOfPages
+from services.worker.restore.hidden_page_source import HiddenOfPages
 from shared.messages.worker_plans import DetachHostPool
 from tests.engine_driver import page_tables
 from tests.unit.worker.driven_executor import admit, batch, chunk
@@ -26,7 +28,7 @@ def _detach(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("spoil", [flip, _give_away, _detach])
-def test_state_that_cannot_be_used_is_refused(spoil: Callable[[Cell], None], make_cell: MakeCell) -> None:
+def test_hidden_states_that_cannot_be_used_are_refused(spoil: Callable[[Cell], None], make_cell: MakeCell) -> None:
     """The batch says so, and the request can be computed from where it was."""
     cell = make_cell()
     spoil(cell)
@@ -178,7 +180,9 @@ def test_the_last_token_is_never_restored(make_cell: MakeCell) -> None:
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("recomputed", [0, 2, 3])
 def test_a_failed_load_voids_what_stands_on_it(recomputed: int, layer: int, make_cell: MakeCell) -> None:
-    """Nothing counts as restored, but the state is not to blame: nothing is refused, and usage is taken back."""
+    """Nothing counts as restored, but the hidden states are not to blame: nothing is refused, and usage is taken
+    back.
+    """
     cell = make_cell(chunks=[32, 96, SUFFIX])
     loaded = Loaded(cell)
     loaded.pool.pages[1, layer, 9] ^= 1

@@ -1,4 +1,4 @@
-"""What one turn of a conversation leaves in state pages is what the next turns are restored from."""
+"""What one turn of a conversation leaves in hidden pages is what the next turns are restored from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.projection import KvProjection
 from shared.messages.base import pack_int32
 from shared.messages.requests import SamplingParams
-from shared.messages.worker_plans import RestoreChunk, StateLease
+from shared.messages.worker_plans import HiddenLease, RestoreChunk
 from tests.engine_driver import page_tables, random_prompt
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
-from tests.unit.worker.restore.saved_state import identities_of, state_lease
-from tests.unit.worker.restore.state_pages import state_geometry
+from tests.unit.worker.restore.hidden_pages import hidden_geometry
+from tests.unit.worker.restore.saved_hidden import hidden_lease, identities_of
 
 LoadRunner = Callable[..., ModelRunner]
 
@@ -26,24 +26,24 @@ ANSWER, PAGE = 60, 16
 
 
 class Conversation:
-    """Turns on device pages that nobody had before, so that each has all of its context from state pages or tokens."""
+    """Turns on device pages that nobody had before, so that each has all of its context from hidden pages or tokens."""
 
     def __init__(self, runner: ModelRunner, words: Vocabulary, form: tuple[int, int]) -> None:
         self.driven = Driven(runner, words, submit=None, projection=KvProjection(runner))
         self.tables = page_tables(runner, [400] * 6, seed=3)
-        geometry = state_geometry(runner.geometry, *form, int(runner.model.config.hidden_size))
+        geometry = hidden_geometry(runner.geometry, *form, int(runner.model.config.hidden_size))
         self.driven.host_pool(16, geometry=geometry)
         self.tokens: list[int] = []
         self.turns = 0
 
-    def ask(self, prompt: list[int], table: np.ndarray, restored: int, lease: StateLease | None) -> list[int]:
+    def ask(self, prompt: list[int], table: np.ndarray, restored: int, lease: HiddenLease | None) -> list[int]:
         """The answer to ``prompt``, of which so many tokens are restored, a chunk of 64 a batch, and the rest computed
         in two chunks.
         """
         self.turns += 1
         name = f"turn {self.turns}"
         params = SamplingParams(max_tokens=ANSWER, min_tokens=ANSWER, temperature=0)
-        self.driven.give(admit(prompt, table.tolist(), request_id=name, params=params, state_lease=lease))
+        self.driven.give(admit(prompt, table.tolist(), request_id=name, params=params, hidden_lease=lease))
         for start in range(0, restored, 64):
             self.driven.give(batch(restores=[self._restore(name, prompt, start)]))
         middle = (restored + len(prompt)) // 2
@@ -62,7 +62,7 @@ class Conversation:
             start=start,
             end=start + 64,
             storage_id="s",
-            state_pages=pack_int32(pages),
+            hidden_pages=pack_int32(pages),
             identities=b"".join(identities[page] for page in pages),
         )
 
@@ -86,12 +86,12 @@ def test_turns_of_a_conversation(
     talk = Conversation(runner, words, form)
     first, second, third = random_prompt(110, seed=4), random_prompt(40, seed=5), random_prompt(30, seed=6)
 
-    leases = [state_lease(first, range(8), PAGE)]
+    leases = [hidden_lease(first, range(8), PAGE)]
     prompt = first
     answers = [talk.ask(prompt, talk.tables[0], 0, leases[0])]
     prompt = [*prompt, *answers[0], *second]
     # Of 169 tokens with KV two chunks were saved: the next turn saves from there on.
-    leases.append(state_lease(prompt, range(8, 16), PAGE, depth=128, lease_id=2))
+    leases.append(hidden_lease(prompt, range(8, 16), PAGE, depth=128, lease_id=2))
     answers.append(talk.ask(prompt, talk.tables[1], 128, leases[1]))
     prompt = [*prompt, *answers[1], *third]
     answers.append(talk.ask(prompt, talk.tables[2], 256, None))
@@ -101,7 +101,7 @@ def test_turns_of_a_conversation(
         talk.ask(prompt, talk.tables[4], 0, None),
     ]
 
-    assert [(saved.lease_id, saved.chunks) for saved in talk.driven.states_saved()] == [(1, 2), (2, 2)]
+    assert [(saved.lease_id, saved.chunks) for saved in talk.driven.hidden_saved()] == [(1, 2), (2, 2)]
     assert answers[1:] == cold
     assert talk.driven.executor.counters.tokens_restored == 128 + 256
     assert torch.isnan(runner.pool.tensor).any()

@@ -133,10 +133,10 @@ def test_senseless_numbers_become_the_nearest_that_work(make_cell: MakeCell) -> 
 
 def test_a_bad_form_of_state_leaves_the_old_one(make_cell: MakeCell) -> None:
     """It is counted; a good one is taken."""
-    cell = make_cell(state_form="1/0/0")
-    cell.feed(CellConfigured(config=CellConfig(state_form="half/half")))
-    assert (cell.state.config.state_form, cell.state.counters["bad_state_forms"]) == ("1/0/0", 1)
+    cell = make_cell(hidden_form="1/0/0")
+    cell.feed(CellConfigured(config=CellConfig(hidden_form="half/half")))
+    assert (cell.state.config.hidden_form, cell.state.counters["bad_hidden_forms"]) == ("1/0/0", 1)
 
-    cell.feed(CellConfigured(config=CellConfig(state_form="off", restoring="kv")))
+    cell.feed(CellConfigured(config=CellConfig(hidden_form="off", restoring="kv")))
 
-    assert (cell.state.config.state_form, cell.state.config.restoring) == ("off", "kv")
+    assert (cell.state.config.hidden_form, cell.state.config.restoring) == ("off", "kv")

@@ -16,17 +16,17 @@ from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
 def test_chunks_are_listed_by_form(make_cell: MakeCell) -> None:
-    """Those that end in a node, by the storage that has their KV or their state."""
+    """Those that end in a node, by the storage that has their KV or their hidden states."""
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
-    cell.feed(CellConfigured(config=CellConfig(restoring="kv", state_form="0/1/0")))
+    cell.feed(CellConfigured(config=CellConfig(restoring="kv", hidden_form="0/1/0")))
     cell.submit([*prompt(2, tail=0), *range(500, 570)], max_tokens=1)
     cell.drain()
 
     nodes = list_cache(cell.state, ListCache()).nodes
 
-    assert [(node.depth, node.disk, node.state) for node in nodes] == [
+    assert [(node.depth, node.disk, node.hidden) for node in nodes] == [
         (0, {"storage": 2}, {"storage": 2}),
         (128, {"storage": 1}, {}),
     ]

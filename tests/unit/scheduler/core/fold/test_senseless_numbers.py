@@ -12,7 +12,7 @@ from shared.messages.pools import KvGeometry
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import prompt, put_on_disk
-from tests.unit.scheduler.core.restoring_cells import put_state
+from tests.unit.scheduler.core.restoring_cells import put_hidden
 
 INTEGERS = (-(2**63), -(2**31), -1, 0, 1, 2**31, 2**63 - 1)
 FLOATS = (float("nan"), float("inf"), float("-inf"), -1.0, 1e308)
@@ -77,7 +77,7 @@ def loading_cell(make_cell: MakeCell) -> CellModel:
 def hidden_cell(make_restoring_cell: MakeCell) -> CellModel:
     """A cell that saves and restores hidden states."""
     cell = make_restoring_cell(disk_writes="through")
-    put_state(cell, prompt(2))
+    put_hidden(cell, prompt(2))
     for kind in (1, 2):
         cell.submit(prompt(2, kind=kind), max_tokens=40, ignore_eos=True)
         cell.drain()
@@ -98,4 +98,4 @@ def test_no_number_of_an_event_about_hidden_states_breaks_an_invariant(hidden_ce
     """Profiles, leases and fetches of hidden states, each with numbers that cannot be."""
     tried = each_distorted(hidden_cell.log)
 
-    assert {"WorkerJoined", "StateSaved", "ChunksFetched", "ChunksSaved"} <= {*tried}
+    assert {"WorkerJoined", "HiddenSaved", "ChunksFetched", "ChunksSaved"} <= {*tried}

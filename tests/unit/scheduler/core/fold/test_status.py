@@ -1,6 +1,7 @@
 """The published status."""
 
 from services.scheduler.core import decode_state, encode_state, new_state, status
+from shared.messages.pools import HIDDEN
 from shared.messages.status import StorageBudget
 from shared.messages.worker_events import DeviceFacts
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -42,19 +43,19 @@ def test_an_empty_cell_has_a_status() -> None:
     assert status(new_state(), "me").workers == ()
 
 
-def test_state_is_counted_for_itself(make_cell: MakeCell) -> None:
-    """The state pool is a pool of its own; chunks and saves are counted in either form."""
+def test_hidden_states_are_counted_for_themselves(make_cell: MakeCell) -> None:
+    """The hidden pool is a pool of its own; chunks and saves are counted in either form."""
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
     worker_runs(cell)
-    (pool,) = [pool for pool in status(cell.state, "me").pools if pool.tier == "state"]
+    (pool,) = [pool for pool in status(cell.state, "me").pools if pool.tier == HIDDEN]
     assert (pool.owner, pool.total, pool.cached, pool.leased) == ("storage", 64, 0, 4)
     assert status(cell.state, "me").saves == 1
     cell.drain()
 
     found = status(cell.state, "me")
 
-    assert (found.chunks, found.state_chunks, found.chunks_in_all, found.saves) == (0, 2, 2, 0)
+    assert (found.chunks, found.hidden_chunks, found.chunks_in_all, found.saves) == (0, 2, 2, 0)
 
 
 def test_chunks_that_can_be_read_in_part_are_counted_twice(make_cell: MakeCell) -> None:

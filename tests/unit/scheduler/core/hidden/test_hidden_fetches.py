@@ -1,4 +1,4 @@
-"""Fetches of state: whose pages they fill, how they end, and that every page comes back once."""
+"""Fetches of hidden states: whose pages they fill, how they end, and that every page comes back once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     bring,
     hidden_pool,
-    put_state,
+    put_hidden,
     restores,
     storage_obeys,
     worker_goes_on,
@@ -27,11 +27,11 @@ EACH = CHUNK // PAGE
 
 @pytest.fixture
 def fetching(make_restoring_cell: MakeCell) -> Callable[..., tuple[CellModel, str]]:
-    """A cell in which a request waits for three chunks of its state, ``chunks`` of which have arrived."""
+    """A cell in which a request waits for three chunks of its hidden states, ``chunks`` of which have arrived."""
 
     def make(chunks: int = 0, **settings: Any) -> tuple[CellModel, str]:
         cell = make_restoring_cell(**settings)
-        put_state(cell, prompt(3))
+        put_hidden(cell, prompt(3))
         name = cell.submit(prompt(3))
         bring(cell, chunks)
         return cell, name
@@ -40,7 +40,7 @@ def fetching(make_restoring_cell: MakeCell) -> Callable[..., tuple[CellModel, st
 
 
 def say(cell: CellModel, **fields: Any) -> list[Output]:
-    """A ChunksFetched of the only fetch of state there is."""
+    """A ChunksFetched of the only fetch of hidden states there is."""
     (fetch_id,) = cell.state.hidden_fetches
     who: dict[str, Any] = {"storage_id": "storage", "incarnation": cell.storages["storage"].incarnation}
     return cell.feed(ChunksFetched(**who, fetch_id=fetch_id, **fields))
@@ -58,7 +58,7 @@ def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(
     assert hidden_pool(cell).leased == 3 * EACH
     say(cell, chunks=0, is_over=True)
     assert hidden_pool(cell).leased == 0
-    assert cell.state.counters["state_fetches_cancelled"] == 1
+    assert cell.state.counters["hidden_fetches_cancelled"] == 1
 
 
 def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(
@@ -110,13 +110,13 @@ def test_past_its_deadline_a_request_that_has_nothing_computes(fetching: Callabl
 
 
 def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_cell: MakeCell) -> None:
-    """State that is gone leaves the catalogue; the other form of the same chunks is asked for next."""
+    """Hidden states that are gone leave the catalogue; the other form of the same chunks is asked for next."""
     cell = make_restoring_cell()
-    names = put_state(cell, prompt(3))
+    names = put_hidden(cell, prompt(3))
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
     storage_obeys(cell)
-    cell.state_disks["storage"].chunks.clear()
+    cell.hidden_disks["storage"].chunks.clear()
 
     cell.drain()
 
@@ -140,7 +140,7 @@ def test_a_fetch_that_ends_early_leaves_a_part(fetching: Callable[..., tuple[Cel
     cell.drain()
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
-    assert cell.state.counters["state_fetches_failed"] == 1
+    assert cell.state.counters["hidden_fetches_failed"] == 1
 
 
 def test_a_lost_storage_takes_its_runs_along(fetching: Callable[..., tuple[CellModel, str]]) -> None:
@@ -148,7 +148,7 @@ def test_a_lost_storage_takes_its_runs_along(fetching: Callable[..., tuple[CellM
     cell, name = fetching(1)
     worker_goes_on(cell)
     other = cell.submit(prompt(3, kind=2))
-    assert cell.state.requests[other].hidden.run is None  # Nothing is known of its state.
+    assert cell.state.requests[other].hidden.run is None  # Nothing is known of its hidden states.
 
     cell.lose_storage("storage")
 
@@ -160,7 +160,7 @@ def test_a_lost_storage_takes_its_runs_along(fetching: Callable[..., tuple[CellM
 
 
 def test_a_lost_storage_frees_who_waits_for_it(fetching: Callable[..., tuple[CellModel, str]]) -> None:
-    """No part of the state has come; the request is admitted in the same step."""
+    """No part of the hidden states has come; the request is admitted in the same step."""
     cell, name = fetching()
 
     cell.lose_storage("storage")
@@ -185,7 +185,7 @@ def test_a_lost_worker_gives_the_run_up(fetching: Callable[..., tuple[CellModel,
 
 
 def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching: Callable[..., tuple[CellModel, str]]) -> None:
-    """State that is to be forgotten is not restored from, unless it had arrived for who was admitted."""
+    """Hidden states that are to be forgotten are not restored from, unless they had arrived for who was admitted."""
     cell, name = fetching()
 
     cell.feed(FlushCache(call_id="call", tiers=("disk",)))
@@ -211,8 +211,8 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(
     make_restoring_cell: MakeCell, orders: FindOrders
 ) -> None:
     """Of six chunks two are ordered, and the others as the worker has restored those before: none is computed."""
-    cell = make_restoring_cell(state_pages=4 * EACH)
-    put_state(cell, prompt(6))
+    cell = make_restoring_cell(hidden_pages=4 * EACH)
+    put_hidden(cell, prompt(6))
     name = cell.submit(prompt(6))
     run = cell.state.requests[name].hidden.run
     assert run is not None
@@ -222,15 +222,17 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(
 
     cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
-    assert cell.state.counters["state_runs_extended"] > 0
+    assert cell.state.counters["hidden_runs_extended"] > 0
     assert hidden_pool(cell).leased == 0
 
 
 def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cell: MakeCell) -> None:
-    """The pool has room for two requests' state at a time; the third gets its own as the first gives pages back."""
-    cell = make_restoring_cell(state_pages=4 * EACH, max_running=1)
+    """The pool has room for two requests' hidden states at a time; the third gets its own as the first gives pages
+    back.
+    """
+    cell = make_restoring_cell(hidden_pages=4 * EACH, max_running=1)
     for kind in (1, 2, 3):
-        put_state(cell, prompt(2, kind=kind))
+        put_hidden(cell, prompt(2, kind=kind))
 
     cell.submit([9] * 10, max_tokens=20)
     names = [cell.submit(prompt(2, kind=kind)) for kind in (1, 2, 3)]
@@ -241,15 +243,15 @@ def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cel
     assert cell.workers["worker-0"].restored_tokens == 3 * 2 * CHUNK
 
 
-def test_without_room_for_state_kv_is_fetched(make_restoring_cell: MakeCell) -> None:
+def test_without_room_for_hidden_states_kv_is_fetched(make_restoring_cell: MakeCell) -> None:
     """A pool of one chunk lends none of it, for half of that is less than a chunk."""
-    cell = make_restoring_cell(state_pages=EACH)
-    put_state(cell, prompt(3))
+    cell = make_restoring_cell(hidden_pages=EACH)
+    put_hidden(cell, prompt(3))
     put_on_disk(cell, prompt(3))
 
     name = cell.submit(prompt(3))
 
-    assert cell.state.counters["state_runs_without_room"] == 1
+    assert cell.state.counters["hidden_runs_without_room"] == 1
     assert (cell.state.requests[name].hidden.run, cell.state.requests[name].prefetch.fetch) == (None, 1)
     cell.drain()
     cell.check_answers()
@@ -260,7 +262,7 @@ def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores
 ) -> None:
     """One fetch is for all of them: the others are deferred until the first has it on the device."""
     cell = make_restoring_cell(max_running=4)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     others = [cell.submit(prompt(3, tail=tail)) for tail in (4, 5)]
 
@@ -277,7 +279,7 @@ def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores
 def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(make_restoring_cell: MakeCell) -> None:
     """The second takes over, with a fetch of its own."""
     cell = make_restoring_cell(max_running=4)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     first = cell.submit(prompt(3))
     second = cell.submit(prompt(3, tail=4))
 
@@ -292,7 +294,7 @@ def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(mak
 def test_the_disk_is_measured_with_what_was_queued_before(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """Two fetches of as many bytes that run at once take twice as long; the disk is as fast as it was."""
     cell, _ = fetching()
-    put_state(cell, prompt(3, kind=2))
+    put_hidden(cell, prompt(3, kind=2))
     cell.submit(prompt(3, kind=2))
     storage = cell.state.storages["storage"]
     first, second = cell.state.hidden_fetches.values()

@@ -34,7 +34,7 @@ def cell(
     """A state with one worker and one storage on its node."""
     state = new_state()
     state.geometry = geometry
-    state.config = structs.replace(state.config, state_form=form)
+    state.config = structs.replace(state.config, hidden_form=form)
     handle = PoolHandle(kind="shm", layout="layer_first", name="", nbytes=0, pages=1, geometry=geometry)
     state.workers["w"] = Worker("w", "one", "node", handle, 1000, new_pool(1), restoration=costs)
     storage = Storage(
@@ -96,7 +96,7 @@ def test_auto_balances_disk_and_device() -> None:
     found = wanted_hidden(*cell(disk_bytes_per_s=4e9))
 
     assert found is not None
-    assert found.is_state
+    assert found.is_hidden
     assert found.fault() == ""
     assert found.from_hidden > found.loaded_layers == 0
     assert found.absent > 0
@@ -166,7 +166,7 @@ def test_what_is_observed_takes_the_place_of_profile_and_limit() -> None:
     for _ in range(5):
         storage.fetching.disk_rate.note(4e9, 1e6)
 
-    assert present(wanted_hidden(state, storage)).is_state
+    assert present(wanted_hidden(state, storage)).is_hidden
     for _ in range(20):
         state.workers["w"].speed.note_compute(1000, 0, 10)
     assert wanted_hidden(state, storage) is None

@@ -1,4 +1,4 @@
-"""The checks of state pools, leases and saves find what they are for."""
+"""The checks of hidden pools, leases and saves find what they are for."""
 
 from collections.abc import Callable
 
@@ -10,15 +10,15 @@ from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import prompt
-from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell, worker_runs
 
 
 def break_pool(cell: CellModel) -> None:
-    present(state_storage(cell).hidden.pool).allocate(1)
+    present(hidden_storage(cell).hidden.pool).allocate(1)
 
 
 def break_ownership(cell: CellModel) -> None:
-    present(state_storage(cell).hidden.pool).release(cell.state.leases[2].pages[:4])
+    present(hidden_storage(cell).hidden.pool).release(cell.state.leases[2].pages[:4])
 
 
 def break_lease_size(cell: CellModel) -> None:
@@ -55,7 +55,7 @@ def break_names(cell: CellModel) -> None:
 
 
 def break_saving(cell: CellModel) -> None:
-    state_storage(cell).hidden.saving[b"x" * 16] = 1
+    hidden_storage(cell).hidden.saving[b"x" * 16] = 1
 
 
 def break_twice(cell: CellModel) -> None:
@@ -70,7 +70,7 @@ def break_deadline(cell: CellModel) -> None:
 
 
 def break_late(cell: CellModel) -> None:
-    state_storage(cell).disk.late_saves = 1
+    hidden_storage(cell).disk.late_saves = 1
 
 
 def break_save(cell: CellModel) -> None:
@@ -79,7 +79,7 @@ def break_save(cell: CellModel) -> None:
 
 
 def break_pool_without_handle(cell: CellModel) -> None:
-    state_storage(cell).hidden.handle = None
+    hidden_storage(cell).hidden.handle = None
 
 
 def break_settings(cell: CellModel) -> None:
@@ -87,11 +87,11 @@ def break_settings(cell: CellModel) -> None:
 
 
 def break_order_of_pools(cell: CellModel) -> None:
-    state_storage(cell).is_pool_requested = False
+    hidden_storage(cell).is_pool_requested = False
 
 
 def break_catalogue(cell: CellModel) -> None:
-    state_storage(cell).hidden.chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
+    hidden_storage(cell).hidden.chunks |= {number.to_bytes(16, "big"): None for number in range(1000)}
 
 
 BREAKS = [value for name, value in list(globals().items()) if name.startswith("break_")]

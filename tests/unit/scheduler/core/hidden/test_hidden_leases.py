@@ -1,4 +1,4 @@
-"""State leases: who gets one and for what, how it grows, and how it ends."""
+"""Hidden leases: who gets one and for what, how it grows, and how it ends."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import count_int32, pack_int32, unpack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
-from shared.messages.worker_events import RequestFinished, StateSaved
+from shared.messages.worker_events import HiddenSaved, RequestFinished
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
@@ -19,9 +20,9 @@ from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
 from tests.unit.scheduler.core.saving_hidden import (
     extensions,
     free_pages,
+    hidden_storage,
     leases_given,
     saves,
-    state_storage,
     worker_runs,
 )
 
@@ -42,7 +43,7 @@ def test_a_lease_reaches_from_the_root_to_what_decoding_may_complete(make_saving
     assert lease is not None
     assert (lease.depth, lease.parent) == (0, chain_root(namespace()))
     assert count_int32(lease.pages) == 4 * EACH == 64 - free_pages(cell)
-    assert list(state_storage(cell).hidden.saving) == names_of(prompt(3))
+    assert list(hidden_storage(cell).hidden.saving) == names_of(prompt(3))
     cell.drain()
     assert free_pages(cell) == 64
 
@@ -80,14 +81,14 @@ def test_a_lease_goes_on_from_something_known(make_saving_cell: MakeCell) -> Non
     cell.drain()
 
     assert leases_given(cell)[-1] is None
-    assert len(state_storage(cell).disk.chunks) == 3
+    assert len(hidden_storage(cell).disk.chunks) == 3
 
 
-@pytest.mark.parametrize("form", ["state", "kv"])
+@pytest.mark.parametrize("form", [HIDDEN, "kv"])
 def test_what_is_known_below_is_skipped(make_saving_cell: MakeCell, form: Any) -> None:
     """In either form; the lease begins behind it, though the request computes it again."""
     cell = make_saving_cell(restoring="recompute")
-    chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))[:2]), form)
+    chunks_added(cell.state, hidden_storage(cell), b"".join(names_of(prompt(3))[:2]), form)
     cell.submit(prompt(3), max_tokens=1)
 
     assert present(leases_given(cell)[0]).depth == 2 * CHUNK
@@ -97,7 +98,7 @@ def test_what_is_known_below_is_skipped(make_saving_cell: MakeCell, form: Any) -
 def test_nothing_new_needs_no_lease(make_saving_cell: MakeCell) -> None:
     """All is known, and the answer completes no chunk."""
     cell = make_saving_cell(restoring="recompute")
-    chunks_added(cell.state, state_storage(cell), b"".join(names_of(prompt(3))), "state")
+    chunks_added(cell.state, hidden_storage(cell), b"".join(names_of(prompt(3))), HIDDEN)
     cell.submit(prompt(3), max_tokens=1)
 
     assert leases_given(cell) == [None]
@@ -113,22 +114,22 @@ def test_two_do_not_save_the_same(make_saving_cell: MakeCell) -> None:
     assert first is not None
     assert (first.depth, present(second).depth) == (0, 2 * CHUNK)
     cell.drain()
-    assert len(state_storage(cell).hidden.chunks) == 5
+    assert len(hidden_storage(cell).hidden.chunks) == 5
 
 
 def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
     """The disk lost what the other went on from."""
     cell = make_saving_cell(defer_tokens=0, restoring="recompute")
     known = b"".join(names_of(prompt(4))[:2])
-    chunks_added(cell.state, state_storage(cell), known, "state")
+    chunks_added(cell.state, hidden_storage(cell), known, HIDDEN)
     cell.submit(prompt(4), max_tokens=1)
-    chunks_gone(cell.state, state_storage(cell), known, "state")
+    chunks_gone(cell.state, hidden_storage(cell), known, HIDDEN)
     cell.submit(prompt(4), max_tokens=1)
 
     spans = [(present(lease).depth, count_int32(present(lease).pages) // EACH) for lease in leases_given(cell)]
     assert spans == [(2 * CHUNK, 2), (0, 2)]
     cell.drain()
-    assert sorted(state_storage(cell).hidden.chunks) == sorted(names_of(prompt(4)))
+    assert sorted(hidden_storage(cell).hidden.chunks) == sorted(names_of(prompt(4)))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +138,13 @@ def test_a_lease_ends_where_anothers_begins(make_saving_cell: MakeCell) -> None:
         {"disk_writes": "off"},
         {"restoring": "kv"},
         {"host_tier": False},
-        {"state_form": "off"},
+        {"hidden_form": "off"},
     ],
 )
 def test_settings_end_leasing(make_saving_cell: MakeCell, settings: dict[str, Any]) -> None:
-    """What was a cell that keeps state keeps no more of it; its pool stays."""
+    """What was a cell that keeps hidden states keeps no more of it; its pool stays."""
     cell = make_saving_cell()
-    fields: dict[str, Any] = {"state_form": "0/1/0", "lease_tokens": 64} | settings
+    fields: dict[str, Any] = {"hidden_form": "0/1/0", "lease_tokens": 64} | settings
     config = CellConfig(**fields)
     cell.feed(CellConfigured(config=config))
     cell.submit(prompt(3), max_tokens=1)
@@ -183,37 +184,37 @@ def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell: M
 
 def test_auto_asks_again_whether_it_is_worth_it(make_saving_cell: MakeCell) -> None:
     """The pool is there, but by now the disk is so fast that KV is the better copy."""
-    cell = make_saving_cell(state_form="auto")
-    rate = state_storage(cell).fetching.disk_rate
+    cell = make_saving_cell(hidden_form="auto")
+    rate = hidden_storage(cell).fetching.disk_rate
     rate.observations, rate.amount, rate.elapsed_us = 5, 1e12, 1.0
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
 
     assert leases_given(cell) == [None]
-    assert len(state_storage(cell).disk.chunks) == 3
+    assert len(hidden_storage(cell).disk.chunks) == 3
 
 
 def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell: MakeCell) -> None:
     """As many whole chunks as that is; what does not fit is saved as KV."""
-    cell = make_saving_cell(state_pages=4 * EACH * 2)
+    cell = make_saving_cell(hidden_pages=4 * EACH * 2)
     cell.submit(prompt(5), max_tokens=1)
     cell.drain()
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
-    assert list(state_storage(cell).hidden.chunks) == names_of(prompt(5))[:2]
-    assert list(state_storage(cell).disk.chunks) == names_of(prompt(5))[2:]
+    assert list(hidden_storage(cell).hidden.chunks) == names_of(prompt(5))[:2]
+    assert list(hidden_storage(cell).disk.chunks) == names_of(prompt(5))[2:]
 
 
 def test_without_room_there_is_no_lease(make_saving_cell: MakeCell) -> None:
     """A pool of one chunk is one request's; the next does without."""
-    cell = make_saving_cell(state_pages=EACH, defer_tokens=0)
+    cell = make_saving_cell(hidden_pages=EACH, defer_tokens=0)
     cell.submit(prompt(1), max_tokens=1)
     cell.submit(prompt(1, kind=2), max_tokens=1)
 
     assert [lease is None for lease in leases_given(cell)] == [False, True]
-    assert cell.state.counters["state_leases_without_room"] == 1
+    assert cell.state.counters["hidden_leases_without_room"] == 1
     cell.drain()
-    assert list(state_storage(cell).disk.chunks) == names_of(prompt(1, kind=2))
+    assert list(hidden_storage(cell).disk.chunks) == names_of(prompt(1, kind=2))
 
 
 def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
@@ -224,27 +225,27 @@ def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
 
     assert sum(len(pages) for pages in extensions(cell)) == 3 * EACH
     answered = cell.gateways["gateway"].tokens["request-1"]
-    assert list(state_storage(cell).hidden.chunks) == names_of(prompt(1, tail=0) + answered)[:5]
-    assert state_storage(cell).disk.chunks == {}
+    assert list(hidden_storage(cell).hidden.chunks) == names_of(prompt(1, tail=0) + answered)[:5]
+    assert hidden_storage(cell).disk.chunks == {}
     assert free_pages(cell) == 64
 
 
 def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell: MakeCell) -> None:
     """What was computed beyond its end is gone, so pages for what follows would be of no use."""
-    cell = make_saving_cell(state_pages=8 * EACH)
+    cell = make_saving_cell(hidden_pages=8 * EACH)
     cell.submit(prompt(3, tail=0), max_tokens=200, ignore_eos=True)
     cell.drain()
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert not any(extensions(cell))
-    assert len(state_storage(cell).hidden.chunks) == 2
+    assert len(hidden_storage(cell).hidden.chunks) == 2
 
 
 def finish(cell: CellModel, lease_id: int, *, tokens: bytes = b"", chunks: int = 0) -> list[Any]:
     """The worker answers a lease."""
     incarnation = cell.workers["worker-0"].incarnation
     return cell.feed(
-        StateSaved(worker_id="worker-0", incarnation=incarnation, lease_id=lease_id, chunks=chunks, tokens=tokens)
+        HiddenSaved(worker_id="worker-0", incarnation=incarnation, lease_id=lease_id, chunks=chunks, tokens=tokens)
     )
 
 
@@ -278,8 +279,8 @@ def test_an_answer_to_nothing_is_ignored(make_saving_cell: MakeCell) -> None:
     (lease,) = cell.state.leases.values()
     other = next(worker for worker in cell.workers.values() if worker.worker_id != lease.worker_id)
 
-    cell.feed(StateSaved(worker_id=other.worker_id, incarnation=other.incarnation, lease_id=lease.lease_id))
-    cell.feed(StateSaved(worker_id=other.worker_id, incarnation=other.incarnation, lease_id=77))
+    cell.feed(HiddenSaved(worker_id=other.worker_id, incarnation=other.incarnation, lease_id=lease.lease_id))
+    cell.feed(HiddenSaved(worker_id=other.worker_id, incarnation=other.incarnation, lease_id=77))
 
     assert cell.state.counters["stale_inputs"] == 2
     assert cell.state.leases
@@ -295,10 +296,10 @@ def test_a_lost_worker_gives_its_pages_back_at_once(make_saving_cell: MakeCell) 
     cell.lose_worker(lease.worker_id)
 
     assert not cell.state.leases
-    assert state_storage(cell).hidden.saving == {}
+    assert hidden_storage(cell).hidden.saving == {}
     assert free_pages(cell) == 64
     cell.drain()
-    assert len(state_storage(cell).hidden.chunks) == 3
+    assert len(hidden_storage(cell).hidden.chunks) == 3
 
 
 def left_without_an_answer(cell: CellModel) -> None:
@@ -306,7 +307,7 @@ def left_without_an_answer(cell: CellModel) -> None:
     cell.submit(prompt(3), max_tokens=1)
     worker = cell.workers["worker-0"]
     worker.step()
-    kept = [message for message in worker.outbox if not isinstance(message, StateSaved)]
+    kept = [message for message in worker.outbox if not isinstance(message, HiddenSaved)]
     assert any(isinstance(message, RequestFinished) for message in kept)
     worker.outbox.clear()
     worker.saved_late.clear()
@@ -318,21 +319,21 @@ def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell: MakeCell)
     """Its deadline runs from when the request left; then others may save those chunks, and KV may take their place."""
     cell = make_saving_cell()
     left_without_an_answer(cell)
-    assert len(state_storage(cell).hidden.saving) == 3
+    assert len(hidden_storage(cell).hidden.saving) == 3
 
     cell.fire("lease.1")
 
-    assert cell.state.counters["state_leases_expired"] == 1
-    assert state_storage(cell).hidden.saving == {}
+    assert cell.state.counters["hidden_leases_expired"] == 1
+    assert hidden_storage(cell).hidden.saving == {}
     assert free_pages(cell) == 64
     finish(cell, 1, chunks=3, tokens=pack_int32(prompt(3, tail=0)))
     assert cell.state.counters["stale_inputs"] == 1
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
-    assert len(state_storage(cell).disk.chunks) == 3
+    assert len(hidden_storage(cell).disk.chunks) == 3
 
 
-def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell: MakeCell) -> None:
+def test_hidden_states_that_were_computed_on_something_bad_are_not_saved(make_saving_cell: MakeCell) -> None:
     """A chunk failed: what the attempt computed is dropped in both forms, and the next attempt has its own lease."""
     cell = make_saving_cell(max_batch_tokens=CHUNK)
     cell.submit(prompt(3), max_tokens=1, request_id="failing")
@@ -345,7 +346,7 @@ def test_state_that_was_computed_on_something_bad_is_not_saved(make_saving_cell:
     assert first is not None
     assert (first.depth, present(second).depth) == (0, CHUNK)
     assert (
-        sum(count_int32(order.tokens) for order in saves(cell)) + CHUNK * len(state_storage(cell).disk.chunks)
+        sum(count_int32(order.tokens) for order in saves(cell)) + CHUNK * len(hidden_storage(cell).disk.chunks)
         == CHUNK * 3
     )
     assert free_pages(cell) == 64
@@ -361,7 +362,7 @@ def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell: MakeCell)
 
     assert cell.state.counters["preemptions"] > 0
     names = [name for order in saves(cell) for name in names_of_order(order)]
-    assert len(names) == len(set(names)) == len(state_storage(cell).hidden.chunks)
+    assert len(names) == len(set(names)) == len(hidden_storage(cell).hidden.chunks)
     assert free_pages(cell) == 64
 
 
@@ -370,12 +371,12 @@ def names_of_order(order: SaveChunks) -> list[bytes]:
     return [order.identities[end - 16 : end] for end in range(16 * EACH, len(order.identities) + 1, 16 * EACH)]
 
 
-def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell: MakeCell) -> None:
+def test_saved_hidden_states_are_not_leased_for_a_second_time(make_saving_cell: MakeCell) -> None:
     """After the answer, the next who computes the same has nothing to save."""
     cell = make_saving_cell(restoring="recompute")
     cell.submit(prompt(3), max_tokens=1)
     cell.drain()
-    storage = state_storage(cell)
+    storage = hidden_storage(cell)
     assert list(storage.hidden.chunks) == names_of(prompt(3))
 
     cell.submit(prompt(3), max_tokens=1, read=False)
@@ -386,18 +387,18 @@ def test_saved_state_is_not_leased_for_a_second_time(make_saving_cell: MakeCell)
 
 
 def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell: MakeCell) -> None:
-    """What it does not say that it holds is unknown; so KV or state of it is saved by whoever computes it next."""
+    """What it does not say that it holds is unknown; so its KV or hidden states are saved anew."""
     cell = make_saving_cell()
     cell.submit(prompt(2), max_tokens=1)
     worker_runs(cell)
     (order,) = saves(cell)
     cell.storages["storage"].inbox.clear()
-    cell.storages["storage"].last_plan = state_storage(cell).number
+    cell.storages["storage"].last_plan = hidden_storage(cell).number
 
     incarnation = cell.storages["storage"].incarnation
     cell.feed(ChunksSaved(storage_id="storage", incarnation=incarnation, save_id=order.save_id, error="full"))
 
-    assert cell.state.counters["state_saves_failed"] == 1
+    assert cell.state.counters["hidden_saves_failed"] == 1
     cell.submit(prompt(2), max_tokens=1, read=False)
     worker_runs(cell)
     assert unpack_int32(saves(cell)[-1].tokens) == prompt(2, tail=0)

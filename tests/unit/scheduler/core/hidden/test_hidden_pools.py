@@ -1,4 +1,4 @@
-"""State pools: when they are asked for, who maps them, and what goes with them."""
+"""Hidden pools: when they are asked for, who maps them, and what goes with them."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from msgspec import structs
 
 from services.scheduler.core import status
 from shared.messages.cell_events import CellConfig, CellConfigured
-from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.pools import HIDDEN, KvGeometry, PoolHandle
 from shared.messages.storage_events import ChunksFetched, HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 from tests.present import present
 from tests.stateful.cell_model import CellModel, geometry
-from tests.stateful.model_state import COSTS, state_geometry
+from tests.stateful.model_hidden import COSTS, hidden_geometry
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.saving_hidden import saving_cell, state_storage, worker_runs
+from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell, worker_runs
 
 SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 """On the disk as it is known at first, KV comes back sooner."""
@@ -29,29 +29,29 @@ def all_asked(cell: CellModel) -> list[KvGeometry]:
 
 
 def asked(cell: CellModel) -> list[KvGeometry]:
-    """Every state pool that was asked for."""
-    return [found for found in all_asked(cell) if found.is_state]
+    """Every hidden pool that was asked for."""
+    return [found for found in all_asked(cell) if found.is_hidden]
 
 
 def test_it_is_made_after_the_host_pool_and_mapped(make_cell: MakeCell, orders: FindOrders) -> None:
     """Of the geometry that is wanted; a worker that comes later maps it, too."""
     cell = saving_cell(make_cell)
 
-    assert asked(cell) == [state_geometry(PAGE)]
+    assert asked(cell) == [hidden_geometry(PAGE)]
     assert sorted(cell.workers["worker-0"].hidden_pools) == ["storage"]
     outputs_before = len(cell.outputs)
     cell.add_worker("worker-1")
     later = [order for outputs in cell.outputs[outputs_before:] for order in orders(outputs, AttachHostPool)]
-    assert [order.handle.geometry.is_state for order in later] == [False, True]
-    assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == "state"] == [64]
+    assert [order.handle.geometry.is_hidden for order in later] == [False, True]
+    assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == HIDDEN] == [64]
 
 
 def join(cell: CellModel, *members: str) -> None:
-    """A storage that may keep state and a worker that restores it join, in this order."""
+    """A storage that may keep hidden states and a worker that restores it join, in this order."""
     cell.restoration = COSTS
     for member in members:
         if member == "storage":
-            cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=64)
+            cell.add_storage("storage", pages=40, disk_chunks=100, hidden_pages=64)
         else:
             cell.add_worker("worker-0")
 
@@ -60,9 +60,9 @@ def join(cell: CellModel, *members: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "pools"),
     [
-        ({"state_form": "0/1/0"}, [geometry(PAGE), state_geometry(PAGE)]),
-        ({"state_form": "off"}, [geometry(PAGE)]),
-        ({"state_form": "0/1/0", "host_tier": False}, []),
+        ({"hidden_form": "0/1/0"}, [geometry(PAGE), hidden_geometry(PAGE)]),
+        ({"hidden_form": "off"}, [geometry(PAGE)]),
+        ({"hidden_form": "0/1/0", "host_tier": False}, []),
     ],
 )
 def test_members_that_come_before_the_settings_wait_for_them(
@@ -79,48 +79,48 @@ def test_members_that_come_before_the_settings_wait_for_them(
 
     made = [pool.tier for pool in status(cell.state, "x").pools if pool.tier != "device"]
     assert all_asked(cell) == pools
-    assert made == ["host", "state"][: len(pools)]
+    assert made == ["host", HIDDEN][: len(pools)]
 
 
 @pytest.mark.parametrize(
     "shape",
     [
-        {"state_pages": 0},
+        {"hidden_pages": 0},
         {"disk_chunks": 0},
-        {"state_form": "off"},
+        {"hidden_form": "off"},
         {"costs": None},
-        {"state_form": "auto", "costs": SLOW_TO_PROJECT},
+        {"hidden_form": "auto", "costs": SLOW_TO_PROJECT},
         {"host_tier": False},
     ],
 )
 def test_it_is_not_asked_for_without_use_or_room(make_cell: MakeCell, shape: dict[str, Any]) -> None:
     """No budget, nothing below, not wanted, nobody who could restore, not worth it, no host memory at all."""
-    settings = {"page_size": PAGE, "host_pages": 40, "disk_chunks": 100, "state_pages": 64, "costs": COSTS}
+    settings = {"page_size": PAGE, "host_pages": 40, "disk_chunks": 100, "hidden_pages": 64, "costs": COSTS}
 
-    assert asked(make_cell(**settings | {"state_form": "0/1/0"} | shape)) == []
+    assert asked(make_cell(**settings | {"hidden_form": "0/1/0"} | shape)) == []
 
 
 def test_a_worker_that_can_restore_may_come_later(make_cell: MakeCell) -> None:
     """The question is asked anew when one joins, and when settings change."""
-    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="off")
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, hidden_pages=64, hidden_form="off")
     cell.restoration = COSTS
     cell.add_worker("worker-1")
     assert asked(cell) == []
 
-    cell.feed(CellConfigured(config=CellConfig(state_form="0/1/0")))
+    cell.feed(CellConfigured(config=CellConfig(hidden_form="0/1/0")))
 
-    assert asked(cell) == [state_geometry(PAGE)]
+    assert asked(cell) == [hidden_geometry(PAGE)]
     cell.drain()
-    assert present(state_storage(cell).hidden.pool).total == 64
+    assert present(hidden_storage(cell).hidden.pool).total == 64
 
 
 def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> None:
     """A fetch is when that is found out."""
     cell = make_cell(
-        page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, costs=SLOW_TO_PROJECT, state_form="auto"
+        page_size=PAGE, host_pages=40, disk_chunks=100, hidden_pages=64, costs=SLOW_TO_PROJECT, hidden_form="auto"
     )
     assert asked(cell) == []
-    storage = state_storage(cell)
+    storage = hidden_storage(cell)
     (
         storage.fetching.disk_rate.observations,
         storage.fetching.disk_rate.amount,
@@ -129,13 +129,13 @@ def test_a_disk_that_turns_out_slow_changes_the_answer(make_cell: MakeCell) -> N
 
     cell.feed(ChunksFetched(storage_id="storage", incarnation=storage.incarnation, fetch_id=99, chunks=0, is_over=True))
 
-    assert asked(cell) == [state_geometry(PAGE)]
+    assert asked(cell) == [hidden_geometry(PAGE)]
 
 
 def answer(cell: CellModel, **fields: Any) -> list[Any]:
-    """The storage says something of its state pool."""
+    """The storage says something of its hidden pool."""
     incarnation = cell.storages["storage"].incarnation
-    return cell.feed(HostPoolCreated(storage_id="storage", incarnation=incarnation, form="state", **fields))
+    return cell.feed(HostPoolCreated(storage_id="storage", incarnation=incarnation, form=HIDDEN, **fields))
 
 
 def pool_handle(found: KvGeometry) -> PoolHandle:
@@ -147,23 +147,23 @@ def pool_handle(found: KvGeometry) -> PoolHandle:
     [
         None,
         geometry(PAGE),
-        structs.replace(state_geometry(PAGE), layers=2),
-        structs.replace(state_geometry(PAGE), page_size=16),
-        structs.replace(state_geometry(PAGE), from_hidden=3),
+        structs.replace(hidden_geometry(PAGE), layers=2),
+        structs.replace(hidden_geometry(PAGE), page_size=16),
+        structs.replace(hidden_geometry(PAGE), from_hidden=3),
     ],
 )
 def test_a_pool_that_could_not_be_made_is_done_without(
     make_cell: MakeCell, orders: FindOrders, found: KvGeometry | None
 ) -> None:
     """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
-    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, state_form="0/1/0")
-    storage = state_storage(cell)
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, hidden_form="0/1/0")
+    storage = hidden_storage(cell)
     storage.hidden.pool_bytes, storage.hidden.is_requested = 1, True
 
     outputs = answer(cell, handle=None if found is None else pool_handle(found), error="no room")
 
     assert orders(outputs, AttachHostPool) == []
-    assert cell.state.counters["state_pools_refused"] == 1
+    assert cell.state.counters["hidden_pools_refused"] == 1
     assert storage.hidden.pool is None
     cell.add_worker("worker-1")
     assert asked(cell) == []
@@ -172,24 +172,24 @@ def test_a_pool_that_could_not_be_made_is_done_without(
 def test_a_pool_that_nobody_asked_for_is_nobodys(make_cell: MakeCell) -> None:
     """Neither is a second one."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100)
-    answer(cell, handle=pool_handle(state_geometry(PAGE)))
-    assert state_storage(cell).hidden.pool is None
+    answer(cell, handle=pool_handle(hidden_geometry(PAGE)))
+    assert hidden_storage(cell).hidden.pool is None
 
     other = saving_cell(make_cell)
-    answer(other, handle=pool_handle(state_geometry(PAGE)))
+    answer(other, handle=pool_handle(hidden_geometry(PAGE)))
 
-    assert present(state_storage(other).hidden.pool).total == 64
+    assert present(hidden_storage(other).hidden.pool).total == 64
     assert cell.state.counters["stale_inputs"] == other.state.counters["stale_inputs"] == 1
 
 
 def test_the_first_geometry_stays(make_cell: MakeCell) -> None:
     """Another form is for the storage's next incarnation: its chunks could not be told apart otherwise."""
     cell = saving_cell(make_cell)
-    cell.feed(CellConfigured(config=CellConfig(state_form="1/0/0")))
-    cell.feed(CellConfigured(config=CellConfig(state_form="off")))
+    cell.feed(CellConfigured(config=CellConfig(hidden_form="1/0/0")))
+    cell.feed(CellConfigured(config=CellConfig(hidden_form="off")))
 
     assert len(asked(cell)) == 1
-    assert present(state_storage(cell).hidden.handle).geometry == state_geometry(PAGE)
+    assert present(hidden_storage(cell).hidden.handle).geometry == hidden_geometry(PAGE)
 
 
 def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders: FindOrders) -> None:
@@ -209,9 +209,9 @@ def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders
     worker_runs(cell)
     assert cell.state.counters["stale_inputs"] == 1
     assert cell.workers["worker-0"].hidden_pools == {}
-    cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=32)
+    cell.add_storage("storage", pages=40, disk_chunks=100, hidden_pages=32)
     cell.drain()
-    assert present(state_storage(cell).hidden.pool).free == 32
+    assert present(hidden_storage(cell).hidden.pool).free == 32
 
 
 def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
@@ -219,23 +219,23 @@ def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
     cell = saving_cell(make_cell)
     cell.submit(prompt(2), max_tokens=1)
     cell.drain()
-    assert state_storage(cell).hidden.chunks
+    assert hidden_storage(cell).hidden.chunks
     cell.lose_worker("worker-0")
     cell.page_size = 16
-    cell.state_disks["storage"].chunks.clear()
+    cell.hidden_disks["storage"].chunks.clear()
     cell.disks["storage"].chunks.clear()
 
     cell.add_worker("worker-1")
 
-    assert state_storage(cell).hidden.chunks == {}
-    assert state_storage(cell).hidden.pool is None
+    assert hidden_storage(cell).hidden.chunks == {}
+    assert hidden_storage(cell).hidden.pool is None
     cell.drain()
-    assert present(state_storage(cell).hidden.handle).geometry == state_geometry(16)
+    assert present(hidden_storage(cell).hidden.handle).geometry == hidden_geometry(16)
 
 
 def test_senseless_profiles_and_limits_count_for_nothing(make_cell: MakeCell) -> None:
     """A worker without a profile serves as any other; a limit below nothing is none."""
-    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, state_pages=64, state_form="0/1/0", workers=0)
+    cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, hidden_pages=64, hidden_form="0/1/0", workers=0)
     senseless: tuple[dict[str, Any], ...] = (
         {"token_us": float("nan")},
         {"hidden": -1},

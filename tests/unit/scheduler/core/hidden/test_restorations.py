@@ -1,4 +1,4 @@
-"""A prefix that comes back from state: fetched, admitted with its first part, restored as it arrives."""
+"""A prefix that comes back from hidden states: fetched, admitted with its first part, restored as it arrives."""
 
 from typing import Any
 
@@ -8,33 +8,34 @@ from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.tiers.loads import note_loads
 from services.scheduler.core.tiers.under_way import Chunk
 from shared.messages.cell_events import FlushCache
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_events import BatchDone
 from shared.messages.worker_plans import RestoreChunk, RunBatch
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     bring,
     bring_at_once,
     hidden_pool,
-    put_state,
+    put_hidden,
     restores,
     worker_goes_on,
 )
 
 
-def test_state_is_fetched_into_leased_pages(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_hidden_states_are_fetched_into_leased_pages(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """The order is of the form, names the run's pages, and the tree has no part in it."""
     cell = make_restoring_cell()
-    names = put_state(cell, prompt(3))
+    names = put_hidden(cell, prompt(3))
 
     name = cell.submit(prompt(3))
 
     (order,) = orders(cell.outputs[-1], FetchChunks)
     run = cell.state.requests[name].hidden.run
     assert run is not None
-    assert (order.form, order.depth, order.host_pages, order.identities) == ("state", 0, run.pages, run.identities)
+    assert (order.form, order.depth, order.host_pages, order.identities) == (HIDDEN, 0, run.pages, run.identities)
     assert (run.end, run.arrived, run.kind) == (3 * CHUNK, 0, "hidden from disk")
     assert run.identities[-16:] == names[-1]
     assert hidden_pool(cell).leased == len(run.pages) // 4 == 3 * CHUNK // PAGE
@@ -46,7 +47,7 @@ def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arri
 ) -> None:
     """Three chunks arrive one by one; each is restored before the next is there, and then the tail is computed."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     bring(cell, 0)
     assert cell.admitted == []
@@ -70,7 +71,7 @@ def test_nothing_is_planned_while_the_next_part_is_on_its_way(
 ) -> None:
     """What has arrived is planned; until more does the request has no chunk, and others are served."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     first = cell.submit(prompt(3))
     bring(cell, 1)
     worker_goes_on(cell)
@@ -86,7 +87,7 @@ def test_nothing_is_planned_while_the_next_part_is_on_its_way(
 def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell: MakeCell) -> None:
     """It is in the tree as soon as the worker says so, and a second request finds it on the device."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     cell.drain()
 
@@ -98,10 +99,10 @@ def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell: MakeCell) -
     cell.check_answers()
 
 
-def test_state_pages_come_back_part_by_part(make_restoring_cell: MakeCell) -> None:
+def test_hidden_pages_come_back_part_by_part(make_restoring_cell: MakeCell) -> None:
     """With each chunk that the worker has restored its pages are free; with the last, the run is over."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     name = cell.submit(prompt(3))
     leased = [hidden_pool(cell).leased]
     for _ in range(2):
@@ -125,7 +126,7 @@ def test_state_pages_come_back_part_by_part(make_restoring_cell: MakeCell) -> No
 def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell: MakeCell) -> None:
     """A restored token counts as an eighth of a computed one here, in whole pages."""
     cell = make_restoring_cell(max_batch_tokens=20, batches_ahead=1)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     bring_at_once(cell, 3)
 
@@ -139,7 +140,7 @@ def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell: MakeCell) ->
 def test_a_budget_below_a_page_restores_a_page(make_restoring_cell: MakeCell) -> None:
     """Whole pages are restored, so a batch takes one however small its budget is."""
     cell = make_restoring_cell(max_batch_tokens=1)
-    put_state(cell, prompt(2))
+    put_hidden(cell, prompt(2))
     cell.submit(prompt(2))
     cell.drain()
 
@@ -150,7 +151,7 @@ def test_a_budget_below_a_page_restores_a_page(make_restoring_cell: MakeCell) ->
 def test_the_last_token_is_always_computed(make_restoring_cell: MakeCell) -> None:
     """A prompt that is whole chunks keeps its last chunk to compute."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     cell.submit(prompt(3, tail=0))
     cell.drain()
@@ -159,12 +160,12 @@ def test_the_last_token_is_always_computed(make_restoring_cell: MakeCell) -> Non
     cell.check_answers()
 
 
-def test_kv_comes_before_state_in_one_batch(make_restoring_cell: MakeCell) -> None:
+def test_kv_comes_before_hidden_states_in_one_batch(make_restoring_cell: MakeCell) -> None:
     """The first chunk is loaded from the host pool, the others are restored: the run begins where the load ends."""
     cell = make_restoring_cell(host_writes="through")
     cell.submit(prompt(1))
     cell.drain()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.feed(flush_device())
 
     cell.submit(prompt(3))
@@ -176,10 +177,10 @@ def test_kv_comes_before_state_in_one_batch(make_restoring_cell: MakeCell) -> No
     cell.check_answers()
 
 
-def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cell: MakeCell) -> None:
+def test_refused_hidden_states_cost_an_attempt_and_are_not_used_again(make_restoring_cell: MakeCell) -> None:
     """A page that is not what was saved: the request starts again, computes, and no failure is held against it."""
     cell = make_restoring_cell(max_attempts=1)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 2)
     assert cell.storages["storage"].hidden_pool is not None
@@ -194,14 +195,14 @@ def test_refused_state_costs_an_attempt_and_is_not_used_again(make_restoring_cel
     cell.drain()
     cell.check_answers()
     assert hidden_pool(cell).leased == 0
-    assert cell.state.counters["state_runs"] == 1
+    assert cell.state.counters["hidden_runs"] == 1
 
 
-def test_refused_state_gives_way_to_kv(make_restoring_cell: MakeCell) -> None:
+def test_refused_hidden_states_give_way_to_kv(make_restoring_cell: MakeCell) -> None:
     """Where the disk has both forms, the second attempt fetches the other."""
     cell = make_restoring_cell()
     put_on_disk(cell, prompt(3))
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     name = cell.submit(prompt(3))
     assert cell.state.requests[name].hidden.run is not None
     bring(cell, 2)
@@ -218,7 +219,7 @@ def test_refused_state_gives_way_to_kv(make_restoring_cell: MakeCell) -> None:
 def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell: MakeCell) -> None:
     """The worker learns how fast it restores, and its fit of computing has seen computed tokens alone."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     cell.drain()
 
@@ -238,7 +239,7 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_resto
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1)
     worker = cell.state.workers["worker-0"]
     worker.restoring.note(1000.0, 1000.0 * COSTS.token_us / 2)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     bring_at_once(cell, 3)
 
@@ -249,9 +250,9 @@ def test_a_budget_that_restoring_has_used_up_computes_nothing_more(
     make_restoring_cell: MakeCell, orders: FindOrders
 ) -> None:
     """A restored token counts as much as a computed one here: the other request's chunk is in a later batch."""
-    cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring="state", schedule="fcfs")
+    cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring=HIDDEN, schedule="fcfs")
     cell.state.workers["worker-0"].restoring.note(1000.0, 1000.0 * COSTS.token_us)
-    put_state(cell, prompt(2))
+    put_hidden(cell, prompt(2))
     name = cell.submit(prompt(2))
     bring_at_once(cell, 2)
     cell.submit(prompt(1, kind=5))
@@ -268,7 +269,7 @@ def test_a_restoration_counts_as_a_load_of_its_bytes() -> None:
     """Hidden states of a quarter of KV's bytes, restored in an eighth of the time of computing."""
     draft = BatchBuilder(budget=100, places=1)
     order = RestoreChunk(
-        request_id="a", attempt=1, start=0, end=64, storage_id="s", state_pages=b"", identities=b"", recomputed=0
+        request_id="a", attempt=1, start=0, end=64, storage_id="s", hidden_pages=b"", identities=b"", recomputed=0
     )
 
     draft.add_restored(Chunk("a", 1, 0, 64, is_restored=True), order, 1 / 8, 1 / 4)

@@ -18,7 +18,7 @@ from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.restoring_cells import bring, bring_at_once, put_state, restoring_cell, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import bring, bring_at_once, put_hidden, restoring_cell, worker_goes_on
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     """A cell in which one request is restored from what has arrived, and another waits for its first part."""
     cell = restoring_cell(make_cell)
     for kind in (1, 2):
-        put_state(cell, prompt(3, kind=kind))
+        put_hidden(cell, prompt(3, kind=kind))
     cell.submit(prompt(3, kind=1), request_id="running")
     bring(cell, 1)
     cell.submit(prompt(3, kind=2), request_id="waiting")
@@ -134,8 +134,8 @@ def test_a_run_of_a_request_that_is_being_stopped_need_not_go_on(
     make_cell: MakeCell, stop: Callable[..., None]
 ) -> None:
     """All that has come is restored and nothing more is fetched: its worker is about to let go of it."""
-    cell = restoring_cell(make_cell, state_pages=4 * chunk_pages(PAGE))
-    put_state(cell, prompt(6))
+    cell = restoring_cell(make_cell, hidden_pages=4 * chunk_pages(PAGE))
+    put_hidden(cell, prompt(6))
     request = cell.state.requests[cell.submit(prompt(6))]
     bring_at_once(cell, 2)
     assert request.hidden.run is not None

@@ -1,4 +1,4 @@
-"""Runs of state with holes: what lies where, and a request that is restored and computed in turns."""
+"""Runs of hidden states with holes: what lies where, and a request that is restored and computed in turns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +29,7 @@ from services.scheduler.core.step import Step
 from shared.ids import chain_root
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_plans import AdmitRequest, PrefillChunk, RestoreChunk, RunBatch
 from tests.present import present
@@ -39,7 +40,7 @@ from tests.unit.scheduler.core.restoring_cells import (
     SLOW_DISK,
     bring,
     hidden_pool,
-    put_state,
+    put_hidden,
     restores,
     worker_goes_on,
 )
@@ -54,12 +55,12 @@ def names_of(make_cell: MakeCell) -> Callable[..., ChunkNames]:
     return lambda tokens: ChunkNames(tree, namespace(), pack_int32(tokens), [], len(tokens) // PAGE)
 
 
-def put_state_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -> list[bytes]:
-    """Let the disk hold the state of all whole chunks of a prompt but for these; returns the names of all."""
-    names = put_state(cell, tokens)
+def put_hidden_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) -> list[bytes]:
+    """Let the disk hold hidden states of all whole chunks of a prompt but for these; returns the names of all."""
+    names = put_hidden(cell, tokens)
     for index in holes:
         del cell.state.storages["storage"].hidden.chunks[names[index]]
-        del cell.state_disks["storage"].chunks[names[index]]
+        del cell.hidden_disks["storage"].chunks[names[index]]
     return names
 
 
@@ -180,7 +181,7 @@ def test_holes_are_computed_and_stretches_restored_in_turn(
 ) -> None:
     """What is behind the last stretch is computed with the rest of the prompt."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), holes)
+    put_hidden_with_holes(cell, prompt(6), holes)
 
     cell.submit(prompt(6))
     cell.drain()
@@ -200,7 +201,7 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(
 ) -> None:
     """Its fetch begins when the one before is over, whatever the worker has done by then."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(4), [1])
+    put_hidden_with_holes(cell, prompt(4), [1])
     name = cell.submit(prompt(4))
 
     bring(cell, 2)
@@ -218,9 +219,9 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(
 def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(
     make_restoring_cell: MakeCell, orders: FindOrders
 ) -> None:
-    """Each computes as much as it may, and none goes past where state goes on."""
+    """Each computes as much as it may, and none goes past where hidden states go on."""
     cell = make_restoring_cell(max_batch_tokens=100)
-    put_state_with_holes(cell, prompt(5), [1, 2, 3])
+    put_hidden_with_holes(cell, prompt(5), [1, 2, 3])
 
     cell.submit(prompt(5))
     cell.drain()
@@ -231,11 +232,11 @@ def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(
 
 
 def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
-    """Two chunks are on the device, the third has no state and no KV: the request is admitted at once."""
+    """Two chunks are on the device, the third has no hidden states and no KV: the request is admitted at once."""
     cell = make_restoring_cell(disk_writes="off")
     cell.submit(prompt(2))
     cell.drain()
-    put_state_with_holes(cell, prompt(6), [2])
+    put_hidden_with_holes(cell, prompt(6), [2])
 
     name = cell.submit(prompt(6))
 
@@ -254,7 +255,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
 def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell: MakeCell) -> None:
     """A second request finds all of it on the device."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(4), [1])
+    put_hidden_with_holes(cell, prompt(4), [1])
     cell.submit(prompt(4))
     cell.drain()
 
@@ -268,14 +269,14 @@ def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell: MakeCell
 def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """A worker captures tokens in a row: what lies between two stretches is not among them."""
     cell = make_restoring_cell(disk_writes="through", min_prefetch_tokens=1)
-    names = put_state_with_holes(cell, prompt(6), [1, 4, 5])
+    names = put_hidden_with_holes(cell, prompt(6), [1, 4, 5])
 
     cell.submit(prompt(6), max_tokens=2)
     cell.drain()
 
     (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
-    assert admitted.state_lease is not None
-    assert admitted.state_lease.depth == 4 * CHUNK
+    assert admitted.hidden_lease is not None
+    assert admitted.hidden_lease.depth == 4 * CHUNK
     known = cell.state.storages["storage"].hidden.chunks
     assert [name in known for name in names] == [True, False, True, True, True, True]
     cell.check_answers()
@@ -284,7 +285,7 @@ def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeC
 def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """The costs decide on stretches as on all else."""
     cell = make_restoring_cell(costs=SLOW_DISK)
-    put_state_with_holes(cell, prompt(4), [1])
+    put_hidden_with_holes(cell, prompt(4), [1])
 
     cell.submit(prompt(4))
 
@@ -293,21 +294,21 @@ def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell: Ma
     cell.check_answers()
 
 
-@pytest.mark.parametrize("restoring", ["planned", "state"])
-def test_kv_of_all_gives_way_to_state_with_a_hole_where_that_is_asked_for(
+@pytest.mark.parametrize("restoring", ["planned", HIDDEN])
+def test_kv_of_all_gives_way_to_hidden_states_with_a_hole_where_that_is_asked_for(
     make_restoring_cell: MakeCell, orders: FindOrders, restoring: str
 ) -> None:
     """Left to itself the planner fetches KV, for computing the hole costs more than all of its disk time."""
     cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(4))
-    put_state_with_holes(cell, prompt(4), [1])
+    put_hidden_with_holes(cell, prompt(4), [1])
 
     cell.submit(prompt(4))
     cell.drain()
 
     cell.check_answers()
     fetched = [order.form for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
-    assert fetched == (["kv"] if restoring == "planned" else ["state", "state"])
+    assert fetched == (["kv"] if restoring == "planned" else [HIDDEN, HIDDEN])
 
 
 def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
@@ -315,8 +316,8 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
 ) -> None:
     """The first stretch is restored, the rest is computed in one go, and no page stays behind."""
     cell = make_restoring_cell()
-    names = put_state_with_holes(cell, prompt(6), [1])
-    del cell.state_disks["storage"].chunks[names[3]]
+    names = put_hidden_with_holes(cell, prompt(6), [1])
+    del cell.hidden_disks["storage"].chunks[names[3]]
     name = cell.submit(prompt(6))
     bring(cell, 2)
     bring(cell, 2)
@@ -333,8 +334,8 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
 def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell: MakeCell) -> None:
     """The run ends before the hole though that was being computed for it."""
     cell = make_restoring_cell()
-    names = put_state_with_holes(cell, prompt(6), [1])
-    del cell.state_disks["storage"].chunks[names[2]]
+    names = put_hidden_with_holes(cell, prompt(6), [1])
+    del cell.hidden_disks["storage"].chunks[names[2]]
     cell.submit(prompt(6))
     cell.drain()
 
@@ -347,7 +348,7 @@ def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell:
 def test_a_late_later_stretch_is_cut_off(make_restoring_cell: MakeCell, is_hole_computed: bool) -> None:
     """The deadline of its fetch passes before or after the hole was computed: the rest is computed."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1])
+    put_hidden_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
     if is_hole_computed:
@@ -366,9 +367,9 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell: MakeCell, is_hole_
 
 
 def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cell: MakeCell) -> None:
-    """What was restored and computed before it stays; the next attempt does without state."""
+    """What was restored and computed before it stays; the next attempt does without hidden states."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1])
+    put_hidden_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
     worker_goes_on(cell)
@@ -390,7 +391,7 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cel
 def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell: MakeCell, chunks: int) -> None:
     """Wherever it has come to: the fetch that runs keeps its own until it is over."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1, 3])
+    put_hidden_with_holes(cell, prompt(6), [1, 3])
     name = cell.submit(prompt(6))
     bring(cell, chunks)
 
@@ -404,7 +405,7 @@ def test_a_request_that_is_cancelled_gives_all_pages_back(make_restoring_cell: M
 def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cell: MakeCell) -> None:
     """Its request begins anew elsewhere, and all pages come back."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1])
+    put_hidden_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
     worker_goes_on(cell)
@@ -420,8 +421,8 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cel
 
 def test_a_small_pool_brings_one_part_after_another(make_restoring_cell: MakeCell) -> None:
     """Half of it is two chunks: stretches are brought in parts, and what follows a hole waits for pages."""
-    cell = make_restoring_cell(state_pages=4 * EACH)
-    put_state_with_holes(cell, prompt(7), [3])
+    cell = make_restoring_cell(hidden_pages=4 * EACH)
+    put_hidden_with_holes(cell, prompt(7), [3])
 
     cell.submit(prompt(7))
     cell.drain()
@@ -434,7 +435,7 @@ def test_a_small_pool_brings_one_part_after_another(make_restoring_cell: MakeCel
 def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell: MakeCell) -> None:
     """Called off between two stretches it ends before the hole."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1])
+    put_hidden_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
     request = cell.state.requests[name]
@@ -453,7 +454,7 @@ def test_a_run_is_cut_where_it_has_arrived(make_restoring_cell: MakeCell) -> Non
 def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restoring_cell: MakeCell) -> None:
     """The request is preempted with its run; the next attempt begins another where the device's KV ends."""
     cell = make_restoring_cell()
-    put_state_with_holes(cell, prompt(6), [1])
+    put_hidden_with_holes(cell, prompt(6), [1])
     name = cell.submit(prompt(6))
     bring(cell, 2)
     worker_goes_on(cell)
@@ -463,7 +464,7 @@ def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restor
     cell.drain()
 
     cell.check_answers()
-    assert (cell.state.counters["chunks_failed"], cell.state.counters["state_runs"]) == (1, 2)
+    assert (cell.state.counters["chunks_failed"], cell.state.counters["hidden_runs"]) == (1, 2)
     assert cell.admitted[-1].cached_tokens == CHUNK
     assert cell.workers["worker-0"].restored_tokens == 5 * CHUNK
     assert hidden_pool(cell).leased == 0
@@ -486,7 +487,7 @@ def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell: 
 
     cell.check_answers()
     whole = len(last) // CHUNK
-    assert cell.state.counters["state_holes_passed"] == 4
+    assert cell.state.counters["hidden_holes_passed"] == 4
     assert cell.workers["worker-0"].restored_tokens == (whole - 4) * CHUNK
     assert known >= whole - 4
     assert cell.workers["worker-0"].restored_tokens >= 0.6 * len(last)

@@ -6,10 +6,10 @@ from services.scheduler.core.queue import queueing
 from services.scheduler.core.request import Request
 from services.scheduler.core.step import Step
 from tests.stateful.cell_model import CellModel
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring_cells import put_state
+from tests.unit.scheduler.core.restoring_cells import put_hidden
 
 
 def placed(cell: CellModel, name: str) -> str:
@@ -224,14 +224,14 @@ def test_a_disk_that_is_slower_than_computing_attracts_nobody(make_cell: MakeCel
 
 def test_a_request_goes_where_the_disk_holds_its_state(make_cell: MakeCell) -> None:
     """Restoring there is cheaper than computing elsewhere."""
-    cell = make_cell(page_size=PAGE, workers=0, state_form="0/1/0")
+    cell = make_cell(page_size=PAGE, workers=0, hidden_form="0/1/0")
     cell.restoration = COSTS
-    cell.add_storage("other", pages=40, disk_chunks=100, state_pages=40)
-    cell.add_storage("storage", pages=40, disk_chunks=100, state_pages=40, node="node-2")
+    cell.add_storage("other", pages=40, disk_chunks=100, hidden_pages=40)
+    cell.add_storage("storage", pages=40, disk_chunks=100, hidden_pages=40, node="node-2")
     cell.add_worker("worker-0", pages=64)
     cell.add_worker("worker-1", pages=64, node="node-2")
     cell.drain()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     name = cell.submit(prompt(3))
 

@@ -33,7 +33,7 @@ def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
     cell.submit(prompt(7), request_id="first")
     cell.submit(prompt(5, kind=2), request_id="second")
     put_on_disk(cell, prompt(5, kind=2))
-    cell.state.requests["second"].prefetch.follows = 99  # A fetch of state for another, which is over.
+    cell.state.requests["second"].prefetch.follows = 99  # A fetch of hidden states for another, which is over.
 
     while cell.admitted[-1].request_id == "busy":
         cell.round()

@@ -12,13 +12,14 @@ from services.scheduler.core.restoring.restoration_choice import Choice, Prices,
 from services.scheduler.core.state import Storage
 from services.scheduler.core.tiers.under_way import Fetching
 from shared.messages.cell_events import CellConfigured
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import FetchChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, prompt, put_in_store, put_on_disk
 from tests.unit.scheduler.core.restoring.test_restoration_choice import layout, prices, ways
-from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_state, restoring_cell
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_hidden, restoring_cell
 
 ENDLESS = float("inf")
 
@@ -28,16 +29,16 @@ Fetched = Callable[[CellModel], list[tuple[str, int]]]
 
 @pytest.fixture
 def cell_that(make_cell: MakeCell) -> MakeCell:
-    """A cell whose disk has state and KV of a prompt, and is thought to read so many bytes a microsecond."""
+    """A cell whose disk has hidden states and KV of a prompt, and is thought to read so many bytes a microsecond."""
 
     def make(
-        bytes_per_us: float, *, has_state: bool = True, has_kv: bool = True, due: bool = True, **settings: Any
+        bytes_per_us: float, *, has_hidden: bool = True, has_kv: bool = True, due: bool = True, **settings: Any
     ) -> CellModel:
         cell = restoring_cell(make_cell, **settings)
         if has_kv:
             put_on_disk(cell, prompt(6))
-        if has_state:
-            put_state(cell, prompt(6))
+        if has_hidden:
+            put_hidden(cell, prompt(6))
         storage = cell.state.storages["storage"]
         storage.fetching.disk_rate.note(1000.0, 1000.0 / bytes_per_us)
         storage.fetching.overruled = TRIED_EVERY - 1 if due else 0
@@ -83,35 +84,35 @@ def test_a_slow_disk_overrules_what_its_limit_would_allow() -> None:
 
 
 def test_slow_restoring_overrules_the_profile() -> None:
-    """State lost to KV, or to computing, by what restoring was seen to take."""
-    for way in (ways(state=10), ways(kv=10, state=10)):
+    """Hidden states lost to KV, or to computing, by what restoring was seen to take."""
+    for way in (ways(hidden=10), ways(kv=10, hidden=10)):
         held = prices(layout(), disk=20.0, restored=1000.0)
         choice = choose(held, way)
 
         assert choice.form == ("kv" if way.kv_end else "recompute")
         assert is_overruling(disk(20e6), held, way, choice)
-        assert present(trial_of(replace(held, restored_us=450.0), way)).form == "state"
+        assert present(trial_of(replace(held, restored_us=450.0), way)).form == "hidden"
 
 
 def test_what_wins_without_observations_overrules_nothing() -> None:
-    """Neither where nothing is there, nor where the profile says the same, nor where state wins."""
+    """Neither where nothing is there, nor where the profile says the same, nor where hidden states win."""
     assert not is_overruling(disk(), prices(disk=1.0), ways(), choose(prices(disk=1.0), ways()))
     slow_by_profile = prices(disk=1.0, token=1e-6)
     assert not is_overruling(disk(), slow_by_profile, ways(kv=10), choose(slow_by_profile, ways(kv=10)))
-    held, way = prices(layout(), disk=10.0), ways(kv=10, state=10)
-    assert choose(held, way).form == "state"
+    held, way = prices(layout(), disk=10.0), ways(kv=10, hidden=10)
+    assert choose(held, way).form == "hidden"
     assert not is_overruling(disk(), held, way, choose(held, way))
 
 
 def test_a_trial_is_the_best_of_the_others() -> None:
     """Of two forms that both lose, the one that loses by less; all of it where that is affordable."""
-    held, way = prices(layout(), disk=2.0), ways(kv=10, state=10)
+    held, way = prices(layout(), disk=2.0), ways(kv=10, hidden=10)
     assert choose(held, way).form == "recompute"
 
     trial = trial_of(held, way)
 
     assert trial is not None
-    assert (trial.form, trial.is_trial, trial.end) == ("state", True, 10 * CHUNK)
+    assert (trial.form, trial.is_trial, trial.end) == ("hidden", True, 10 * CHUNK)
 
 
 @pytest.mark.parametrize("rate", [2.0, 1.0, 0.5, 0.3])
@@ -154,7 +155,7 @@ def test_a_deadline_bounds_a_trial() -> None:
 
 def test_every_thirty_second_decision_is_a_trial(cell_that: MakeCell, fetched: Fetched) -> None:
     """The others compute, and are counted for this disk."""
-    cell = cell_that(0.004, has_state=False, due=False)
+    cell = cell_that(0.004, has_hidden=False, due=False)
     storage = cell.state.storages["storage"]
 
     for number in range(TRIED_EVERY - 1):
@@ -172,7 +173,7 @@ def test_every_thirty_second_decision_is_a_trial(cell_that: MakeCell, fetched: F
 
 def test_a_disk_that_got_faster_is_used_again(cell_that: MakeCell, fetched: Fetched) -> None:
     """What the trial brings says so: the next request fetches without being one."""
-    cell = cell_that(0.004, has_state=False)
+    cell = cell_that(0.004, has_hidden=False)
     cell.submit(prompt(6))
     cell.drain()
     for _ in range(3):  # The trial's own speed, which was that of a sound disk, outweighs what was known before.
@@ -186,13 +187,13 @@ def test_a_disk_that_got_faster_is_used_again(cell_that: MakeCell, fetched: Fetc
 
 
 def test_a_trial_brings_no_more_than_it_may_cost(cell_that: MakeCell, fetched: Fetched) -> None:
-    """Of state neither: the run goes no further than its goal, though the disk has more."""
+    """Of hidden states neither: the run goes no further than its goal, though the disk has more."""
     cell = cell_that(0.0003, has_kv=False)
 
     name = cell.submit(prompt(6))
 
     ((form, chunks),) = fetched(cell)
-    assert (form, 0 < chunks < 6) == ("state", True)
+    assert (form, 0 < chunks < 6) == (HIDDEN, True)
     assert (
         present(cell.state.requests[name].hidden.run).further,
         present(cell.state.requests[name].hidden.run).goal,
@@ -208,7 +209,7 @@ def test_a_trial_brings_no_more_than_it_may_cost(cell_that: MakeCell, fetched: F
 
 def test_a_trial_that_has_no_room_stays_due(cell_that: MakeCell, fetched: Fetched) -> None:
     """Nothing was tried: the next decision may."""
-    cell = cell_that(0.002, has_kv=False, state_pages=2)
+    cell = cell_that(0.002, has_kv=False, hidden_pages=2)
 
     cell.submit(prompt(6))
 
@@ -221,7 +222,7 @@ def test_a_trial_that_has_no_room_stays_due(cell_that: MakeCell, fetched: Fetche
 
 def test_a_request_with_a_deadline_that_a_trial_would_break_is_spared(cell_that: MakeCell, fetched: Fetched) -> None:
     """It computes; one that has time enough is taken for the trial."""
-    cell = cell_that(0.004, has_state=False)
+    cell = cell_that(0.004, has_hidden=False)
 
     cell.submit(prompt(6), deadline_ms=1)
     assert fetched(cell) == []
@@ -247,8 +248,8 @@ def test_where_the_profile_says_that_computing_is_faster_nothing_is_tried(
 
 def test_a_trial_of_kv_does_not_ask_the_object_store_besides(cell_that: MakeCell, fetched: Fetched) -> None:
     """It is of what the disk has; of what follows nothing is known that could be tried."""
-    cell = cell_that(0.004, has_state=False, has_remote=True)
-    cell.feed(CellConfigured(config=structs.replace(cell.state.config, state_form="off")))
+    cell = cell_that(0.004, has_hidden=False, has_remote=True)
+    cell.feed(CellConfigured(config=structs.replace(cell.state.config, hidden_form="off")))
     put_in_store(cell, prompt(9))
 
     cell.submit(prompt(9))

@@ -19,7 +19,7 @@ KV = KvGeometry(layers=LAYERS, kv_heads=4, head_dim=16, page_size=16, dtype="flo
 
 
 def layout(absent: int = 0, from_hidden: int = LAYERS) -> KvGeometry:
-    """State pages of these layers, and KV of the rest, under multi-head attention."""
+    """Hidden pages of these layers, and KV of the rest, under multi-head attention."""
     return structs.replace(KV, absent=absent, from_hidden=from_hidden, hidden=64 if from_hidden else 0)
 
 
@@ -52,20 +52,22 @@ def ways(
     *,
     chunks: int = 10,
     kv: int = 0,
-    state: int = 0,
+    hidden: int = 0,
     following: int | None = None,
     covered: int = 0,
     begin: int = 0,
     tail: int = 1,
 ) -> Ways:
-    """A prompt of so many chunks and a tail, of which there are so many as KV and as state from ``begin`` on."""
+    """A prompt of so many chunks and a tail, of which there are so many as KV and as hidden states from ``begin``
+    on.
+    """
     kv_end = begin + kv * CHUNK
     following_end = kv_end if following is None else begin + following * CHUNK
-    return Ways(chunks * CHUNK + tail, max(covered, begin), begin, kv_end, begin + state * CHUNK, following_end)
+    return Ways(chunks * CHUNK + tail, max(covered, begin), begin, kv_end, begin + hidden * CHUNK, following_end)
 
 
 def test_nothing_to_fetch_is_computed() -> None:
-    """Without KV and state there is one way."""
+    """Without KV and hidden states there is one way."""
     choice = choose(prices(), ways())
 
     assert choice.form == "recompute"
@@ -82,18 +84,18 @@ def test_kv_is_fetched_and_then_loaded() -> None:
     assert choice.total_us == pytest.approx(choice.restoring_us + LAYERS * 50.0)
 
 
-def test_state_of_half_the_bytes_wins_on_a_slow_disk() -> None:
+def test_hidden_states_of_half_the_bytes_win_on_a_slow_disk() -> None:
     """Hidden states are half of KV and are projected while the next arrive."""
-    choice = choose(prices(layout(), disk=10.0), ways(kv=10, state=10))
+    choice = choose(prices(layout(), disk=10.0), ways(kv=10, hidden=10))
 
     disk_us, device_us = 10 * CHUNK * LAYERS * 128.0 / 10, 10 * CHUNK * LAYERS * 5.0
-    assert (choice.form, choice.kind, choice.recomputed) == ("state", "hidden from disk", 0)
+    assert (choice.form, choice.kind, choice.recomputed) == ("hidden", "hidden from disk", 0)
     assert choice.restoring_us == pytest.approx(disk_us + device_us / 5)  # Two chunks at a time are heard of.
 
 
 def test_what_waits_at_the_disk_makes_computing_the_better_choice() -> None:
     """A hundred megabytes of others go first."""
-    assert choose(prices(layout(), queued=1e8), ways(kv=10, state=10)).form == "recompute"
+    assert choose(prices(layout(), queued=1e8), ways(kv=10, hidden=10)).form == "recompute"
 
 
 def test_a_fetch_that_takes_longer_than_computing_is_not_chosen() -> None:
@@ -114,12 +116,12 @@ def test_what_the_device_does_for_others_hides_the_disk() -> None:
     assert choice.restoring_us == pytest.approx(disk_us + load_us)
 
 
-def test_kv_that_state_goes_on_behind_is_weighed_with_it() -> None:
-    """KV of two chunks alone is worse than the state of all, unless the other eight follow as state."""
+def test_kv_that_hidden_states_go_on_behind_is_weighed_with_it() -> None:
+    """KV of two chunks alone is worse than hidden states of all, unless the other eight follow as such."""
     held = prices(layout(), disk=200.0, hidden=1.0)
 
-    alone = choose(held, ways(kv=2, state=0))
-    followed = choose(held, ways(kv=2, state=0, following=10))
+    alone = choose(held, ways(kv=2, hidden=0))
+    followed = choose(held, ways(kv=2, hidden=0, following=10))
 
     assert followed.form == "kv"
     assert followed.total_us < alone.total_us
@@ -128,8 +130,8 @@ def test_kv_that_state_goes_on_behind_is_weighed_with_it() -> None:
 
 def test_what_was_observed_of_restoring_counts_more_than_the_profile() -> None:
     """A worker on which restoring takes longer than computing computes."""
-    assert choose(prices(layout(), restored=1.0), ways(state=10)).form == "state"
-    assert choose(prices(layout(), restored=1000.0), ways(state=10)).form == "recompute"
+    assert choose(prices(layout(), restored=1.0), ways(hidden=10)).form == "hidden"
+    assert choose(prices(layout(), restored=1000.0), ways(hidden=10)).form == "recompute"
 
 
 def test_a_slow_link_has_layers_computed_though_their_hidden_states_are_there() -> None:
@@ -167,7 +169,8 @@ def test_a_pipeline_takes_its_longer_side_and_a_part_of_the_shorter() -> None:
 
 
 def test_no_other_way_would_have_been_faster() -> None:
-    """KV up to any chunk, then state up to any other, with any layers from tokens, then computing: none beats it.
+    """KV up to any chunk, then hidden states up to any other, with any layers from tokens, then computing: none beats
+    it.
 
     Whole runs are compared, so restoring a token must take the device less than computing it: else a part of a run
     could be the best, and by little.
@@ -189,8 +192,8 @@ def _no_other_way_is_faster(chance: random.Random) -> None:
         pair=chance.choice([0.0, 0.01]),
         hidden=1.0,
     )
-    kv, state, begin = chance.randint(0, 6), chance.randint(0, 6), chance.choice([0, 128])
-    way = ways(chunks=8, kv=kv, state=state, following=chance.randint(kv, 6), begin=begin, tail=chance.randint(1, 63))
+    kv, hidden, begin = chance.randint(0, 6), chance.randint(0, 6), chance.choice([0, 128])
+    way = ways(chunks=8, kv=kv, hidden=hidden, following=chance.randint(kv, 6), begin=begin, tail=chance.randint(1, 63))
 
     best = choose(held, way)
 
@@ -259,7 +262,7 @@ def _reading_in_part_wins_where_it_should(chance: random.Random) -> None:
     ratio, token, pace = chance.choice([0.05, 0.25, 1.0]), 10 ** chance.uniform(0, 3), chance.choice([0.3, 1.0])
     held = replace(held, sparse=in_part(ratio, token=token, calls=8e3, pace=pace), ahead_us=chance.choice([0.0, 1e5]))
     covered, span = chance.choice([0, 32]), chance.randint(1, 8) * CHUNK
-    way = replace(ways(chunks=8, kv=chance.randint(0, 8), state=chance.randint(0, 8)), covered=covered)
+    way = replace(ways(chunks=8, kv=chance.randint(0, 8), hidden=chance.randint(0, 8)), covered=covered)
     others = [choice.total_us for choice in ways_back(held, way)]
 
     best = choose(held, replace(way, sparse_end=span))
@@ -272,10 +275,12 @@ def _reading_in_part_wins_where_it_should(chance: random.Random) -> None:
     assert (best.form == "sparse") == (in_all_us < min(others))
 
 
-def with_holes(state: int, later: list[tuple[int, int]], *, chunks: int = 12, covered: int = 0, tail: int = 1) -> Ways:
-    """A prompt of so many chunks, of which there is state of the first and of chunks [start, end) ``later``."""
+def with_holes(hidden: int, later: list[tuple[int, int]], *, chunks: int = 12, covered: int = 0, tail: int = 1) -> Ways:
+    """A prompt of so many chunks, of which there are hidden states of the first and of chunks [start, end)
+    ``later``.
+    """
     spans = tuple((start * CHUNK, end * CHUNK) for start, end in later)
-    return Ways(chunks * CHUNK + tail, covered, 0, 0, state * CHUNK, 0, spans)
+    return Ways(chunks * CHUNK + tail, covered, 0, 0, hidden * CHUNK, 0, spans)
 
 
 def test_a_hole_is_computed_between_what_is_restored() -> None:
@@ -287,34 +292,34 @@ def test_a_hole_is_computed_between_what_is_restored() -> None:
     one_us, two_us = (CHUNK * count * LAYERS * 5.0 for count in (4, 6))
     hole_us, tail_us = 2 * CHUNK * LAYERS * 50.0, LAYERS * 50.0
     first_read_us = 4 * CHUNK * LAYERS * 128.0 / 1e6
-    assert (choice.form, choice.later) == ("state", 1)
+    assert (choice.form, choice.later) == ("hidden", 1)
     assert choice.total_us == pytest.approx(one_us + first_read_us / 4 + hole_us + two_us + tail_us)
     disk_us = 10 * CHUNK * LAYERS * 128.0 / 1e6
     assert choice.restoring_us == pytest.approx(one_us + two_us + disk_us / 5)
 
 
-def test_state_may_begin_with_a_hole() -> None:
-    """That is computed first, and state that is worth restoring follows."""
+def test_hidden_states_may_begin_with_a_hole() -> None:
+    """That is computed first, and hidden states that are worth restoring follow."""
     held = prices(layout(), disk=1e6, link=1e6)
 
     choice = choose(held, with_holes(0, [(1, 12)], covered=10))
 
-    assert (choice.form, choice.later) == ("state", 1)
+    assert (choice.form, choice.later) == ("hidden", 1)
     assert choice.total_us == pytest.approx((54 * 50.0 + 11 * CHUNK * 5.0 + 50.0) * LAYERS)
 
 
-def test_kv_of_all_is_better_than_state_with_long_holes() -> None:
+def test_kv_of_all_is_better_than_hidden_states_with_long_holes() -> None:
     """The holes' computing counts."""
     held = prices(layout(), disk=10.0)
     short = with_holes(4, [(5, 12)])
     long = with_holes(2, [(8, 9), (11, 12)])
 
-    assert choose(held, replace(short, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "state"
+    assert choose(held, replace(short, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "hidden"
     assert choose(held, replace(long, kv_end=12 * CHUNK, following_end=12 * CHUNK)).form == "kv"
 
 
 def test_holes_behind_kv_are_weighed_with_it() -> None:
-    """KV of the first chunks, then state with a hole: both count in what KV takes."""
+    """KV of the first chunks, then hidden states with a hole: both count in what KV takes."""
     held = prices(layout(), disk=1000.0, link=1e5)
     alone = Ways(12 * CHUNK + 1, 0, 0, 2 * CHUNK, 0, 6 * CHUNK)
     further = replace(alone, following_later=((7 * CHUNK, 12 * CHUNK),))
@@ -352,7 +357,7 @@ def _a_run_goes_on_as_far_as_is_best(chance: random.Random) -> None:
     timed = {stop: _stopped_after(held, way, stop) for stop in range(len(later) + 1) if stop or state}
     computed = held.computing(way.covered, way.tokens)
     assert best.total_us == pytest.approx(min([computed, *timed.values()]))
-    if best.form == "state":
+    if best.form == "hidden":
         assert timed[best.later] == pytest.approx(best.total_us)
 
 

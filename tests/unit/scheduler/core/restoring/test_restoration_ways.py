@@ -3,13 +3,14 @@
 import pytest
 from msgspec import structs
 
+from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import FetchChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_in_store, put_on_disk
-from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, bring, put_state, restores
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, bring, put_hidden, restores
 
 
 def forms(cell: CellModel, orders: FindOrders) -> list[str]:
@@ -18,15 +19,15 @@ def forms(cell: CellModel, orders: FindOrders) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("restoring", "expected"), [("planned", ["state"]), ("state", ["state"]), ("kv", ["kv"]), ("recompute", [])]
+    ("restoring", "expected"), [("planned", [HIDDEN]), (HIDDEN, [HIDDEN]), ("kv", ["kv"]), ("recompute", [])]
 )
 def test_the_setting_says_which_form_is_fetched(
     make_restoring_cell: MakeCell, orders: FindOrders, restoring: str, expected: list[str]
 ) -> None:
-    """The disk has both, and state is half the bytes."""
+    """The disk has both, and hidden states are half the bytes."""
     cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(3))
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     cell.submit(prompt(3))
 
@@ -35,18 +36,18 @@ def test_the_setting_says_which_form_is_fetched(
     cell.check_answers()
 
 
-def test_state_is_fetched_before_kv_is_shared_where_it_must_be(
+def test_hidden_states_are_fetched_before_kv_is_shared_where_it_must_be(
     make_restoring_cell: MakeCell, orders: FindOrders
 ) -> None:
-    """With ``state``, a fetch of KV of the same chunks for another is nothing to join."""
-    cell = make_restoring_cell(restoring="state", defer_tokens=0)
+    """With ``hidden``, a fetch of KV of the same chunks for another is nothing to join."""
+    cell = make_restoring_cell(restoring=HIDDEN, defer_tokens=0)
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     cell.submit(prompt(3, tail=4))
 
-    assert forms(cell, orders) == ["kv", "state"]
+    assert forms(cell, orders) == ["kv", HIDDEN]
     cell.drain()
     cell.check_answers()
 
@@ -59,7 +60,7 @@ def test_where_computing_is_faster_nothing_is_fetched(
     cell = make_restoring_cell(costs=SLOW_DISK)
     put_on_disk(cell, prompt(3))
     if has_both:
-        put_state(cell, prompt(3))
+        put_hidden(cell, prompt(3))
 
     name = cell.submit(prompt(3))
 
@@ -106,26 +107,26 @@ def test_without_a_profile_kv_is_fetched_as_ever(make_cell: MakeCell, orders: Fi
     assert cell.state.counters["restorations_planned_kv"] == 1
 
 
-def test_state_goes_on_where_the_kv_ends(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
-    """One chunk is there as KV and the other two as state: both are fetched, in turn."""
+def test_hidden_states_go_on_where_the_kv_ends(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+    """One chunk is there as KV and the other two as hidden states: both are fetched, in turn."""
     cell = make_restoring_cell(restoring="planned")
     put_on_disk(cell, prompt(1))
-    names = put_state(cell, prompt(3))
+    names = put_hidden(cell, prompt(3))
     del cell.state.storages["storage"].hidden.chunks[names[0]]
 
     cell.submit(prompt(3))
     cell.drain()
 
-    assert forms(cell, orders) == ["kv", "state"]
+    assert forms(cell, orders) == ["kv", HIDDEN]
     assert cell.admitted[0].cached_tokens == CHUNK
     assert (restores(cell)[0].start, restores(cell)[-1].end) == (CHUNK, 3 * CHUNK)
     cell.check_answers()
 
 
-def test_too_little_state_is_not_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_too_few_hidden_states_are_not_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """A chunk is less than ``min_prefetch_tokens`` here."""
     cell = make_restoring_cell(min_prefetch_tokens=CHUNK + 1)
-    put_state(cell, prompt(1))
+    put_hidden(cell, prompt(1))
 
     cell.submit(prompt(1))
 
@@ -135,7 +136,7 @@ def test_too_little_state_is_not_fetched(make_restoring_cell: MakeCell, orders: 
 def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Its model does not allow it: what others of its node saved is of no use to it."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
     cell.restoration = structs.replace(COSTS, hidden=0)
     cell.lose_worker("worker-0")
     cell.add_worker("worker-9", pages=64)
@@ -147,10 +148,10 @@ def test_a_worker_that_cannot_project_gets_no_hidden_states(make_restoring_cell:
     cell.check_answers()
 
 
-def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_who_may_not_read_the_cache_gets_no_hidden_states(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
     """Neither form is fetched for it."""
     cell = make_restoring_cell()
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     cell.submit(prompt(3), read=False)
 
@@ -160,14 +161,14 @@ def test_who_may_not_read_the_cache_gets_no_state(make_restoring_cell: MakeCell,
 def test_an_object_store_is_asked_where_nothing_else_is_known(
     make_restoring_cell: MakeCell, orders: FindOrders
 ) -> None:
-    """What it may have cannot be weighed; it is asked as without costs, for state and then for KV."""
+    """What it may have cannot be weighed; it is asked as without costs, for hidden states and then for KV."""
     cell = make_restoring_cell(has_remote=True, costs=SLOW_DISK)
     put_in_store(cell, prompt(3))
 
     cell.submit(prompt(3))
     cell.drain()
 
-    assert forms(cell, orders) == ["state", "kv"]
+    assert forms(cell, orders) == [HIDDEN, "kv"]
     assert cell.admitted[-1].remote_tokens == 3 * CHUNK
     cell.check_answers()
 
@@ -190,7 +191,7 @@ def test_how_wrong_a_fetch_of_kv_was_predicted_is_written_down(make_restoring_ce
 def test_how_long_is_waited_is_as_for_kv(make_restoring_cell: MakeCell, wait: str) -> None:
     """``best_effort`` waits for no part that is not there; a deadline ends the wait of the others."""
     cell = make_restoring_cell(prefetch_wait=wait)
-    put_state(cell, prompt(3))
+    put_hidden(cell, prompt(3))
 
     name = cell.submit(prompt(3))
 

@@ -13,16 +13,17 @@ from services.scheduler.core.step import Step
 from shared.errors import InvariantViolated
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import FlushCache
+from shared.messages.pools import HIDDEN
 from shared.messages.requests import Importance
 from shared.messages.storage_events import ChunksDropped
 from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
-from tests.stateful.model_state import COSTS
+from tests.stateful.model_hidden import COSTS
 from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_state, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_hidden, worker_goes_on
 
 EACH = CHUNK // PAGE
 SLOW_DEVICE = structs.replace(COSTS, token_us=1e5)
@@ -174,7 +175,7 @@ def test_the_last_token_is_always_computed(cell_that: MakeCell) -> None:
     assert present(answered(cell, prompt(4, tail=0), importance=QUARTER).sparse).end == 3 * CHUNK
 
 
-@pytest.mark.parametrize("settings", [{"restoring": "kv"}, {"restoring": "state"}, {"restoring": "recompute"}])
+@pytest.mark.parametrize("settings", [{"restoring": "kv"}, {"restoring": HIDDEN}, {"restoring": "recompute"}])
 def test_ways_that_lose_nothing_are_compared_without_it(cell_that: MakeCell, settings: dict[str, str]) -> None:
     """Only the planner weighs it."""
     cell = cell_that(**settings)
@@ -449,9 +450,9 @@ def test_a_lost_storage_voids_the_choice(cell_that: MakeCell) -> None:
     cell.check_answers()
 
 
-def test_no_state_of_it_is_saved(cell_that: MakeCell) -> None:
-    """A worker that would get a state lease gets none behind a sparse prefix."""
-    cell = cell_that(costs=SLOW_DEVICE, state_pages=64, state_form="0/1/0")
+def test_no_hidden_states_of_it_are_saved(cell_that: MakeCell) -> None:
+    """A worker that would get a hidden lease gets none behind a sparse prefix."""
+    cell = cell_that(costs=SLOW_DEVICE, hidden_pages=64, hidden_form="0/1/0")
     put_in_parts(cell, prompt(4))
     storage_of(cell).fetching.disk_rate.note(1.0, 1000.0)
 
@@ -459,20 +460,20 @@ def test_no_state_of_it_is_saved(cell_that: MakeCell) -> None:
     exact = answered(cell, prompt(4, kind=2))
 
     assert lossy.sparse is not None
-    assert lossy.state_lease is None
-    assert exact.state_lease is not None
+    assert lossy.hidden_lease is None
+    assert exact.hidden_lease is not None
 
 
-def test_state_is_preferred_where_it_is_as_fast(cell_that: MakeCell) -> None:
-    """State of the whole prompt loses nothing."""
-    cell = cell_that(costs=COSTS, state_pages=64, state_form="0/1/0")
+def test_hidden_states_are_preferred_where_they_are_as_fast(cell_that: MakeCell) -> None:
+    """Hidden states of the whole prompt lose nothing."""
+    cell = cell_that(costs=COSTS, hidden_pages=64, hidden_form="0/1/0")
     put_in_parts(cell, prompt(4))
-    put_state(cell, prompt(4))
+    put_hidden(cell, prompt(4))
 
     order = answered(cell, prompt(4), importance=structs.replace(QUARTER, ratio=1.0))
 
     assert order.sparse is None
-    assert cell.state.counters["restorations_planned_state"] == 1
+    assert cell.state.counters["restorations_planned_hidden"] == 1
 
 
 def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(

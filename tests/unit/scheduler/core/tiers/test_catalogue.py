@@ -7,9 +7,9 @@ from services.scheduler.core.state import CellState, Storage, new_state
 from services.scheduler.core.tiers.catalogue import chunks_added, chunks_gone, has_lower_tiers, is_hidden_kept
 from services.scheduler.core.tiers.under_way import DiskTier
 from shared.chunks import chunk_bytes
-from shared.messages.pools import PoolHandle
+from shared.messages.pools import HIDDEN, PoolHandle
 from tests.stateful.cell_model import geometry
-from tests.stateful.model_state import state_geometry
+from tests.stateful.model_hidden import hidden_geometry
 
 
 def names(*numbers: int) -> bytes:
@@ -55,46 +55,46 @@ def test_names_that_are_cut_off_are_ignored(state: CellState, storage: Storage) 
     assert list(storage.disk.chunks) == [names(2)]
 
 
-def keep_state(storage: Storage) -> None:
-    """Give a storage a state pool."""
-    found = state_geometry(16)
+def keep_hidden(storage: Storage) -> None:
+    """Give a storage a hidden pool."""
+    found = hidden_geometry(16)
     storage.hidden.handle = PoolHandle(kind="shm", layout="page_first", name="", nbytes=0, pages=4, geometry=found)
     storage.hidden.pool = new_pool(4)
 
 
 def test_forms_are_known_apart(state: CellState, storage: Storage) -> None:
-    """One name may stand for KV, for state, or for both; what goes in one form stays in the other."""
-    keep_state(storage)
+    """One name may stand for KV, for hidden states, or for both; what goes in one form stays in the other."""
+    keep_hidden(storage)
     chunks_added(state, storage, names(1, 2))
-    chunks_added(state, storage, names(1, 3), "state")
+    chunks_added(state, storage, names(1, 3), HIDDEN)
     chunks_gone(state, storage, names(1), "kv")
 
     assert (list(storage.disk.chunks), list(storage.hidden.chunks)) == ([names(2)], [names(1), names(3)])
-    chunks_gone(state, storage, names(1, 2, 3), "state")
+    chunks_gone(state, storage, names(1, 2, 3), HIDDEN)
     assert (list(storage.disk.chunks), list(storage.hidden.chunks)) == ([names(2)], [])
 
 
-def test_more_chunks_of_state_fit_than_of_kv(state: CellState, storage: Storage) -> None:
+def test_more_hidden_chunks_fit_than_of_kv(state: CellState, storage: Storage) -> None:
     """Each form is bounded by its own size; here a hidden state has half the bytes of KV."""
-    keep_state(storage)
-    chunks_added(state, storage, names(*range(9)), "state")
+    keep_hidden(storage)
+    chunks_added(state, storage, names(*range(9)), HIDDEN)
 
     assert list(storage.hidden.chunks) == [names(number) for number in range(3, 9)]
     assert state.counters["catalogue_overflow_chunks"] == 3
 
 
-def test_without_a_state_pool_state_is_of_no_use(state: CellState, storage: Storage) -> None:
+def test_without_a_hidden_pool_hidden_states_are_of_no_use(state: CellState, storage: Storage) -> None:
     """Nobody could say of which geometry it is, so it is not remembered."""
-    chunks_added(state, storage, names(1), "state")
+    chunks_added(state, storage, names(1), HIDDEN)
 
     assert storage.hidden.chunks == {}
     assert not has_lower_tiers(storage)
 
 
-def test_state_is_kept_once_it_is_on_its_way(state: CellState, storage: Storage) -> None:
+def test_hidden_states_are_kept_once_they_are_on_their_way(state: CellState, storage: Storage) -> None:
     """Saved or being saved; either is something to fetch from or to wait for."""
-    keep_state(storage)
-    chunks_added(state, storage, names(1), "state")
+    keep_hidden(storage)
+    chunks_added(state, storage, names(1), HIDDEN)
     storage.hidden.saving[names(2)] = 7
 
     assert [is_hidden_kept(storage, names(number)) for number in (1, 2, 3)] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Units of state pages are read as they were saved, or refused."""
+"""Units of hidden pages are read as they were saved, or refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.restore import state_source
+from services.worker.restore import hidden_page_source
+from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.restore.hidden_shape import HiddenShape
 from services.worker.restore.refusals import PiecesRefused
-from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.run_name import shm_prefix
@@ -25,10 +25,10 @@ HELD = [6, 0, 3]
 
 
 class Pool:
-    """A state pool with three pages of random bytes in order of :data:`HELD`."""
+    """A hidden pool with three pages of random bytes in order of :data:`HELD`."""
 
     def __init__(self, geometry: KvGeometry) -> None:
-        self.view = HostPoolView.create(shm_prefix("state"), geometry, 8)
+        self.view = HostPoolView.create(shm_prefix("hidden"), geometry, 8)
         random = np.random.default_rng(1)
         self.view.pages[:] = random.integers(0, 256, self.view.pages.shape, dtype=np.uint8)
         self.identities = random.integers(1, 256, (3, 16), dtype=np.uint8)
@@ -47,7 +47,7 @@ class Pool:
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """Units that the C code is too good for, units that it copies, and a machine without a compiler."""
     if request.param == "without C code":
-        monkeypatch.setattr(state_source, "native_rows", lambda: None)
+        monkeypatch.setattr(hidden_page_source, "native_rows", lambda: None)
     made = Pool(MIXED if request.param == "narrow" else WIDE)
     yield made
     made.close()
@@ -72,9 +72,9 @@ def test_hidden_states_are_read(pool: Pool, start: int, end: int) -> None:
 
 
 def test_kv_is_loaded_into_its_pages(pool: Pool) -> None:
-    """K and V of each state page go to the device page of the same place; nothing else is written."""
+    """K and V of each hidden page go to the device page of the same place; nothing else is written."""
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 5, device="cpu", shm_prefix=shm_prefix("state"))
+    device = DevicePool.create(geometry.as_kv, 5, device="cpu", shm_prefix=shm_prefix("hidden"))
     source = KvOfPages(pool.pages(), device, np.array([2, 4, 0], dtype=np.int32))
 
     source.load(3)
@@ -95,7 +95,7 @@ def test_an_altered_unit_is_refused_and_no_other(pool: Pool, unit: int) -> None:
     """One flipped bit stops the reading of its own unit alone."""
     pool.view.pages[HELD[1], unit, 5] ^= 1
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
+    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("hidden"))
     hidden = HiddenOfPages(pool.pages())
     kv = KvOfPages(pool.pages(), device, np.arange(3, dtype=np.int32))
     reads: list[Callable[[], None]] = [
@@ -106,7 +106,7 @@ def test_an_altered_unit_is_refused_and_no_other(pool: Pool, unit: int) -> None:
 
     for place, read in enumerate(reads):
         if place == min(unit, 2):
-            with pytest.raises(PiecesRefused, match=f"unit {unit} of state page 0 is not what was saved"):
+            with pytest.raises(PiecesRefused, match=f"unit {unit} of hidden page 0 is not what was saved"):
                 read()
         else:
             read()
@@ -118,7 +118,7 @@ def test_pages_of_others_are_refused(pool: Pool) -> None:
     wrong = pool.identities.copy()
     wrong[2, 15] ^= 1
 
-    with pytest.raises(PiecesRefused, match="state page 3 holds something else"):
+    with pytest.raises(PiecesRefused, match="hidden page 3 holds something else"):
         HiddenPages(pool.view, np.array(HELD, dtype=np.int32), wrong)
     for pages in ([6, 0, 8], [6, -1, 3], []):
         with pytest.raises(PiecesRefused, match="outside the pool"):
@@ -132,17 +132,17 @@ def test_a_page_that_is_given_away_is_noticed(pool: Pool) -> None:
     pages = pool.pages()
     pool.view.clear(HELD[2])
 
-    with pytest.raises(PiecesRefused, match="state page 3"):
+    with pytest.raises(PiecesRefused, match="hidden page 3"):
         pages.confirm()
     pool.view.seal_page(HELD[2], b"another identity")
-    with pytest.raises(PiecesRefused, match="state page 3"):
+    with pytest.raises(PiecesRefused, match="hidden page 3"):
         pages.confirm()
 
 
 def test_layers_that_pages_do_not_hold_are_refused(pool: Pool) -> None:
     """Absent layers, KV for a hidden layer, hidden states of a loaded one or of another width."""
     geometry = pool.view.geometry
-    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("state"))
+    device = DevicePool.create(geometry.as_kv, 3, device="cpu", shm_prefix=shm_prefix("hidden"))
     hidden = HiddenOfPages(pool.pages())
     kv = KvOfPages(pool.pages(), device, np.arange(3, dtype=np.int32))
 

@@ -1,4 +1,4 @@
-"""State pages made by hand: a prompt computed in chunks, its attention inputs captured, its KV read from the pool."""
+"""Hidden pages made by hand: a prompt computed in chunks, its attention inputs captured, its KV read from the pool."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.engine_driver import Request, run_step
 from tests.unit.worker.restore.saved import kv_of
 
 
-def state_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry:
-    """Of state pages that restore pages of ``kv``."""
+def hidden_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -> KvGeometry:
+    """Of hidden pages that restore pages of ``kv``."""
     return KvGeometry(
         layers=kv.layers,
         kv_heads=kv.kv_heads,
@@ -33,14 +33,14 @@ def state_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) -
     )
 
 
-def state_forms(kv: KvGeometry, hidden: int) -> list[KvGeometry]:
-    """All forms that state pages of a model can have."""
+def hidden_forms(kv: KvGeometry, hidden: int) -> list[KvGeometry]:
+    """All forms that hidden pages of a model can have."""
     forms = [
-        state_geometry(kv, absent, from_hidden, hidden)
+        hidden_geometry(kv, absent, from_hidden, hidden)
         for absent in range(kv.layers + 1)
         for from_hidden in range(kv.layers - absent + 1)
     ]
-    return [form for form in forms if form.is_state and not form.fault()]
+    return [form for form in forms if form.is_hidden and not form.fault()]
 
 
 class _Rows:
@@ -81,7 +81,7 @@ class Computed:
         return [found[start : start + DIGEST_BYTES] for start in range(0, len(found), DIGEST_BYTES)]
 
     def write(self, pool: HostPoolView, pages: Sequence[int]) -> None:
-        """Fill ``pages`` of a state pool with this prompt's first pages, and seal them."""
+        """Fill ``pages`` of a hidden pool with this prompt's first pages, and seal them."""
         size = self.runner.geometry.page_size
         for index, (page, identity) in enumerate(zip(pages, self.identities(len(pages)), strict=True)):
             rows = slice(index * size, (index + 1) * size)
@@ -102,7 +102,7 @@ class Computed:
         attempt: int = 1,
         storage_id: str = "s",
     ) -> RestoreChunk:
-        """An order to restore tokens ``[start, end)`` from state ``pages``, which are those of these tokens."""
+        """An order to restore tokens ``[start, end)`` from hidden ``pages``, which are those of these tokens."""
         size = self.runner.geometry.page_size
         return RestoreChunk(
             request_id=request_id,
@@ -110,7 +110,7 @@ class Computed:
             start=start,
             end=end,
             storage_id=storage_id,
-            state_pages=pack_int32(pages),
+            hidden_pages=pack_int32(pages),
             identities=b"".join(self.identities(end // size)[start // size :]),
             recomputed=recomputed,
         )

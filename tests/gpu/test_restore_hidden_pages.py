@@ -1,4 +1,4 @@
-"""State pages on a GPU: verified in pinned memory on their way to the device, restored equal within rounding."""
+"""Hidden pages on a GPU: verified in pinned memory on their way to the device, restored equal within rounding."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.device_pool import DevicePool
+from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.restore.pinned_turns import PinnedTurns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import PiecesRefused
-from services.worker.restore.state_source import HiddenOfPages, HiddenPages, KvOfPages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import page_tables, random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch
+from tests.unit.worker.restore.hidden_pages import Computed, hidden_forms
 from tests.unit.worker.restore.saved import kv_of
-from tests.unit.worker.restore.state_pages import Computed, state_forms
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +60,7 @@ def test_a_prompt_comes_back_by_every_form(family: str, dtype: str, tmp_path: Pa
     first, table = page_tables(runner, [TOKENS + 16, TOKENS + 16], seed=1)
     computed = Computed.of(runner, random_prompt(TOKENS + 8, seed=2), first, [128, 128])
     scale = computed.kv.float().abs().amax() * TOLERANCE[dtype]
-    for number, form in enumerate(state_forms(runner.geometry, projection.shape.hidden)):
+    for number, form in enumerate(hidden_forms(runner.geometry, projection.shape.hidden)):
         name = f"s{number}"
         computed.write(driven.host_pool(PAGES, storage_id=name, geometry=form), range(PAGES))
         runner.pool.tensor[:, :, torch.from_numpy(table).long().cuda()] = float("nan")
@@ -79,7 +79,7 @@ def test_a_prompt_comes_back_by_every_form(family: str, dtype: str, tmp_path: Pa
 
 @pytest.fixture
 def pool() -> Iterator[HostPoolView]:
-    """Sixteen state pages of random bytes, sealed."""
+    """Sixteen hidden pages of random bytes, sealed."""
     made = HostPoolView.create(shm_prefix("restore"), MIXED, PAGES)
     random = np.random.default_rng(1)
     made.pages[:] = random.integers(0, 256, made.pages.shape, dtype=np.uint8)
@@ -124,5 +124,5 @@ def test_an_altered_unit_is_refused(pool: HostPoolView) -> None:
     pool.pages[7, 0, 100] ^= 1
     into = torch.zeros(TOKENS, MIXED.hidden, dtype=torch.bfloat16, device="cuda")
 
-    with pytest.raises(PiecesRefused, match="unit 0 of state page 7"):
+    with pytest.raises(PiecesRefused, match="unit 0 of hidden page 7"):
         HiddenOfPages(pages_of(pool), turns).read(1, 0, TOKENS, into)

@@ -15,8 +15,8 @@ from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_pages, chain_root, namespace_digest, split_digests
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32, unpack_int32
-from shared.messages.worker_events import StateSaved
-from shared.messages.worker_plans import StateLease
+from shared.messages.worker_events import HiddenSaved
+from shared.messages.worker_plans import HiddenLease
 from tests.unit.worker.restore.saved import kv_of
 
 ROOT = chain_root(namespace_digest("model"))
@@ -28,7 +28,7 @@ def identities_of(tokens: Sequence[int], page_size: int) -> list[bytes]:
     return split_digests(chain_pages(ROOT, pack_int32(tokens[:whole]), page_size * 4))
 
 
-def state_lease(
+def hidden_lease(
     tokens: Sequence[int],
     pages: Sequence[int],
     page_size: int,
@@ -36,10 +36,10 @@ def state_lease(
     depth: int = 0,
     lease_id: int = 1,
     storage_id: str = "s",
-) -> StateLease:
-    """State ``pages`` for a sequence that begins with ``tokens``, from ``depth`` on."""
+) -> HiddenLease:
+    """Hidden ``pages`` for a sequence that begins with ``tokens``, from ``depth`` on."""
     before = depth // page_size
-    return StateLease(
+    return HiddenLease(
         lease_id=lease_id,
         storage_id=storage_id,
         depth=depth,
@@ -83,8 +83,8 @@ class Witness:
 
 def assert_saved(
     host: HostPoolView,
-    saved: StateSaved,
-    lease: StateLease,
+    saved: HiddenSaved,
+    lease: HiddenLease,
     pages: Sequence[int],
     tokens: Sequence[int],
     table: Sequence[int],

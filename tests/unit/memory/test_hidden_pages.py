@@ -1,4 +1,4 @@
-"""Pools of state pages: their units, their sizes, and what no pool can have."""
+"""Pools of hidden pages: their units, their sizes, and what no pool can have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shared.errors import ConfigError, IntegrityError, TransportError
 from shared.memory import HostPoolView, SharedSegment, pages_for
 from shared.memory.host_pool import nbytes_for
 from shared.messages.pools import KvGeometry
-from tests.chunk_makers import STATES
+from tests.chunk_makers import HIDDEN_GEOMETRIES
 
 IDENTITY = bytes(range(1, 17))
 KV = KvGeometry(layers=6, kv_heads=2, head_dim=4, page_size=8, dtype="float16")
 
 
-def _state(absent: int, from_hidden: int, hidden: int) -> KvGeometry:
+def _hidden(absent: int, from_hidden: int, hidden: int) -> KvGeometry:
     return msgspec.structs.replace(KV, absent=absent, from_hidden=from_hidden, hidden=hidden)
 
 
@@ -26,15 +26,15 @@ def _state(absent: int, from_hidden: int, hidden: int) -> KvGeometry:
     ("geometry", "units", "unit_bytes"),
     [
         (KV, 6, 2 * 8 * 8 * 2),
-        (_state(0, 6, 20), 6, 8 * 20 * 2),
-        (_state(2, 4, 20), 4, 8 * 20 * 2),
-        (_state(1, 2, 8), 2 + 2 * 3, 8 * 8 * 2),
-        (_state(0, 1, 8), 1 + 2 * 5, 8 * 8 * 2),
-        (_state(4, 0, 0), 2 * 2, 8 * 8 * 2),
+        (_hidden(0, 6, 20), 6, 8 * 20 * 2),
+        (_hidden(2, 4, 20), 4, 8 * 20 * 2),
+        (_hidden(1, 2, 8), 2 + 2 * 3, 8 * 8 * 2),
+        (_hidden(0, 1, 8), 1 + 2 * 5, 8 * 8 * 2),
+        (_hidden(4, 0, 0), 2 * 2, 8 * 8 * 2),
     ],
 )
 def test_a_page_consists_of_units_of_one_size(geometry: KvGeometry, units: int, unit_bytes: int) -> None:
-    """One unit a layer of KV; of state one for hidden states, two for K and V, and none for what is absent."""
+    """One unit a layer of KV; of hidden states one for hidden states, two for K and V, and none for what is absent."""
     assert geometry.fault() == ""
     assert (geometry.units, geometry.unit_bytes) == (units, unit_bytes)
     assert geometry.page_bytes == units * unit_bytes == geometry.token_bytes * 8
@@ -45,20 +45,20 @@ def test_a_page_consists_of_units_of_one_size(geometry: KvGeometry, units: int, 
 @pytest.mark.parametrize(
     "geometry",
     [
-        _state(6, 0, 0),
-        _state(7, 0, 0),
-        _state(3, 4, 8),
-        _state(0, 7, 8),
-        _state(0, 3, 0),
-        _state(0, 0, 8),
-        _state(2, 0, 8),
-        _state(0, 3, 20),
-        _state(-1, 7, 8),
-        _state(1, -1, -8),
+        _hidden(6, 0, 0),
+        _hidden(7, 0, 0),
+        _hidden(3, 4, 8),
+        _hidden(0, 7, 8),
+        _hidden(0, 3, 0),
+        _hidden(0, 0, 8),
+        _hidden(2, 0, 8),
+        _hidden(0, 3, 20),
+        _hidden(-1, 7, 8),
+        _hidden(1, -1, -8),
     ],
     ids=str,
 )
-def test_what_no_state_can_be_is_refused(shm_prefix: str, geometry: KvGeometry) -> None:
+def test_what_no_hidden_pool_can_be_is_refused(shm_prefix: str, geometry: KvGeometry) -> None:
     """Layers that do not add up, and hidden states beside KV of another width, make neither pool nor handle."""
     good = HostPoolView.create(shm_prefix, KV, 2).handle
 
@@ -72,13 +72,13 @@ def test_what_no_state_can_be_is_refused(shm_prefix: str, geometry: KvGeometry) 
 
 def test_every_form_has_a_name_of_its_own() -> None:
     """No two geometries share the digest under which their chunks lie, however alike they are."""
-    geometries = [KV, _state(0, 6, 8), _state(1, 5, 8), _state(0, 5, 8), _state(1, 0, 0), _state(0, 6, 16)]
+    geometries = [KV, _hidden(0, 6, 8), _hidden(1, 5, 8), _hidden(0, 5, 8), _hidden(1, 0, 0), _hidden(0, 6, 16)]
 
     assert len({geometry_id(geometry) for geometry in geometries}) == len(geometries)
 
 
-@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
-def test_the_tables_of_a_state_pool_have_an_entry_a_unit(shm_prefix: str, geometry: KvGeometry) -> None:
+@pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
+def test_the_tables_of_a_hidden_pool_have_an_entry_a_unit(shm_prefix: str, geometry: KvGeometry) -> None:
     """Reading the raw bytes by the handle's documentation finds pages, identities and checksums."""
     view = HostPoolView.create(shm_prefix, geometry, 3)
     view.pages[1] = 77
@@ -98,7 +98,7 @@ def test_the_tables_of_a_state_pool_have_an_entry_a_unit(shm_prefix: str, geomet
     assert not identities[[0, 2]].any()
 
 
-@pytest.mark.parametrize("geometry", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
 def test_a_worker_writes_what_the_storage_verifies(shm_prefix: str, geometry: KvGeometry) -> None:
     """A page that another mapping sealed verifies unit by unit, and a wrong byte is found in its unit only."""
     pool = HostPoolView.create(shm_prefix, geometry, 2)

@@ -17,11 +17,11 @@ from shared.chunks import geometry_id
 from shared.codec import Input
 from shared.ids import namespace_digest, split_digests
 from shared.memory.host_pool import nbytes_for
-from shared.messages.pools import ChunkForm
+from shared.messages.pools import HIDDEN, ChunkForm
 from shared.messages.storage_events import ChunksDropped, ChunksFetched, ChunksListed, ChunksSaved
 from shared.messages.storage_plans import CancelFetch, DropChunks, FetchChunks, PinChunks, SaveChunks, StorageOrder
 from tests.integration.storage_cell import BLOB_BYTES, GEOMETRY, Sequence, StorageCell, flip_byte
-from tests.integration.storage_state_cell import STATE, StateCell, running_with_state
+from tests.integration.storage_hidden_cell import HIDDEN_GEOMETRY, HiddenCell, running_with_hidden
 from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
@@ -31,13 +31,13 @@ PAGES = 16
 """Of one sequence."""
 
 QUOTA = 2**20
-FORMS: tuple[ChunkForm, ChunkForm] = ("kv", "state")
+FORMS: tuple[ChunkForm, ChunkForm] = ("kv", HIDDEN)
 
 
 class _Scenario:
-    """Sequences with KV in device pages and state in pages of their own, and what was ordered."""
+    """Sequences with KV in device pages and hidden states in pages of their own, and what was ordered."""
 
-    def __init__(self, state: StateCell, random: Random) -> None:
+    def __init__(self, state: HiddenCell, random: Random) -> None:
         self.state = state
         self.cell: StorageCell = state.cell
         self.random = random
@@ -46,13 +46,13 @@ class _Scenario:
         ]
         self.device = [[random.randrange(64) for _ in range(PAGES)] for _ in range(COUNT)]
         self.written: list[npt.NDArray[np.uint8]] = [
-            state.write(sequence, self.state_pages(number), seed=number)
+            state.write(sequence, self.hidden_pages(number), seed=number)
             for number, sequence in enumerate(self.sequences)
         ]
         self.forms: dict[int, ChunkForm] = {}  # Of saves and fetches, by their ids.
 
-    def state_pages(self, number: int) -> list[int]:
-        """Where the state of a sequence lies; the pages behind those of all sequences are for fetches."""
+    def hidden_pages(self, number: int) -> list[int]:
+        """Where the hidden states of a sequence lie; the pages behind those of all sequences are for fetches."""
         return list(range(number * PAGES, (number + 1) * PAGES))
 
     async def order(self, order: StorageOrder) -> None:
@@ -64,7 +64,7 @@ class _Scenario:
 
     async def save(self, number: int, form: ChunkForm) -> None:
         first = self.random.choice([0, 0, 1, 3])
-        pages = (self.device[number] if form == "kv" else self.state_pages(number))[first * 4 :]
+        pages = (self.device[number] if form == "kv" else self.hidden_pages(number))[first * 4 :]
         where = {"device" if form == "kv" else "host": pages}
         value = float(self.random.randrange(20))
         await self.order(self.cell.save_order(self.sequences[number], first=first, form=form, value=value, **where))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ class _Scenario:
     async def fetch(self, number: int, form: ChunkForm, *, is_cancelled: bool) -> bool:
         """Whether what was served is what was saved, bit by bit."""
         sequence = self.sequences[number]
-        into = list(range(PAGES)) if form == "kv" else self.state_pages(COUNT)
+        into = list(range(PAGES)) if form == "kv" else self.hidden_pages(COUNT)
         order = self.cell.fetch_order(sequence, into, form=form)
         await self.order(order)
         if is_cancelled:
@@ -84,7 +84,7 @@ class _Scenario:
 
     def catalogue(self, events: list[Input]) -> dict[ChunkForm, set[bytes]]:
         """What the scheduler would take the disk to hold."""
-        held: dict[ChunkForm, set[bytes]] = {"kv": set(), "state": set()}
+        held: dict[ChunkForm, set[bytes]] = {"kv": set(), HIDDEN: set()}
         for event in events:
             match event:
                 case ChunksSaved():
@@ -125,15 +125,15 @@ async def _act(scenario: _Scenario, directory: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: str, tmp_path: Path, seed: int) -> None:
-    """Random saves, fetches, cancels, drops, pins and bit rot of KV and state over a small quota and few buffers: each
-    page that is served is the right one of its form, and what the events tell of each form is in the end what the
-    disk holds of it.
+    """Random saves, fetches, cancels, drops, pins and bit rot of KV and hidden states over a small quota and few
+    buffers: each page that is served is the right one of its form, and what the events tell of each form is in the end
+    what the disk holds of it.
     """
     store = MemoryBackend(max_bytes=2**30) if seed % 2 else None
     disk = DiskBackend([str(tmp_path)])
-    budget = nbytes_for(STATE, (COUNT + 1) * PAGES)
+    budget = nbytes_for(HIDDEN_GEOMETRY, (COUNT + 1) * PAGES)
     limits: dict[str, Any] = {"disk_kv_bytes": QUOTA, "staging_bytes": 2**20, "io_threads": 3, "max_saves": 16}
-    async with running_with_state(prefix, Media(disk, store), state_bytes=budget, **limits) as state:
+    async with running_with_hidden(prefix, Media(disk, store), hidden_bytes=budget, **limits) as state:
         scenario = _Scenario(state, Random(seed))
         filler = Sequence.make(99, QUOTA // BLOB_BYTES - 16)
         await scenario.order(
@@ -147,9 +147,9 @@ async def test_whatever_overlaps_what_is_served_is_right_in_both_forms(prefix: s
         keys = [entry.key for entry in disk.entries()]
         told = scenario.catalogue([*state.cell.seen, *await state.cell.rest()])
 
-    for kept, geometry in ((told["kv"], GEOMETRY), (told["state"], STATE)):
+    for kept, geometry in ((told["kv"], GEOMETRY), (told[HIDDEN], HIDDEN_GEOMETRY)):
         assert kept == {key.identity for key in keys if key.geometry == geometry_id(geometry)}
     assert counters["disk_chunks"] == len(keys)
     assert counters["disk_bytes"] <= QUOTA
     assert counters["chunks_evicted"] > 0
-    assert 0 < counters["state_chunks_saved"] < counters["chunks_saved"]
+    assert 0 < counters["hidden_chunks_saved"] < counters["chunks_saved"]

@@ -1,4 +1,4 @@
-"""Seeded walks of cells that keep state: prefixes are saved as state, restored from it, and everything goes wrong."""
+"""Seeded walks of cells that keep hidden states: prefixes are saved, restored, and everything goes wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 import pytest
 
 from shared.messages.cell_events import CellConfig
-from tests.stateful.cell_driver import GATEWAYS, NOISES, STATE_TROUBLES, TROUBLES, CellDriver
+from shared.messages.pools import HIDDEN
+from tests.stateful.cell_driver import GATEWAYS, HIDDEN_TROUBLES, NOISES, TROUBLES, CellDriver
 from tests.stateful.walking import added_up, move
 
 WALKS = 60
@@ -15,19 +16,19 @@ WALKS = 60
 MUST_HAPPEN = (
     "chunks_failed",
     "preemptions",
-    "restorations_planned_state",
+    "restorations_planned_hidden",
     "restored_tokens",
     "saved_chunks",
-    "saved_state_chunks",
-    "state_fetches_done",
-    "state_fetches_failed",
-    "state_leases",
-    "state_leases_answered",
-    "state_leases_expired",
-    "state_leases_without_room",
-    "state_saves_done",
-    "state_saves_failed",
-    "state_saves_started",
+    "saved_hidden_chunks",
+    "hidden_fetches_done",
+    "hidden_fetches_failed",
+    "hidden_leases",
+    "hidden_leases_answered",
+    "hidden_leases_expired",
+    "hidden_leases_without_room",
+    "hidden_saves_done",
+    "hidden_saves_failed",
+    "hidden_saves_started",
     "storages_lost",
     "workers_lost",
 )
@@ -40,8 +41,8 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         max_batch_tokens=chance.choice([100, 300]),
         max_running=chance.randint(1, 4),
         lease_tokens=chance.choice([8, 64]),
-        state_form=chance.choice(["auto", "auto", "0/1/0", "0/1/0", "0/1/0", "0/0/1"]),
-        restoring=chance.choice(["planned", "planned", "planned", "state", "state", "kv", "recompute"]),
+        hidden_form=chance.choice(["auto", "auto", "0/1/0", "0/1/0", "0/1/0", "0/0/1"]),
+        restoring=chance.choice(["planned", "planned", "planned", HIDDEN, HIDDEN, "kv", "recompute"]),
         prefetch_wait=chance.choice(["best_effort", "deadline", "full"]),
         disk_writes=chance.choice(["through", "through", "selective"]),
         min_prefetch_tokens=1,
@@ -56,13 +57,13 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         pages=chance.choice([8, 12, 24]) * scale,
         host_pages=chance.choice([6, 12]) * scale,
         disk_chunks=chance.choice([6, 100, 100]),
-        state_pages=chance.choice([3, 16, 40]) * scale,
+        hidden_pages=chance.choice([3, 16, 40]) * scale,
     )
     troubles, noises = chance.choice([0.0, 0.03, 0.1]), chance.choice([0.02, 0.1])
     for _ in range(steps):
         point = chance.random()
         if point < troubles:
-            driver.trouble(chance.choice(TROUBLES + STATE_TROUBLES * 2), chance.randrange(1000))
+            driver.trouble(chance.choice(TROUBLES + HIDDEN_TROUBLES * 2), chance.randrange(1000))
         elif point < troubles + noises:
             driver.noise(chance.choice((*NOISES, "lease_timer", "lease_timer")), chance.randrange(1000))
         elif point < troubles + noises + 0.12:
@@ -100,6 +101,6 @@ def totals() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_with_state_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
+def test_walks_with_hidden_states_end_well_and_meet_everything(totals: dict[str, int], name: str) -> None:
     """Every walk ended without a wrong read, a leak or a stuck request, and this happened on the way."""
     assert totals.get(name, 0) > 0

@@ -1,6 +1,6 @@
-"""State in a model cell: what a model worker saves of a sequence under a lease, and what it restores.
+"""Hidden states in a model cell: what a model worker saves of a sequence under a lease, and what it restores.
 
-A state page holds tokens as a page of KV does, for its KV depends on nothing else; so a page that is not what it is
+A hidden page holds tokens as a page of KV does, for its KV depends on nothing else; so a page that is not what it is
 taken for is seen when it is saved, fetched or restored.
 """
 
@@ -23,8 +23,8 @@ COSTS = worker_events.RestorationCosts(
 """Of a worker to which restoring from hidden states is worth it whatever the disk."""
 
 
-def state_geometry(page_size: int) -> KvGeometry:
-    """The geometry of every state pool of a model cell: its only layer as hidden states."""
+def hidden_geometry(page_size: int) -> KvGeometry:
+    """The geometry of every hidden pool of a model cell: its only layer as hidden states."""
     return structs.replace(geometry(page_size), hidden=1, from_hidden=1)
 
 
@@ -32,7 +32,7 @@ def state_geometry(page_size: int) -> KvGeometry:
 class Saving:
     """What a lease has brought so far. Tokens from its depth on are captured one behind the other, up to ``end``."""
 
-    lease: plans.StateLease
+    lease: plans.HiddenLease
     pool: HostPool | None
     page_size: int
     pages: list[int] = field(default_factory=list)
@@ -71,10 +71,10 @@ class Saving:
             self.tokens += self.waiting[:size]
             del self.waiting[:size]
 
-    def answer(self, worker_id: str, incarnation: str) -> worker_events.StateSaved:
+    def answer(self, worker_id: str, incarnation: str) -> worker_events.HiddenSaved:
         """What to say when the sequence ends."""
         tokens = self.tokens if self.pool is not None else []
-        return worker_events.StateSaved(
+        return worker_events.HiddenSaved(
             worker_id=worker_id,
             incarnation=incarnation,
             lease_id=self.lease.lease_id,
@@ -84,8 +84,8 @@ class Saving:
 
 
 def restored_tokens(restore: plans.RestoreChunk, pool: HostPool | None, page_size: int) -> list[int] | None:
-    """The tokens that a restoration finds in its state pages; None where one of them has rotted or is gone."""
-    pages = unpack_int32(restore.state_pages)
+    """The tokens that a restoration finds in its hidden pages; None where one of them has rotted or is gone."""
+    pages = unpack_int32(restore.hidden_pages)
     assert restore.end - restore.start == len(pages) * page_size, "a restoration has another number of pages"
     assert restore.start % page_size == 0, "a restoration begins within a page"
     assert len(restore.identities) == 16 * len(pages)
@@ -95,6 +95,6 @@ def restored_tokens(restore: plans.RestoreChunk, pool: HostPool | None, page_siz
         if pool is None or (page is not None and page.is_corrupt):
             return None
         if page is None or page.identity() != restore.identities[index * 16 : (index + 1) * 16]:
-            raise WrongKv(f"state page {place} holds {page}, which is not what was to be restored")
+            raise WrongKv(f"hidden page {place} holds {page}, which is not what was to be restored")
         tokens += page.tokens
     return tokens

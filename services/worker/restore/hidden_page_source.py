@@ -1,4 +1,4 @@
-"""State pages as they lie in the storage's pool: hidden states and KV, unit by unit, each verified as it is read.
+"""Hidden pages as they lie in the storage's pool: hidden states and KV, unit by unit, each verified as it is read.
 
 A unit is a contiguous piece of a page with a checksum of its own (``KvGeometry``), so one layer can be read and
 verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified
@@ -27,7 +27,7 @@ from shared.messages.pools import KvGeometry
 
 
 class HiddenPages:
-    """Pages of a mapped state pool that hold the state of consecutive tokens."""
+    """Pages of a mapped hidden pool that hold the hidden states of consecutive tokens."""
 
     def __init__(self, view: HostPoolView, pages: PageNumbers, identities: Rows) -> None:
         """``pages`` int32 [n] and what they should hold, ``identities`` uint8 [n, 16].
@@ -35,9 +35,9 @@ class HiddenPages:
         Raises PiecesRefused for pages that are not in the pool or hold something else.
         """
         if not len(pages) or pages.min() < 0 or pages.max() >= view.handle.pages:
-            raise PiecesRefused(f"there is a state page outside the pool of {view.handle.pages} pages")
+            raise PiecesRefused(f"there is a hidden page outside the pool of {view.handle.pages} pages")
         if identities.shape != (len(pages), view.identities.shape[1]):
-            raise PiecesRefused(f"{len(pages)} state pages and {len(identities)} identities")
+            raise PiecesRefused(f"{len(pages)} hidden pages and {len(identities)} identities")
         self._view, self._pages, self._identities = view, pages, identities
         self.confirm()
 
@@ -46,7 +46,7 @@ class HiddenPages:
 
     @property
     def geometry(self) -> KvGeometry:
-        """Of state pages."""
+        """Of hidden pages."""
         return self._view.geometry
 
     def part(self, start: int, end: int) -> HiddenPages:
@@ -57,7 +57,7 @@ class HiddenPages:
         """Raise PiecesRefused if a page holds something else than it should."""
         wrong = (self._view.identities[self._pages] != self._identities).any(axis=1)
         if wrong.any():
-            raise PiecesRefused(f"state page {self._pages[wrong][0]} holds something else than the plan says")
+            raise PiecesRefused(f"hidden page {self._pages[wrong][0]} holds something else than the plan says")
 
     def copy(self, unit: int, part: slice, target: PageMemory, rows: PageNumbers) -> None:
         """Copy ``unit`` of the pages in ``part`` to these ``rows`` of ``target``, which has units for rows.
@@ -77,11 +77,11 @@ class HiddenPages:
         else:
             wrong = _copy_checked(source, target, pages, rows, checks)
         if wrong.any():
-            raise PiecesRefused(f"unit {unit} of state page {pages[wrong][0]} is not what was saved")
+            raise PiecesRefused(f"unit {unit} of hidden page {pages[wrong][0]} is not what was saved")
 
 
 class HiddenOfPages:
-    """A :class:`~services.worker.restore.hidden_source.HiddenSource` over state pages."""
+    """A :class:`~services.worker.restore.hidden_source.HiddenSource` over hidden pages."""
 
     def __init__(self, pages: HiddenPages, turns: PinnedTurns | None = None) -> None:
         """``turns`` is for a GPU, whose memory no unit can be verified into."""
@@ -93,7 +93,7 @@ class HiddenOfPages:
         geometry = self._pages.geometry
         unit, size = layer - geometry.absent, geometry.page_size
         if not 0 <= unit < geometry.from_hidden or into.shape[1] != geometry.hidden:
-            raise PiecesRefused(f"these state pages hold no hidden states of {into.shape[1]} values in layer {layer}")
+            raise PiecesRefused(f"these hidden pages hold no hidden states of {into.shape[1]} values in layer {layer}")
         first, last = start // size, -(-end // size)
         if start % size or end % size:
             whole = into.new_empty((last - first) * size, into.shape[1])
@@ -115,7 +115,7 @@ class HiddenOfPages:
 
 
 class KvOfPages:
-    """A :class:`~services.worker.restore.kv_source.KvSource` over state pages: K and V of whole pages."""
+    """A :class:`~services.worker.restore.kv_source.KvSource` over hidden pages: K and V of whole pages."""
 
     def __init__(
         self, pages: HiddenPages, pool: DevicePool, device_pages: PageNumbers, turns: PinnedTurns | None = None
@@ -130,7 +130,7 @@ class KvOfPages:
         geometry = self._pages.geometry
         first = geometry.layers - geometry.loaded_layers
         if layer < first:
-            raise PiecesRefused(f"these state pages do not hold KV of layer {layer}")
+            raise PiecesRefused(f"these hidden pages do not hold KV of layer {layer}")
         for half in (0, 1):
             unit = geometry.from_hidden + 2 * (layer - first) + half
             if self._turns is None:

@@ -1,0 +1,69 @@
+"""Settings that have another name since an earlier release. The old one goes on to work, and says the new one once.
+
+:mod:`shared.config` reads flags, environment and file through this table, so no process knows of old names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+RENAMED = {
+    "state_form": "hidden_form",
+    "state_bytes": "hidden_bytes",
+    "state_ring_bytes": "hidden_ring_bytes",
+}
+"""New names by old ones."""
+
+RENAMED_VALUES = {("restoring", "state"): "hidden"}
+"""New values by setting and old value."""
+
+
+def old_names(known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Old and new name of each renamed setting of which ``known`` has the new name."""
+    return ((old, new) for old, new in RENAMED.items() if new in known and old not in known)
+
+
+def by_new_names(
+    given: Mapping[str, Any], known: Collection[str], shown: Callable[[str], str], faults: list[str]
+) -> dict[str, tuple[str, Any]]:
+    """What one source gives of the ``known`` settings: where it was given, and the value, by the setting's name.
+
+    ``shown`` is how the source writes a name. A setting that is given by both of its names goes to ``faults``.
+    """
+    found = {name: (shown(name), value) for name, value in given.items() if name in known}
+    for old, new in old_names(known):
+        if old not in given:
+            continue
+        if new in given:
+            faults.append(f"{shown(old)} is the old name of {shown(new)}, and both are given: give the new one alone")
+        else:
+            found[new] = (shown(old), given[old])
+            _warn(f"{shown(old)} is called {shown(new)} now; the old name still works")
+    return found
+
+
+def new_name(name: str, known: Collection[str], shown: Callable[[str], str]) -> str:
+    """A single setting's name as it is now, where there is no source to read as a whole."""
+    new = dict(old_names(known)).get(name)
+    if new is None:
+        return name
+    _warn(f"{shown(name)} is called {shown(new)} now; the old name still works")
+    return new
+
+
+def by_new_value(name: str, value: Any, source: str) -> Any:
+    """A setting's value as it is called now."""
+    if not isinstance(value, str) or (name, value) not in RENAMED_VALUES:
+        return value
+    new = RENAMED_VALUES[name, value]
+    _warn(f"{source} {value} is called {new} now; the old value still works")
+    return new
+
+
+@cache
+def _warn(line: str) -> None:
+    """Say a line on stderr, once in the life of a process: one that starts others reads what they will read."""
+    print(line, file=sys.stderr)
