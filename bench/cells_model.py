@@ -2,8 +2,8 @@
 
 A cell is a cache of equal blocks that evicts by last use, and workers each of which computes one prompt at a time;
 requests wait in one line. What an answer takes behind its prompt is time in which the request is in progress and no
-work of the workers. Once a second each cell tells its load and the heads that its gateways have noted, by the gateways' own
-code, and every router hears it. Left out: tiers, batches, the network, and placement among the workers of a cell.
+work of the workers. Once a second each cell tells its load and the heads that its gateways have noted, by the gateways'
+own code, and every router hears it. Left out: tiers, batches, the network, and placement among the workers of a cell.
 """
 
 from __future__ import annotations

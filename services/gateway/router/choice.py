@@ -19,14 +19,16 @@ import xxhash
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``spare`` and ``noise`` widen a cell's fair share, by a part of it and by so many deviations.
+    """``spare``, ``noise`` and ``few`` widen a cell's fair share: by a part of it, by so many deviations of chance, and
+    by requests that are no load worth mentioning in a cell that has next to none.
 
     ``price`` is what one fair share more than that costs, in average prompts. A session leaves its cell at
     ``session_over`` fair shares.
     """
 
-    spare: float = 0.05
-    noise: float = 0.5
+    spare: float = 0.02
+    noise: float = 0.25
+    few: int = 3
     price: float = 8.0
     session_over: float = 1.0
 
@@ -97,7 +99,7 @@ def choose(
 def fair_share(share: float, workers: int, rules: Rules) -> tuple[float, float]:
     """A cell's fair share of the requests in progress, of which each worker has ``share``, and what it may have."""
     fair = share * workers
-    return max(1.0, fair), fair * (1 + rules.spare) + rules.noise * sqrt(fair) + 1
+    return max(1.0, fair), fair * (1 + rules.spare) + rules.noise * sqrt(fair) + rules.few
 
 
 def _place(key: int, cell: Candidate) -> float:
