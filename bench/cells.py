@@ -23,7 +23,7 @@ import msgspec
 from bench import results_file
 from bench.blocks import BlockRequest, read_blocks
 from bench.cells_model import Routers, Run, Simple, heads_of, simulate
-from bench.held_out import BLOCK_TOKENS, is_held_out, requests_of
+from bench.held_out import BLOCK_TOKENS, HELD_OUT_FAMILIES, is_held_out, requests_of
 from services.gateway.prompt_heads import Head
 from services.gateway.router.choice import Rules
 from thermocline.simulate.workloads import WORKLOADS
@@ -37,6 +37,7 @@ SHARED_BY = 0.01
 MEMORY = 0.25
 """Blocks of all cells together, as a part of the different blocks that are asked for."""
 
+WITHIN = 0.9
 BASELINES = ("round robin", "random", "least loaded", "hashing")
 OURS, IDEAL = "router", "ideal"
 
@@ -123,6 +124,22 @@ def _row(way: str, cells: int, run: Run, ideal: Run) -> dict[str, Any]:
     return row
 
 
+def aims(workloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The worst of all workloads and numbers of cells beside what was aimed at: within a tenth of the ideal cell."""
+    rows = [row for workload in workloads for row in workload["rows"] if row["way"] == OURS and row["cells"] > 1]
+    return {
+        "hits of the router over one ideal cell, worst": _aim(min(row["hits_of_ideal"] for row in rows)),
+        "mean work of a cell over the busiest's, worst": _aim(min(1 / (1 + row["imbalance"]) for row in rows)),
+        "mean requests in progress over the busiest cell's, worst": _aim(
+            min(1 / (1 + row["imbalance_now"]) for row in rows)
+        ),
+    }
+
+
+def _aim(ratio: float) -> dict[str, float]:
+    return {"ratio": ratio, "target": WITHIN}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path)
@@ -136,37 +153,34 @@ def main() -> None:
     options = parser.parse_args()
     counts = [int(text) for text in options.cells.split(",")]
     workloads: list[dict[str, Any]] = []
+
+    def add(label: str, requests: Sequence[BlockRequest], block_tokens: int) -> None:
+        """Measure one workload, and write what there is so far: a run of all takes long."""
+        print(label, flush=True)
+        workloads.append({"workload": label, **measure(requests, block_tokens, counts, options.seed)})
+        results = {
+            "held_out": options.held_out,
+            "copies_of_trace": options.copies,
+            "workers": WORKERS,
+            "busy": BUSY,
+            "memory": MEMORY,
+            "span_s": SPAN_S,
+            "rules": msgspec.to_builtins(Rules()),
+            "aims": aims(workloads),
+            "workloads": workloads,
+        }
+        name = "cells_held_out" if options.held_out else "cells"
+        print(results_file.write(name, results, seed=options.seed, out=options.out), flush=True)
+
     if options.trace is not None:
-        print("trace", flush=True)
-        requests = copies_of_trace(read_blocks(options.trace), options.copies, options.seed)
-        workloads.append(
-            {
-                "workload": "conversation trace",
-                "held_out": False,
-                **measure(requests, TRACE_BLOCK_TOKENS, counts, options.seed),
-            }
+        add(
+            "conversation trace",
+            copies_of_trace(read_blocks(options.trace), options.copies, options.seed),
+            TRACE_BLOCK_TOKENS,
         )
     for family in filter(None, options.families.split(",")):
-        if is_held_out(family, 1) and not options.held_out:
-            continue
-        print(family, flush=True)
-        requests = copies_of_family(family, options.requests, held_out=options.held_out)
-        workloads.append(
-            {"workload": family, "held_out": options.held_out, **measure(requests, BLOCK_TOKENS, counts, options.seed)}
-        )
-    results = {
-        "copies_of_trace": options.copies,
-        "workers": WORKERS,
-        "busy": BUSY,
-        "memory": MEMORY,
-        "rules": msgspec.to_builtins(Rules()),
-        "workloads": workloads,
-    }
-    print(
-        results_file.write(
-            "cells_held_out" if options.held_out else "cells", results, seed=options.seed, out=options.out
-        )
-    )
+        if options.held_out or family not in HELD_OUT_FAMILIES:
+            add(family, copies_of_family(family, options.requests, held_out=options.held_out), BLOCK_TOKENS)
 
 
 if __name__ == "__main__":
