@@ -5,8 +5,8 @@ tokens, each in the same run. A workload is many copies at once of a trace or of
 copy with other text but for what more than one in a hundred of the trace's requests share. A copy of a family has a
 seed of its own, and its time is scaled to ten minutes. Workers are as fast as makes the ideal cell 70% busy.
 
-``python -m bench.cells [--trace FILE] [--held-out] [--families a,b] [--cells 1,4,16,64] [--copies N]
-[--requests N] [--out FILE]``
+``python -m bench.cells --trace FILE [--copies N] [--cells 1,4,16,64] [--out FILE]``, or ``--family NAME [--held-out]
+[--requests N]`` in the place of the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from bench import results_file
 from bench.blocks import BlockRequest, read_blocks
 from bench.cells_model import Routers, Run, Simple, heads_of, simulate
-from bench.held_out import BLOCK_TOKENS, HELD_OUT_FAMILIES, is_held_out, requests_of
+from bench.held_out import BLOCK_TOKENS, is_held_out, requests_of
 from services.gateway.prompt_heads import Head
 from services.gateway.router.choice import Rules
 from thermocline.simulate.workloads import WORKLOADS
@@ -124,15 +124,13 @@ def _row(way: str, cells: int, run: Run, ideal: Run) -> dict[str, Any]:
     return row
 
 
-def aims(workloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of all workloads and numbers of cells beside what was aimed at: within a tenth of the ideal cell."""
-    rows = [row for workload in workloads for row in workload["rows"] if row["way"] == OURS and row["cells"] > 1]
+def aims(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The worst of all numbers of cells beside what is aimed at: within a tenth of the ideal cell."""
+    ours = [row for row in rows if row["way"] == OURS and row["cells"] > 1]
     return {
-        "hits of the router over one ideal cell, worst": _aim(min(row["hits_of_ideal"] for row in rows)),
-        "mean work of a cell over the busiest's, worst": _aim(min(1 / (1 + row["imbalance"]) for row in rows)),
-        "mean requests in progress over the busiest cell's, worst": _aim(
-            min(1 / (1 + row["imbalance_now"]) for row in rows)
-        ),
+        "hits of the router over one ideal cell": _aim(min(row["hits_of_ideal"] for row in ours)),
+        "mean work of a cell over the busiest's": _aim(min(1 / (1 + row["imbalance"]) for row in ours)),
+        "mean requests in progress over the busiest cell's": _aim(min(1 / (1 + row["imbalance_now"]) for row in ours)),
     }
 
 
@@ -142,45 +140,35 @@ def _aim(ratio: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--held-out", action="store_true", help="the report: only what is held out")
-    parser.add_argument("--families", default=",".join(WORKLOADS))
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trace", type=Path)
+    what.add_argument("--family", choices=tuple(WORKLOADS))
+    parser.add_argument("--held-out", action="store_true", help="the report: only seeds that are held out")
     parser.add_argument("--cells", default="1,4,16,64")
-    parser.add_argument("--copies", type=int, default=64, help="of the trace")
-    parser.add_argument("--requests", type=int, default=200_000, help="of a family")
+    parser.add_argument("--copies", type=int, default=4, help="of the trace")
+    parser.add_argument("--requests", type=int, default=40_000, help="of a family")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    counts = [int(text) for text in options.cells.split(",")]
-    workloads: list[dict[str, Any]] = []
-
-    def add(label: str, requests: Sequence[BlockRequest], block_tokens: int) -> None:
-        """Measure one workload, and write what there is so far: a run of all takes long."""
-        print(label, flush=True)
-        workloads.append({"workload": label, **measure(requests, block_tokens, counts, options.seed)})
-        results = {
-            "held_out": options.held_out,
-            "copies_of_trace": options.copies,
-            "workers": WORKERS,
-            "busy": BUSY,
-            "memory": MEMORY,
-            "span_s": SPAN_S,
-            "rules": msgspec.to_builtins(Rules()),
-            "aims": aims(workloads),
-            "workloads": workloads,
-        }
-        name = "cells_held_out" if options.held_out else "cells"
-        print(results_file.write(name, results, seed=options.seed, out=options.out), flush=True)
-
     if options.trace is not None:
-        add(
-            "conversation trace",
-            copies_of_trace(read_blocks(options.trace), options.copies, options.seed),
-            TRACE_BLOCK_TOKENS,
-        )
-    for family in filter(None, options.families.split(",")):
-        if options.held_out or family not in HELD_OUT_FAMILIES:
-            add(family, copies_of_family(family, options.requests, held_out=options.held_out), BLOCK_TOKENS)
+        name, block_tokens = "trace", TRACE_BLOCK_TOKENS
+        requests = copies_of_trace(read_blocks(options.trace), options.copies, options.seed)
+    else:
+        name, block_tokens = options.family, BLOCK_TOKENS
+        requests = copies_of_family(options.family, options.requests, held_out=options.held_out)
+    found = measure(requests, block_tokens, [int(text) for text in options.cells.split(",")], options.seed)
+    results = {
+        "workload": name,
+        "held_out": options.held_out,
+        "memory": MEMORY,
+        "busy": BUSY,
+        "workers": WORKERS,
+        "rules": msgspec.to_builtins(Rules()),
+        "aims": aims(found["rows"]),
+        **found,
+    }
+    file = f"cells_of_{name.replace('-', '_')}{'_held_out' if options.held_out else ''}"
+    print(results_file.write(file, results, seed=options.seed, out=options.out), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ ENVIRONMENT = {
     "TC_NATS_NAME": "nats-1",
     "TC_NATS_PASSWORD": "secret",
     "TC_NATS_ROUTE_PASSWORD": "other-secret",
-    **{f"TC_NATS_{kind}_PASSWORD": "its-secret" for kind in ("GATEWAY", "SCHEDULER", "STORAGE", "WORKER", "LISBON", "PORTO", "ROUTER")},
+    **{
+        f"TC_NATS_{kind}_PASSWORD": "its-secret"
+        for kind in ("GATEWAY", "SCHEDULER", "STORAGE", "WORKER", "LISBON", "PORTO", "ROUTER")
+    },
     **{f"TC_NATS_{number}": f"nats://routes:other-secret@nats-{number}:6222" for number in (1, 2, 3)},
 }
 
