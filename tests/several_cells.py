@@ -110,8 +110,7 @@ def several_cells(folder: Path, names: Sequence[str], settings: SupervisorConfig
             broker.start()
             stack.callback(broker.stop)
             own = msgspec.structs.replace(settings, nats=(broker.url,), port=0)
-            cell = running(own, environ={"THERMOCLINE_CELL": name}, ready=False)
-            found.cells[name] = stack.enter_context(cell)
+            found.cells[name] = stack.enter_context(running(own, environ={"THERMOCLINE_CELL": name}, ready=False))
         for cell in found.cells.values():
             cell.wait_ready()
         yield found

@@ -25,6 +25,9 @@ TELL_S = 1.0
 MOST_TOLD_BYTES = 32_768 * HEAD_BYTES
 """Of digests in one message; a whole summary has as many parts as it needs."""
 
+EMPTY_FOR = 3
+"""Times in a row that the scheduler must have nothing in its tree before its cell is taken to hold nothing."""
+
 SOURCES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse")
 
 
@@ -51,6 +54,7 @@ class CellReports:
         self._clock = clock
         self._number = -1
         self._is_whole_wanted = True
+        self._empty_for = 0
 
     def head_of(self, body: bytes) -> Head:
         """The head of a request's prompt."""
@@ -139,7 +143,10 @@ class CellReports:
         tokens = capacity_tokens(status)
         if tokens is not None:
             self.held.bound(tokens)
-        if not status.nodes and not status.chunks_in_all and not status.running and not status.queued:
+        is_empty = not status.nodes and not status.chunks_in_all and not status.running and not status.queued
+        # A status is up to half a second old, and what was answered since is in no tree of its.
+        self._empty_for = self._empty_for + 1 if is_empty else 0
+        if self._empty_for >= EMPTY_FOR:
             self.held.clear()
 
 

@@ -84,7 +84,7 @@ def choose(
         over = (cell.busy + 1 - bound) / fair
         if cell.name == session and over <= rules.session_over:
             return Choice(session, min(matched.get(session, 0), nbytes))
-        cost = nbytes - matched.get(cell.name, 0)
+        cost = float(nbytes - matched.get(cell.name, 0))
         if over > 0:
             cost += rules.price * mean_bytes * over
         if cost < least:

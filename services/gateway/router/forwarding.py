@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -185,18 +186,19 @@ async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
     """Wait for the head of an answer. Raises UpstreamLost, also as soon as the gateway stops answering elsewhere, and
     RequestCancelled when the client goes.
     """
-    asking = asyncio.ensure_future(gateway.send("POST", sent.target, sent.headers, sent.body))
-    lost, gone = asyncio.ensure_future(gateway.lost.wait()), asyncio.ensure_future(sent.gone.wait())
-    waits: tuple[asyncio.Future[object], ...] = (lost, gone)
+    asking: asyncio.Task[Any] = asyncio.create_task(gateway.send("POST", sent.target, sent.headers, sent.body))
+    lost: asyncio.Task[Any] = asyncio.create_task(gateway.lost.wait())
+    gone: asyncio.Task[Any] = asyncio.create_task(sent.gone.wait())
     try:
-        await asyncio.wait((asking, *waits), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asking, lost, gone}, return_when=asyncio.FIRST_COMPLETED)
         if asking.done():
-            return asking.result()
+            exchange: Exchange = asking.result()
+            return exchange
         if gone.done():
             raise RequestCancelled("the client went away", code="client_disconnected")
         raise UpstreamLost(f"{gateway.url} does not answer any more")
     finally:
-        for wait in waits:
+        for wait in (lost, gone):
             wait.cancel()
         if not asking.done():
             asking.cancel()

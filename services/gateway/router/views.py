@@ -48,11 +48,12 @@ class CellList(msgspec.Struct, frozen=True, kw_only=True):
 def health_view(router: Router) -> RouterHealth:
     """Whether a request would be answered now. Names and addresses are for who has the admin key."""
     states = router.cells.by_name.values()
-    counts = {"cells": len(states), "cells_open": sum(cell.is_open for cell in states)}
-    if router.is_draining or not counts["cells_open"]:
+    cells, cells_open = len(states), sum(cell.is_open for cell in states)
+    if router.is_draining or not cells_open:
         why = "the router is shutting down" if router.is_draining else "no cell answers"
-        return RouterHealth(status="not_ready", error=error_detail(Unavailable(f"not ready: {why}")), **counts)
-    return RouterHealth(status="ready" if counts["cells"] == counts["cells_open"] else "degraded", **counts)
+        error = error_detail(Unavailable(f"not ready: {why}"))
+        return RouterHealth(status="not_ready", cells=cells, cells_open=cells_open, error=error)
+    return RouterHealth(status="ready" if cells == cells_open else "degraded", cells=cells, cells_open=cells_open)
 
 
 def cells_view(router: Router) -> CellList:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,7 +155,7 @@ def chat_body(text: str) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def routing(cells: dict[str, Sequence[ScriptedGateway]], **settings: Any) -> AsyncIterator[Harness]:
+async def routing(cells: Mapping[str, Sequence[ScriptedGateway]], **settings: Any) -> AsyncIterator[Harness]:
     """A router without a broker in front of these gateways; they are asked for their health by tests alone."""
     for gateways in cells.values():
         for gateway in gateways:
