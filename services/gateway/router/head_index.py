@@ -7,7 +7,7 @@ longest match takes one look-up a depth, however many cells there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 
 from services.gateway.prompt_heads import Head
@@ -66,11 +66,6 @@ class HeadIndex:
         for digest in held:
             self._clear(digest, bit)
 
-    def drop_cell(self, cell: str) -> None:
-        """Forget all that is known of a cell."""
-        for source in [source for source in self._held if source[0] == cell]:
-            self.drop(source)
-
     def expire(self, source: Source, before_s: float) -> None:
         """Forget what a source told, or was sent, before this time."""
         held = self._held.get(source, {})
@@ -119,7 +114,3 @@ class HeadIndex:
             self._holders[digest] = rest
         else:
             del self._holders[digest]
-
-    def sources(self, cell: str) -> Iterator[str]:
-        """Gateways of a cell that have told anything."""
-        return (gateway for name, gateway in self._held if name == cell and gateway != OWN)
