@@ -31,7 +31,7 @@ ENVIRONMENT_PREFIX = "THERMOCLINE_"
 NATS_URL = "nats://127.0.0.1:4222"
 """Where a broker listens by default."""
 
-SECTIONS = ("up", "gateway", "scheduler", "worker", "storage")
+SECTIONS = ("up", "gateway", "router", "scheduler", "worker", "storage")
 """Tables that a settings file may have: one for each service, and one for what starts them all."""
 
 _NEAR, _VERY_NEAR = 0.7, 0.85

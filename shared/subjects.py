@@ -9,6 +9,7 @@ subject                   stream          carries
 ``tc.heartbeat.>``        none            liveness
 ``tc.status``             none            CellStatus, twice a second
 ``tc.rpc.>``              none            request/reply calls
+``tc.cells.<cell>.>``     none            heads and load, for routers; the only ones that leave a cell
 ========================  ==============  ==========================================
 """
 
@@ -79,3 +80,21 @@ def heartbeat(kind: str, process_id: str) -> str:
 def rpc(kind: str, verb: str, process_id: str = "") -> str:
     """Call subject: ``tc.rpc.scheduler.status``, ``tc.rpc.worker.<id>.outputs``."""
     return f"tc.rpc.{kind}.{process_id}.{verb}" if process_id else f"tc.rpc.{kind}.{verb}"
+
+
+CELLS_HEADS = "tc.cells.*.heads.*"
+CELLS_LOAD = "tc.cells.*.load.*"
+
+
+def cell_heads(cell: str, gateway_id: str) -> str:
+    """Where a gateway tells which heads of prompts its cell holds."""
+    return f"tc.cells.{cell}.heads.{gateway_id}"
+
+
+def cell_load(cell: str, gateway_id: str) -> str:
+    return f"tc.cells.{cell}.load.{gateway_id}"
+
+
+def heads_wanted(cell: str) -> str:
+    """Where routers ask the gateways of a cell for whole summaries."""
+    return f"tc.cells.{cell}.wanted"

@@ -49,6 +49,7 @@ class Command:
 COMMANDS = (
     Command("up", "thermocline.supervisor.__main__:main", "every process on this machine, with an embedded NATS"),
     Command("gateway", "services.gateway.__main__:main", "one gateway: the OpenAI-compatible HTTP API"),
+    Command("router", "services.gateway.router.__main__:main", "one router: HTTP in front of several cells"),
     Command("scheduler", "services.scheduler.__main__:main", "one scheduler: batches, placement and every page table"),
     Command("worker", "services.worker.__main__:main", "one worker: runs the model"),
     Command("storage", "services.storage.__main__:main", "this node's storage: the lower tiers"),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.config import GatewayConfig
+from services.gateway.router.config import RouterConfig
 from services.scheduler.config import SchedulerConfig
 from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
@@ -20,6 +21,7 @@ from thermocline.supervisor.config import SupervisorConfig
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "up": SupervisorConfig,
     "gateway": GatewayConfig,
+    "router": RouterConfig,
     "scheduler": SchedulerConfig,
     "worker": WorkerConfig,
     "storage": StorageConfig,

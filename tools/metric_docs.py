@@ -12,6 +12,7 @@ COMMON = ("shared.bus.measures",)
 
 PROCESSES: dict[str, tuple[str, ...]] = {
     "gateway": ("services.gateway.metrics", "services.gateway.tenant_metrics"),
+    "router": ("services.gateway.router.metrics",),
     "scheduler": ("services.scheduler.cell_metrics", "services.scheduler.cell_families"),
     "worker": ("services.worker.metrics",),
     "storage": ("services.storage.measures",),

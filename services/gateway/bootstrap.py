@@ -14,6 +14,7 @@ from services.gateway import metrics
 from services.gateway.app import build_app
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
+from services.gateway.cell_reports import CellReports
 from services.gateway.checks import check, check_defaults, server_tls
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
@@ -89,6 +90,9 @@ def compose(
     gateway_id = f"{config.id}-{incarnation}"
     dispatcher = Dispatcher(bus, subjects.request_input(gateway_id), gateway_id, PendingTable())
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
+    reports = None
+    if config.cell:
+        reports = CellReports(bus, config.cell, gateway_id, incarnation, (facts.name,), cell, time.monotonic)
     return Gateway(
         config=config,
         gateway_id=gateway_id,
@@ -104,6 +108,7 @@ def compose(
         explainer=Explainer(bus, recent, facts.name),
         tracer=tracer,
         tls=tls,
+        reports=reports,
     )
 
 

@@ -33,6 +33,9 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
     ] = ""
     tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
     tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
+    cell: Annotated[
+        str, Meta(description="name of this cell, for routers: then its heads and load are told to them; empty is none")
+    ] = ""
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
     tenants: Annotated[
@@ -91,6 +94,8 @@ class GatewayConfig(BrokerSettings, frozen=True, kw_only=True):
         faults = self.broker_faults() + self._importance_faults()
         if not is_valid_name(self.id) or len(self.id) > 48:
             faults.append(f"--id {self.id!r} must be 1 to 48 letters, digits, - or _")
+        if self.cell and not is_valid_name(self.cell):
+            faults.append(f"--cell {self.cell!r} must be 1 to 64 letters, digits, - or _")
         if self.log_level.lower() not in ("debug", "info", "warning", "error"):
             faults.append(f"--log-level {self.log_level!r} is not one of debug, info, warning, error")
         is_weak = len(self.admin_key) < MIN_ADMIN_KEY or not self.admin_key.isascii() or self.admin_key in self.api_keys

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
+from services.gateway.cell_reports import CellReports
 from services.gateway.config import GatewayConfig
 from services.gateway.context_limit import ContextLimit
 from services.gateway.dispatcher import Dispatcher
@@ -46,6 +47,7 @@ class Gateway:
     wall_ns: Callable[[], int] = time.time_ns
     tracer: Tracer | None = None
     tls: ServerTls | None = None
+    reports: CellReports | None = None
 
     def check_open(self) -> None:
         """Raises Unavailable while requests cannot be taken."""

@@ -91,6 +91,8 @@ class GatewayShell:
             group.create_task(gateway.dispatcher.outbox.run())
             group.create_task(self._sweep())
             group.create_task(gateway.callers.watch())
+            if gateway.reports is not None:
+                group.create_task(gateway.reports.run())
             group.create_task(self._recover_after_loss())
 
     async def _on_status(self, delivery: Delivery) -> None:

@@ -7,6 +7,7 @@ from services.gateway.accounts import Account
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.gateway import Gateway
 from services.gateway.pending import Generation
+from services.gateway.prompt_heads import Head
 from services.gateway.request_spans import record_generation
 from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
 
@@ -23,6 +24,7 @@ class Ticket:
         self._take(1)
         self._generation: Generation | None = None
         self._watch: DisconnectWatch | None = None
+        self._head: Head | None = None
         self._is_closed = False
 
     def __enter__(self) -> Ticket:
@@ -46,6 +48,11 @@ class Ticket:
         """Own a generation, and what watches its client, until closed."""
         self._generation, self._watch = generation, watch
 
+    def read(self, body: bytes) -> None:
+        """Look at a body for what routers are told of it, where they are."""
+        if self._gateway.reports is not None:
+            self._head = self._gateway.reports.head_of(body)
+
     def spend_prompts(self, generation: Generation) -> None:
         """Let the tenant pay for its prompts, each once however many choices it has. Raises RateLimited."""
         prompts = {choice.prompt: choice.request.prompt_tokens for choice in generation.choices}
@@ -62,6 +69,8 @@ class Ticket:
             reason = self._generation.abandoned or RequestCancelled("", code="client_disconnected")
             self._gateway.dispatcher.end(self._generation, reason.code)
             self._gateway.recent.end(self._generation)
+            if self._gateway.reports is not None and self._head is not None:
+                self._gateway.reports.note(self._head, self._generation)
             metrics.observe_end(self._generation, self._gateway.clock())
             tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:

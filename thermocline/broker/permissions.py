@@ -44,8 +44,13 @@ def gateway(user: str) -> Permissions:
             subjects.rpc("storage", "verify", ANY),
             subjects.rpc("worker", "outputs", ANY),
             *_reading(subjects.OUTPUTS_STREAM, subjects.gateway_output(ANY)),
+            subjects.CELLS_HEADS,
+            subjects.CELLS_LOAD,
         ),
-        subscribe=(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
+        subscribe=(
+            *(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
+            subjects.heads_wanted(ANY),
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.config import GatewayConfig
+from services.gateway.router.config import RouterConfig
 from services.scheduler.config import SchedulerConfig
 from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
@@ -22,6 +23,7 @@ PREFIX = ENVIRONMENT_PREFIX
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "up": SupervisorConfig,
     "gateway": GatewayConfig,
+    "router": RouterConfig,
     "scheduler": SchedulerConfig,
     "worker": WorkerConfig,
     "storage": StorageConfig,

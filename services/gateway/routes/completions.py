@@ -43,6 +43,7 @@ async def _complete(gateway: Gateway, http: Request, ticket: Ticket) -> Response
     body = await read_body(http, config.max_body_bytes, config.body_timeout_ms / 1000)
     received_ns = gateway.wall_ns()
     request = decode_body(body, CompletionRequest)
+    ticket.read(body)
     admission.check_model(request.model, facts.name)
     admission.check_completion(request)
     prompts = admission.split_prompts(request)

@@ -20,7 +20,10 @@ ENVIRONMENT = {
     "TC_NATS_NAME": "nats-1",
     "TC_NATS_PASSWORD": "secret",
     "TC_NATS_ROUTE_PASSWORD": "other-secret",
-    **{f"TC_NATS_{kind}_PASSWORD": "its-secret" for kind in ("GATEWAY", "SCHEDULER", "STORAGE", "WORKER")},
+    **{
+        f"TC_NATS_{kind}_PASSWORD": "its-secret"
+        for kind in ("GATEWAY", "SCHEDULER", "STORAGE", "WORKER", "LISBON", "PORTO", "ROUTER")
+    },
     **{f"TC_NATS_{number}": f"nats://routes:other-secret@nats-{number}:6222" for number in (1, 2, 3)},
 }
 
@@ -59,7 +62,7 @@ def test_prompts_have_one_bound_everywhere(config: Path) -> None:
 
 def test_the_examples_are_there() -> None:
     """The README's files exist."""
-    servers = ["cluster-tls.conf", "cluster.conf", "single-tls.conf", "single-users.conf", "single.conf"]
+    servers = ["cluster-tls.conf", "cluster.conf", "hub.conf", "single-tls.conf", "single-users.conf", "single.conf"]
     assert [config.name for config in CONFIGS] == [*servers, "users.conf"]
 
 

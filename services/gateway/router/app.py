@@ -1,0 +1,151 @@
+"""The router's ASGI application: what it forwards, what it answers itself, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from services.gateway.admin_key import check_admin
+from services.gateway.boundary import error_headers
+from services.gateway.event_stream import ABORT_EXTENSION
+from services.gateway.openai_schema.errors import error_body
+from services.gateway.openai_schema.models import Version
+from services.gateway.router.forwarding import forward
+from services.gateway.router.model_list import model_list
+from services.gateway.router.parts import Router
+from services.gateway.router.relay import StreamLost
+from services.gateway.router.views import cells_view, health_view
+from services.gateway.routes.operations import METRICS_PATH, METRICS_TYPE, package_version
+from shared import logs
+from shared.errors import InternalError, InvalidRequest, NotFound, RequestCancelled, ThermoclineError
+from shared.ids import new_id
+from shared.metrics import render
+
+JSON = b"application/json"
+MODELS = "/v1/models"
+FORWARDED = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+READY = ("/health", "/health/ready")
+
+_log = logs.get_logger("router.http")
+
+Answer = tuple[int, bytes, bytes]  # Status, content type, body.
+Page = Callable[[Headers], Awaitable[Answer]]
+
+
+class RouterApp:
+    """Paths are few and fixed, so no framework is between a stream and its client."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._pages: dict[str, Page] = {
+            "/health/live": self._live,
+            **dict.fromkeys(READY, self._ready),
+            "/version": self._version,
+            "/v1/cells": self._cells,
+            METRICS_PATH: self._metrics,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = new_id("router")
+        logs.bind(request_id=request_id)
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_noted)
+            return
+        except (RequestCancelled, StreamLost) as error:
+            _log.info("answer_ended", code=error.code, reason=error.message)
+            failure: ThermoclineError = error
+        except ThermoclineError as error:
+            failure = error
+        except Exception:
+            _log.exception("request_failed", path=scope["path"])
+            failure = InternalError("an unexpected error; the router's log has details")
+        if has_begun:
+            _drop(scope, failure)
+        else:
+            await _send_error(send, failure, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in FORWARDED:
+            _allow(method, path, "POST")
+            await forward(self._router, scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if path == MODELS or path.startswith(MODELS + "/"):
+            _allow(method, path, "GET")
+            status, content_type, body = await model_list(self._router, path, scope["headers"])
+        elif path in self._pages:
+            _allow(method, path, "GET", "HEAD")
+            status, content_type, body = await self._pages[path](headers)
+        else:
+            raise NotFound(f"Unknown route: {method} {path}; the cells' gateways may have it", code="unknown_route")
+        await _send_whole(send, status, content_type, b"" if method == "HEAD" else body)
+
+    async def _live(self, headers: Headers) -> Answer:
+        return 200, JSON, b'{"status":"live"}'
+
+    async def _ready(self, headers: Headers) -> Answer:
+        health = health_view(self._router)
+        return (503 if health.status == "not_ready" else 200), JSON, msgspec.json.encode(health)
+
+    async def _version(self, headers: Headers) -> Answer:
+        return 200, JSON, msgspec.json.encode(Version(version=package_version()))
+
+    async def _cells(self, headers: Headers) -> Answer:
+        check_admin(headers, self._router.config.admin_key)
+        return 200, JSON, msgspec.json.encode(cells_view(self._router))
+
+    async def _metrics(self, headers: Headers) -> Answer:
+        if self._router.config.api_metrics == "closed":
+            raise NotFound("Unknown route: GET /metrics", code="unknown_route")
+        if self._router.config.api_metrics == "admin":
+            check_admin(headers, self._router.config.admin_key)
+        return 200, METRICS_TYPE.encode(), render()
+
+
+def _allow(method: str, path: str, *allowed: str) -> None:
+    if method not in allowed:
+        error = InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed")
+        error.status = 405
+        raise error
+
+
+async def _send_whole(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_error(send: Send, error: ThermoclineError, request_id: str) -> None:
+    body = error_body(error)
+    headers = [
+        (b"content-type", JSON),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        *((name.encode(), value.encode()) for name, value in error_headers(error).items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _drop(scope: Scope, error: ThermoclineError) -> None:
+    """End the connection of an answer that cannot be completed, so that nobody takes it for whole.
+
+    A stream was ended in order, with its error as the last event: then there is nothing left to abort.
+    """
+    abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
+    was_told = isinstance(error, StreamLost) and error.was_told
+    if abort is not None and not was_told:
+        abort()

@@ -1,0 +1,91 @@
+"""The composition root: from settings to a running router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from pathlib import Path
+
+from services.gateway.http_server import HttpServer, bind, make_server, raise_file_limit
+from services.gateway.pending import Slots
+from services.gateway.router.app import RouterApp
+from services.gateway.router.cells import Cells
+from services.gateway.router.config import RouterConfig
+from services.gateway.router.feed import Feed
+from services.gateway.router.health import ask, watch_gateways
+from services.gateway.router.parts import Router
+from services.gateway.router.upstream import Upstream
+from services.gateway.tls import ServerTls
+from shared import logs, progress
+from shared.errors import ConfigError
+from shared.lifecycle import Lifecycle
+from shared.metrics import serve as serve_metrics
+
+_log = logs.get_logger("router")
+
+
+def compose(config: RouterConfig) -> Router:
+    """The parts of one router. Raises ConfigError for a file of authorities that cannot be read."""
+    tls = _client_tls(config)
+    gateways = {
+        name: [Upstream(url, tls=tls, connect_s=config.connect_timeout_ms / 1000) for url in urls]
+        for name, urls in config.urls.items()
+    }
+    cells = Cells(gateways, most_heads=config.most_heads)
+    return Router(config=config, cells=cells, gateways=gateways, slots=Slots(config.max_inflight))
+
+
+async def run(config: RouterConfig, life: Lifecycle) -> None:
+    """Serve until ``life`` stops. Raises OperatorError when the router cannot start as configured."""
+    raise_file_limit()
+    sock = bind(config.host, config.port)
+    try:
+        tls = (
+            ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version) if config.tls_cert else None
+        )
+        router = compose(config)
+        serve_metrics(config.metrics_port, config.metrics_host)
+        # A cell that is away at the start must not be the first choice of the first requests.
+        await asyncio.gather(
+            *(ask(router, cell, gateway) for cell, gateways in router.gateways.items() for gateway in gateways)
+        )
+        await _serve(router, make_server(RouterApp(router), tls), sock, life)
+    finally:
+        sock.close()
+
+
+async def _serve(router: Router, server: HttpServer, sock: socket.socket, life: Lifecycle) -> None:
+    tasks = [
+        asyncio.create_task(watch_gateways(router), name="health"),
+        asyncio.create_task(Feed(router).run(), name="feed"),
+        asyncio.create_task(server.serve(sockets=[sock]), name="http"),
+    ]
+    host, port = sock.getsockname()[:2]
+    progress.ready()
+    _log.info("router_serving", host=host, port=port, cells=len(router.gateways))
+    try:
+        await life.watch(*tasks)
+        router.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(router.config.grace_ms / 1000):
+                await router.slots.idle.wait()
+    finally:
+        server.should_exit = True
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for gateways in router.gateways.values():
+            for gateway in gateways:
+                gateway.close()
+
+
+def _client_tls(config: RouterConfig) -> ssl.SSLContext | None:
+    """None where no gateway speaks HTTPS."""
+    if not any(url.startswith("https://") for urls in config.urls.values() for url in urls):
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.cell_ca or None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--cell-ca {config.cell_ca}: {error}") from error

@@ -1,0 +1,208 @@
+"""What a router knows of its cells, and the choice of one for each request. Pure: time is an argument.
+
+Everything that influences a choice comes in through a method: what gateways tell (``hear_*``), whether they answer
+(``opened``, ``closed``), and what the router itself sends and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from services.gateway.held_heads import unpack_heads
+from services.gateway.prompt_heads import Asked, Head
+from services.gateway.router.choice import DEFAULT, Candidate, Choice, Rules, choose
+from services.gateway.router.head_index import OWN, HeadIndex
+from shared.messages.cells import CellHeads, CellLoad
+
+STALE_S = 5.0
+"""After so long without a word of load from any gateway of a cell, only what the router itself sent counts."""
+
+FORGET_S = 60.0
+"""After so long without a word of heads, what was told of them is forgotten."""
+
+OWN_S = 30.0
+"""How long a head that was sent to a cell which tells its heads counts before the cell has told it."""
+
+MOST_FEEDS = 256
+"""Gateways of one cell that are heard; those beyond are passed over."""
+
+MOST_SESSIONS = 100_000
+MEAN_OF = 1 / 256
+"""Weight of the newest prompt in the average length."""
+
+FIRST_MEAN_BYTES = 8_192.0
+
+
+@dataclass(slots=True)
+class Feed:
+    """What one gateway of a cell has told. ``wants_whole``: something was missed."""
+
+    incarnation: str
+    number: int = -1
+    heads_s: float = 0.0
+    wants_whole: bool = True
+
+
+@dataclass(slots=True)
+class CellState:
+    """One cell. ``own`` are requests of this router in progress there; ``others`` were in progress besides when its
+    load was told last.
+    """
+
+    candidate: Candidate
+    is_open: bool = True
+    own: int = 0
+    others: int = 0
+    load: CellLoad | None = None
+    load_s: float = 0.0
+    feeds: dict[str, Feed] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    def hear(self, load: CellLoad, now_s: float) -> None:
+        self.load, self.load_s = load, now_s
+        self.others = max(0, load.running + load.queued - self.own)
+        self.candidate.workers = max(1, load.workers)
+        self.candidate.is_full = 0 < load.max_queued <= load.queued
+        self.candidate.busy = self.own + self.others
+
+    def forget_load(self) -> None:
+        """Nothing was heard for too long."""
+        self.others, self.candidate.is_full = 0, False
+        self.candidate.busy = self.own
+
+    def change_own(self, by: int) -> None:
+        self.own += by
+        assert self.own >= 0, "a request ended twice"
+        self.candidate.busy = self.own + self.others
+
+
+class Cells:
+    """All cells by name."""
+
+    def __init__(self, names: Iterable[str], rules: Rules = DEFAULT, *, most_heads: int = 65_536) -> None:
+        self.by_name = {name: CellState(Candidate(name)) for name in names}
+        self.index = HeadIndex(most_heads)
+        self._rules = rules
+        self._sessions: dict[str, str] = {}
+        self._mean_bytes = FIRST_MEAN_BYTES
+        self._turn = 0
+
+    # -- what is heard ------------------------------------------------------------------------------------------
+
+    def hear_load(self, load: CellLoad, now_s: float) -> None:
+        """Take in how busy a cell is; cells that are not configured are passed over."""
+        cell = self.by_name.get(load.cell)
+        feed = self._feed(cell, load.gateway, load.incarnation) if cell is not None else None
+        if cell is None or feed is None:
+            return
+        cell.hear(load, now_s)
+        if feed.number != load.heads_number:
+            feed.wants_whole = True
+
+    def hear_heads(self, heads: CellHeads, now_s: float) -> None:
+        """Take in which heads a cell holds. What follows a gap is not used until a whole summary has come."""
+        cell = self.by_name.get(heads.cell)
+        feed = self._feed(cell, heads.gateway, heads.incarnation) if cell is not None else None
+        if feed is None:
+            return
+        source = (heads.cell, heads.gateway)
+        if heads.is_first:
+            self.index.drop(source)
+            feed.wants_whole = False
+        elif feed.number + 1 != heads.number:
+            feed.wants_whole = True
+        feed.number, feed.heads_s = heads.number, now_s
+        if feed.wants_whole:
+            return
+        self.index.remove(source, unpack_heads(heads.removed))
+        self.index.add(source, unpack_heads(heads.added), now_s)
+
+    def wanting(self) -> list[str]:
+        """Cells of which a whole summary is wanted."""
+        return [
+            cell.name
+            for cell in self.by_name.values()
+            if cell.is_open and any(feed.wants_whole for feed in cell.feeds.values())
+        ]
+
+    def sweep(self, now_s: float) -> None:
+        """Forget what is too old."""
+        for cell in self.by_name.values():
+            if now_s - cell.load_s > STALE_S:
+                cell.forget_load()
+            for gateway, feed in list(cell.feeds.items()):
+                if now_s - feed.heads_s > FORGET_S and now_s - cell.load_s > FORGET_S:
+                    del cell.feeds[gateway]
+                    self.index.drop((cell.name, gateway))
+            if any(not feed.wants_whole for feed in cell.feeds.values()):
+                self.index.expire((cell.name, OWN), now_s - OWN_S)
+
+    def opened(self, name: str) -> None:
+        """A gateway of the cell answers."""
+        self.by_name[name].is_open = True
+
+    def closed(self, name: str) -> None:
+        """No gateway of the cell answers."""
+        self.by_name[name].is_open = False
+
+    # -- what is chosen -----------------------------------------------------------------------------------------
+
+    def choose(self, asked: Asked, *, session: str = "", without: Container[str] = ()) -> Choice | None:
+        """The open cell for a request, of those that serve its model where any is known to; None where none is open.
+
+        ``without`` are cells that have refused it.
+        """
+        cells = [cell for cell in self.by_name.values() if cell.is_open and cell.name not in without]
+        serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
+        head = asked.head
+        key = self.index.first_unknown(head)
+        if not key:  # Prompts too short to have a head are spread in turn.
+            key = self._turn = self._turn + 1
+        return choose(
+            [cell.candidate for cell in serving],
+            nbytes=head.nbytes,
+            matched=self.index.matches(head),
+            mean_bytes=self._mean_bytes,
+            key=key,
+            session=self._sessions.get(session, ""),
+            rules=self._rules,
+        )
+
+    def begin(self, name: str, head: Head, now_s: float, *, session: str = "") -> None:
+        """A request goes to this cell; its head counts as held there from now on."""
+        self.by_name[name].change_own(1)
+        self._mean_bytes += (head.nbytes - self._mean_bytes) * MEAN_OF
+        # The deepest first, so that none is forgotten before what lies below it.
+        self.index.add((name, OWN), reversed(head.digests), now_s)
+        if session:
+            self._sessions.pop(session, None)
+            self._sessions[session] = name
+            if len(self._sessions) > MOST_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+
+    def end(self, name: str) -> None:
+        """A request that was begun is over, well or not."""
+        self.by_name[name].change_own(-1)
+
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """Models by cell, of open cells; none of cells that have told none."""
+        return {cell.name: cell.load.models if cell.load else () for cell in self.by_name.values() if cell.is_open}
+
+    def _feed(self, cell: CellState, gateway: str, incarnation: str) -> Feed | None:
+        """What a gateway has told; a new life of it has told nothing yet. None where too many have."""
+        feed = cell.feeds.get(gateway)
+        if feed is None and len(cell.feeds) >= MOST_FEEDS:
+            return None
+        if feed is None or feed.incarnation != incarnation:
+            self.index.drop((cell.name, gateway))
+            feed = cell.feeds[gateway] = Feed(incarnation)
+        return feed
+
+
+def _serves(cell: CellState, model: str) -> bool:
+    """Whether a cell may serve a model; one that has told none, and a request that names none, fit all."""
+    return not model or cell.load is None or not cell.load.models or model in cell.load.models

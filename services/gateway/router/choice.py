@@ -1,0 +1,108 @@
+"""Which cell a request goes to: the work that is left there for its prompt, against how busy the cell is. Pure.
+
+Every open cell has a cost in bytes of prompt: those that it would have to compute, and as many average prompts as it
+is above its fair share of the requests in progress. A share is fair up to ``spare`` of itself and the deviation that
+chance alone gives so many requests, so cells that are evenly loaded differ by what they hold alone, and a conversation
+does not move for a little less load elsewhere. Where nobody holds more than another, weighted rendezvous hashing of the
+first digest that nobody knows decides: routers that have not heard of each other send equal prompts to one cell, and
+one that is above its share passes them on to the next in the same order (bounded loads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf, log, sqrt
+
+import xxhash
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``spare``, ``noise`` and ``few`` widen a cell's fair share: by a part of it, by so many deviations of chance, and
+    by requests that are no load worth mentioning in a cell that has next to none.
+
+    ``price`` is what one fair share more than that costs, in average prompts. A session leaves its cell at
+    ``session_over`` fair shares.
+    """
+
+    spare: float = 0.02
+    noise: float = 0.25
+    few: int = 3
+    price: float = 8.0
+    session_over: float = 1.0
+
+
+DEFAULT = Rules()
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A cell that may be chosen. ``busy`` are requests in progress there, of everybody as far as is known."""
+
+    name: str
+    workers: int = 1
+    busy: int = 0
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A cell, and the bytes of the prompt that it holds."""
+
+    name: str
+    matched: int
+
+
+def choose(
+    cells: Iterable[Candidate],
+    *,
+    nbytes: int,
+    matched: Mapping[str, int],
+    mean_bytes: float,
+    key: int,
+    session: str = "",
+    rules: Rules = DEFAULT,
+) -> Choice | None:
+    """The best of the cells, None of none. ``session`` names the cell where the conversation was, "" for none.
+
+    ``key`` is hashed where cells differ in nothing else, and ``mean_bytes`` the length of an average prompt. A cell
+    whose queue is full is taken where all are.
+    """
+    open_cells = [cell for cell in cells if not cell.is_full] or list(cells)
+    if not open_cells:
+        return None
+    share = sum([cell.busy for cell in open_cells]) / max(1, sum([cell.workers for cell in open_cells]))
+    bounds: dict[int, tuple[float, float]] = {}  # By workers, since most cells have as many.
+    best: list[Candidate] = []
+    least = inf
+    for cell in open_cells:
+        found = bounds.get(cell.workers)
+        if found is None:
+            found = bounds[cell.workers] = fair_share(share, cell.workers, rules)
+        fair, bound = found
+        over = (cell.busy + 1 - bound) / fair
+        if cell.name == session and over <= rules.session_over:
+            return Choice(session, min(matched.get(session, 0), nbytes))
+        cost = float(nbytes - matched.get(cell.name, 0))
+        if over > 0:
+            cost += rules.price * mean_bytes * over
+        if cost < least:
+            least, best = cost, [cell]
+        elif cost == least:
+            best.append(cell)
+    # Names decide what chance leaves open, so that every router comes to the same.
+    chosen = best[0] if len(best) == 1 else min(best, key=lambda cell: (_place(key, cell), cell.name))
+    return Choice(chosen.name, min(matched.get(chosen.name, 0), nbytes))
+
+
+def fair_share(share: float, workers: int, rules: Rules) -> tuple[float, float]:
+    """A cell's fair share of the requests in progress, of which each worker has ``share``, and what it may have."""
+    fair = share * workers
+    return max(1.0, fair), fair * (1 + rules.spare) + rules.noise * sqrt(fair) + rules.few
+
+
+def _place(key: int, cell: Candidate) -> float:
+    """The place of a cell in the order of ``key``, the least first: chance that favours cells by their workers."""
+    drawn = (xxhash.xxh3_64_intdigest(cell.name.encode(), seed=key & (2**64 - 1)) + 0.5) / 2**64
+    return -log(drawn) / max(1, cell.workers)

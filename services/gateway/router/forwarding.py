@@ -1,0 +1,244 @@
+"""One request: choose a cell, send it there, and to the next where that cell does not take it.
+
+What has sent nothing to its client yet may be tried elsewhere: all that a request leaves in a cell is cached KV. A cell
+refuses with 503, or with 429 because its queue or a gateway is full; a tenant's own limit (429 with
+another code) is an answer like any other, since asking the next cell would multiply the limit by the cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.body import read_body
+from services.gateway.disconnect import DisconnectWatch
+from services.gateway.prompt_heads import Asked, asked_of
+from services.gateway.router import metrics
+from services.gateway.router.choice import Choice
+from services.gateway.router.parts import Router
+from services.gateway.router.relay import Relay, StreamLost, forwardable
+from services.gateway.router.upstream import Exchange, Header, Upstream, UpstreamLost
+from shared import logs
+from shared.errors import DeadlineExceeded, QueueFull, RequestCancelled, ThermoclineError, Unavailable
+
+FULL_CODES = ("queue_full", "too_many_requests")
+"""Codes of 429 that another cell may not have."""
+
+REFUSAL_BYTES = 16 * 1024
+PROMPTS = ("/v1/chat/completions", "/v1/completions")
+"""Paths whose prompts are cached; others go wherever there is least to do."""
+
+GATEWAYS_OF_A_CELL = 2
+"""That are tried of one cell before the next."""
+
+_DROPPED = (b"host", b"content-length", b"expect", b"accept-encoding")
+_log = logs.get_logger("router.http")
+
+
+class _Refusal(Exception):
+    """A cell did not take the request: ``error`` says why. ``is_full``: its other gateways will not either."""
+
+    def __init__(self, error: ThermoclineError, *, is_full: bool) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.is_full = is_full
+
+
+class _ErrorDetail(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What goes to a gateway. ``gone`` is set when the client is."""
+
+    path: str
+    target: bytes
+    headers: list[Header]
+    body: bytes
+    asked: Asked
+    session: str
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    exchange: Exchange | None = None
+
+    def leave(self) -> None:
+        """The client went away: whatever is read for it ends."""
+        self.gone.set()
+        if self.exchange is not None:
+            self.exchange.close()
+
+
+async def forward(router: Router, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one POST. Raises ThermoclineError; where an answer had begun, its client has been told already."""
+    router.check_open()
+    config = router.config
+    with router.slots.taken():
+        body = await read_body(Request(scope, receive), config.max_body_bytes, config.body_timeout_ms / 1000)
+        started_s = router.clock()
+        sent = _sent(router, scope, body)
+        watch = DisconnectWatch(receive, sent.leave)
+        relay = Relay(
+            send,
+            idle_s=config.idle_timeout_ms / 1000,
+            send_s=config.send_timeout_ms / 1000,
+            is_gone=sent.gone.is_set,
+        )
+        try:
+            async with asyncio.timeout(config.request_timeout_ms / 1000):
+                await _try_cells(router, sent, relay, started_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no answer within {config.request_timeout_ms / 1000:g} s") from error
+        finally:
+            watch.close()
+
+
+def _sent(router: Router, scope: Scope, body: bytes) -> _Sent:
+    with metrics.CHOICE_TIME.time():
+        asked = asked_of(body)
+    path: str = scope["path"]
+    if path not in PROMPTS:
+        asked = Asked(model=asked.model)
+    headers = forwardable(scope["headers"])
+    wanted = router.config.session_header.lower().encode()
+    session = next((value.decode("latin-1") for key, value in headers if key == wanted), "") or asked.session
+    query: bytes = scope.get("query_string", b"")
+    return _Sent(
+        path=path,
+        target=path.encode() + (b"?" + query if query else b""),
+        headers=[(key, value) for key, value in headers if key not in _DROPPED],
+        body=body,
+        asked=asked,
+        session=session[:256],
+    )
+
+
+async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
+    """Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when no cell takes the request."""
+    refusals: list[ThermoclineError] = []
+    refused: set[str] = set()
+    while len(refusals) < router.config.tries:
+        choice = router.cells.choose(sent.asked, session=sent.session, without=refused)
+        if choice is None:
+            break
+        refused.add(choice.name)
+        for gateway in router.open_gateways(choice.name)[:GATEWAYS_OF_A_CELL]:
+            try:
+                await _try(router, sent, relay, choice, gateway, started_s)
+                return
+            except _Refusal as refusal:
+                refusals.append(refusal.error)
+                metrics.FALLBACKS.labels(choice.name, refusal.error.code).inc()
+                _log.info("fell_back", cell=choice.name, gateway=gateway.url, reason=refusal.error.message)
+                if refusal.is_full or len(refusals) >= router.config.tries:
+                    break
+    raise _nobody(refusals)
+
+
+async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway: Upstream, started_s: float) -> None:
+    """Ask one gateway and pass its answer on. Raises _Refusal while the client has nothing."""
+    cells = router.cells
+    cells.begin(cell.name, sent.asked.head, router.clock(), session=sent.session)
+    gateway.in_flight += 1
+    metrics.IN_FLIGHT.labels(cell.name).inc()
+    outcome = "cancelled"
+    try:
+        exchange = sent.exchange = await _head(sent, gateway)
+        refusal = await _refusal_of(exchange)
+        if refusal is not None:
+            outcome = "refused"
+            raise refusal
+        metrics.TIME_TO_HEAD.observe(router.clock() - started_s)
+        await relay.relay(exchange, cell.name)
+        outcome = "ok" if exchange.head.status < 400 else "error"
+    except UpstreamLost as error:
+        outcome = "lost"
+        if not error.has_answered and not gateway.lost.is_set():
+            router.lost(cell.name, gateway)
+        raise _Refusal(error, is_full=False) from error
+    except StreamLost:
+        outcome = "broken"
+        metrics.BROKEN_STREAMS.labels(cell.name).inc()
+        raise
+    finally:
+        if sent.exchange is not None:
+            sent.exchange.close()
+            sent.exchange = None
+        gateway.in_flight -= 1
+        cells.end(cell.name)
+        metrics.IN_FLIGHT.labels(cell.name).dec()
+        metrics.REQUESTS.labels(cell.name, outcome).inc()
+        if outcome == "ok":
+            metrics.PROMPT_BYTES.labels(cell.name).inc(sent.asked.head.nbytes)
+            metrics.MATCHED_BYTES.labels(cell.name).inc(cell.matched)
+
+
+async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
+    """Wait for the head of an answer. Raises UpstreamLost, also as soon as the gateway stops answering elsewhere, and
+    RequestCancelled when the client goes.
+    """
+    asking: asyncio.Task[Any] = asyncio.create_task(gateway.send("POST", sent.target, sent.headers, sent.body))
+    lost: asyncio.Task[Any] = asyncio.create_task(gateway.lost.wait())
+    gone: asyncio.Task[Any] = asyncio.create_task(sent.gone.wait())
+    try:
+        await asyncio.wait({asking, lost, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            exchange: Exchange = asking.result()
+            return exchange
+        if gone.done():
+            raise RequestCancelled("the client went away", code="client_disconnected")
+        raise UpstreamLost(f"{gateway.url} does not answer any more")
+    finally:
+        for wait in (lost, gone):
+            wait.cancel()
+        if not asking.done():
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _refusal_of(exchange: Exchange) -> _Refusal | None:
+    """Why the cell does not take the request, where another may; else None and the body is unread.
+
+    Raises UpstreamLost.
+    """
+    status = exchange.head.status
+    if status not in (429, 503):
+        return None
+    if status == 429 and not exchange.head.header(b"content-type").startswith(b"application/json"):
+        return None
+    body = await exchange.whole(REFUSAL_BYTES)
+    try:
+        detail = msgspec.json.decode(body, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        detail = _ErrorDetail()
+    if status == 429 and detail.code not in FULL_CODES:
+        exchange.unread(body)
+        return None
+    retry = exchange.head.header(b"retry-after")
+    retry_after_ms = int(retry) * 1000 if retry.isdigit() and len(retry) < 7 else 0
+    kind = QueueFull if status == 429 else Unavailable
+    error = kind(detail.message[:500] or f"the cell answered {status}", retry_after_ms=retry_after_ms)
+    return _Refusal(error, is_full=status == 429)
+
+
+def _nobody(refusals: list[ThermoclineError]) -> ThermoclineError:
+    """What the client is told when no cell takes its request: 429 where one is only full, else 503."""
+    if not refusals:
+        error: ThermoclineError = Unavailable("no cell is there to answer", retry_after_ms=1_000, code="no_cell")
+    else:
+        waits = [refusal.retry_after_ms for refusal in refusals if refusal.retry_after_ms]
+        is_full = any(isinstance(refusal, QueueFull) for refusal in refusals)
+        last = refusals[-1].message
+        kind = QueueFull if is_full else Unavailable
+        error = kind(f"no cell takes the request now; the last said: {last}", retry_after_ms=min(waits, default=1_000))
+    metrics.REFUSED.labels(error.code).inc()
+    return error

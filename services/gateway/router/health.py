@@ -1,0 +1,55 @@
+"""Asking every gateway whether it is ready, for ever; one that is away is asked on until it is back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.gateway.router.parts import Router
+from services.gateway.router.upstream import Upstream, UpstreamLost
+from shared import logs
+
+PATH = b"/health/ready"
+MOST_FAILURES = 2
+"""Of answers in a row that did not come in time; a refused connection counts at once."""
+
+_BODY_BYTES = 2**20
+_log = logs.get_logger("router.health")
+
+
+async def watch_gateways(router: Router) -> None:
+    """Ask all of them side by side."""
+    async with asyncio.TaskGroup() as group:
+        for cell, gateways in router.gateways.items():
+            for gateway in gateways:
+                group.create_task(_watch(router, cell, gateway))
+
+
+async def _watch(router: Router, cell: str, gateway: Upstream) -> None:
+    while True:
+        was_open = gateway.is_open
+        await ask(router, cell, gateway)
+        if gateway.is_open is not was_open:
+            _log.info("gateway_is_back" if gateway.is_open else "gateway_is_away", cell=cell, gateway=gateway.url)
+        await asyncio.sleep(router.config.health_ms / 1000)
+
+
+async def ask(router: Router, cell: str, gateway: Upstream) -> None:
+    """Ask one gateway once, and note what follows."""
+    try:
+        async with asyncio.timeout(router.config.health_timeout_ms / 1000):
+            exchange = await gateway.send("GET", PATH, ())
+            try:
+                await exchange.whole(_BODY_BYTES)
+            finally:
+                exchange.close()
+    except UpstreamLost:
+        router.lost(cell, gateway)
+    except TimeoutError:
+        gateway.failures += 1
+        if gateway.failures >= MOST_FAILURES:
+            router.lost(cell, gateway)
+    else:
+        if exchange.head.status == 200:
+            router.reached(cell, gateway)
+        else:
+            router.not_ready(cell, gateway)

@@ -1,0 +1,63 @@
+"""The models of all cells: one cell of each set of models is asked with the caller's own headers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.router.parts import Router
+from services.gateway.router.relay import forwardable
+from services.gateway.router.upstream import Header, Upstream, UpstreamLost
+from shared.errors import Unavailable
+
+MOST_BYTES = 2**20
+ANSWER_S = 5.0
+
+Answer = tuple[int, bytes, bytes]
+
+
+async def model_list(router: Router, path: str, headers: Sequence[Header]) -> Answer:
+    """Status, content type and body. A refusal by every cell, as of a wrong key, is passed on; one model is looked for
+    in each set. Raises Unavailable when no cell answers.
+    """
+    sent = [(key, value) for key, value in forwardable(list(headers)) if key in (b"authorization", b"accept")]
+    asked = [_get(gateway, path, sent) for cell in _one_of_each(router) for gateway in router.open_gateways(cell)[:1]]
+    answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+    if not answers:
+        raise Unavailable("no cell is there to answer", retry_after_ms=1_000, code="no_cell")
+    good = [answer for answer in answers if answer[0] == 200]
+    if not good or path != "/v1/models" or len(good) == 1:
+        return (good or answers)[0]
+    models: dict[str, Any] = {}
+    for _, _, body in good:
+        try:
+            for card in msgspec.json.decode(body)["data"]:
+                models.setdefault(str(card["id"]), card)
+        except (msgspec.DecodeError, KeyError, TypeError):
+            continue  # It is no gateway of ours; the others' models are told.
+    return 200, b"application/json", msgspec.json.encode({"object": "list", "data": list(models.values())})
+
+
+def _one_of_each(router: Router) -> list[str]:
+    """Open cells, one for each set of models; those that have told none are all asked."""
+    told = router.cells.models()
+    by_models: dict[tuple[str, ...], str] = {}
+    for cell, models in told.items():
+        by_models.setdefault(models or (cell, ""), cell)
+    return list(by_models.values())
+
+
+async def _get(gateway: Upstream, path: str, headers: Sequence[Header]) -> Answer | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            exchange = await gateway.send("GET", path.encode("utf-8", "replace"), headers)
+            try:
+                body = await exchange.whole(MOST_BYTES)
+            finally:
+                exchange.close()
+    except (UpstreamLost, TimeoutError):
+        return None
+    return exchange.head.status, exchange.head.header(b"content-type") or b"application/json", body

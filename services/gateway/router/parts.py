@@ -1,0 +1,62 @@
+"""The composed parts of one router, as its routes see them. Made by ``bootstrap``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.gateway.pending import RETRY_AFTER_MS, Slots
+from services.gateway.router import metrics
+from services.gateway.router.cells import Cells
+from services.gateway.router.config import RouterConfig
+from services.gateway.router.upstream import Upstream
+from shared.errors import Unavailable
+
+
+@dataclass(slots=True)
+class Router:
+    """``gateways`` are those of each cell. ``clock`` gives seconds that never run backwards."""
+
+    config: RouterConfig
+    cells: Cells
+    gateways: dict[str, list[Upstream]]
+    slots: Slots
+    clock: Callable[[], float] = time.monotonic
+    is_draining: bool = False
+
+    def check_open(self) -> None:
+        """Raises Unavailable while requests cannot be taken."""
+        if self.is_draining:
+            raise Unavailable("this router is shutting down", retry_after_ms=RETRY_AFTER_MS)
+
+    def reached(self, cell: str, gateway: Upstream) -> None:
+        """The gateway is ready."""
+        gateway.failures = 0
+        gateway.lost.clear()
+        gateway.is_open = True
+        self._note(cell)
+
+    def not_ready(self, cell: str, gateway: Upstream) -> None:
+        """The gateway answers, and takes no requests now; what it has goes on."""
+        gateway.failures = 0
+        gateway.is_open = False
+        self._note(cell)
+
+    def lost(self, cell: str, gateway: Upstream) -> None:
+        """The gateway does not answer: what waits there for a first byte is tried elsewhere."""
+        gateway.is_open = False
+        gateway.lost.set()
+        self._note(cell)
+
+    def open_gateways(self, cell: str) -> list[Upstream]:
+        """Those that answer, the one with fewest requests of ours first."""
+        return sorted((each for each in self.gateways[cell] if each.is_open), key=lambda each: each.in_flight)
+
+    def _note(self, cell: str) -> None:
+        is_open = any(gateway.is_open for gateway in self.gateways[cell])
+        if is_open:
+            self.cells.opened(cell)
+        else:
+            self.cells.closed(cell)
+        metrics.CELL_UP.labels(cell).set(is_open)

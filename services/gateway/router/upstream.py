@@ -1,0 +1,295 @@
+"""HTTP/1.1 to one gateway of a cell: connections that are kept, and bodies piece by piece with backpressure."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from shared.errors import Unavailable
+
+Header = tuple[bytes, bytes]
+
+HELD_BYTES = 256 * 1024
+"""Of a body that may wait here before the gateway is not read any further."""
+
+MOST_HEADER_BYTES = 64 * 1024
+IDLE_S = 30.0
+"""Gateways close idle connections after 75 s; one that is about to be closed must not be written to."""
+
+
+class UpstreamLost(Unavailable):
+    """The gateway could not be reached, or its connection ended too soon. ``has_answered``: a head had come."""
+
+    has_answered = False
+
+
+@dataclass(slots=True)
+class UpstreamHead:
+    """What an answer begins with; names of headers are in lower case."""
+
+    status: int = 0
+    headers: list[Header] = field(default_factory=list)
+
+    def header(self, name: bytes) -> bytes:
+        """The first header of that name, b"" without one."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self.is_lost = False
+        self.is_used = False
+        self.idle_since_s = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.head = UpstreamHead()
+        self._header_bytes = 0
+        self._pieces: deque[bytes] = deque()
+        self._held = 0
+        self._is_paused = False
+        self.has_head = False
+        self.is_complete = False
+        self._may_be_kept = False
+        self.has_heard = False
+
+    def send(self, request: bytes, body: bytes) -> None:
+        self._begin()
+        self._news.clear()
+        assert self._transport is not None
+        self._transport.write(request)
+        if body:
+            self._transport.write(body)
+
+    async def wait_head(self) -> UpstreamHead:
+        """Raises UpstreamLost."""
+        while not self.has_head:
+            self._check()
+            await self._wait()
+        return self.head
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises UpstreamLost where it ends too soon."""
+        while True:
+            if self._pieces:
+                piece = b"".join(self._pieces)
+                self._pieces.clear()
+                self._held = 0
+                self._resume()
+                yield piece
+            elif self.is_complete:
+                return
+            else:
+                self._check()
+                await self._wait()
+
+    @property
+    def may_be_kept(self) -> bool:
+        return self.is_complete and self._may_be_kept and not self.is_lost
+
+    @property
+    def is_idle_too_long(self) -> bool:
+        return self.is_lost or self._loop.time() - self.idle_since_s > IDLE_S
+
+    def rest(self) -> None:
+        """The exchange is over and another may follow."""
+        self.is_used = True
+        self.idle_since_s = self._loop.time()
+
+    def close(self) -> None:
+        self.is_lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _check(self) -> None:
+        if self.is_lost:
+            lost = UpstreamLost("the cell's gateway ended the connection")
+            lost.has_answered = self.has_head
+            raise lost
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+        self._news.clear()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._news.set()
+
+    # -- callbacks of the parser --------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MOST_HEADER_BYTES:
+            self.close()
+            return
+        self.head.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.head.status = self._parser.get_status_code()
+        self._may_be_kept = self._parser.should_keep_alive()
+        self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._held += len(body)
+        if self._held > HELD_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    def _resume(self) -> None:
+        if self._is_paused and self._transport is not None and not self.is_lost:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+
+class Exchange:
+    """One request and its answer. Close it always; unless the answer was read to its end, the connection ends with it,
+    and the gateway cancels what it was about.
+    """
+
+    def __init__(self, connection: _Connection, head: UpstreamHead, give_back: Callable[[_Connection], None]) -> None:
+        self.head = head
+        self._connection = connection
+        self._give_back = give_back
+        self._is_closed = False
+        self._read = b""
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises UpstreamLost where it ends too soon."""
+        if self._read:
+            yield self._read
+        async for piece in self._connection.pieces():
+            yield piece
+
+    def unread(self, body: bytes) -> None:
+        """Put what :meth:`whole` has read in front of the body again."""
+        self._read = body
+
+    async def whole(self, most_bytes: int) -> bytes:
+        """The body, or what has come of it when that is more than ``most_bytes``. Raises UpstreamLost."""
+        body = bytearray()
+        async for piece in self.pieces():
+            body += piece
+            if len(body) > most_bytes:
+                break
+        return bytes(body)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._give_back(self._connection)
+
+
+class Upstream:
+    """One gateway. ``is_open`` says whether it answered when asked last; ``lost`` is set while it does not."""
+
+    def __init__(
+        self, url: str, *, tls: ssl.SSLContext | None = None, connect_s: float = 1.0, most_idle: int = 64
+    ) -> None:
+        """``url`` is ``http://host:port`` or ``https://host:port``; ``tls`` is for the latter."""
+        parts = urlsplit(url)
+        self.url = url
+        self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls if parts.scheme == "https" else None
+        self._authority = parts.netloc.rpartition("@")[2].encode()
+        self._connect_s = connect_s
+        self._most_idle = most_idle
+        self._idle: deque[_Connection] = deque()
+        self.in_flight = 0
+        self.is_open = True
+        self.lost = asyncio.Event()
+        self.failures = 0
+
+    async def send(self, method: str, target: bytes, headers: Sequence[Header], body: bytes = b"") -> Exchange:
+        """Send a request and wait for the head of its answer. Raises UpstreamLost.
+
+        A kept connection that ends before a byte has come was closed by the gateway meanwhile: then a fresh one is
+        taken, once.
+        """
+        request = self._request(method, target, headers, len(body))
+        while True:
+            connection = self._take_idle() or await self._connect()
+            try:
+                connection.send(request, body)
+                head = await connection.wait_head()
+            except UpstreamLost:
+                if connection.is_used and not connection.has_heard:
+                    continue
+                raise
+            except BaseException:
+                connection.close()
+                raise
+            return Exchange(connection, head, self._give_back)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    _Connection,
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )
+        except TimeoutError as error:
+            raise UpstreamLost(f"no connection to {self.url} within {self._connect_s:g} s") from error
+        except OSError as error:
+            raise UpstreamLost(f"no connection to {self.url}: {error}") from error
+        return connection
+
+    def _take_idle(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_idle_too_long:
+                return connection
+            connection.close()
+        return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        if connection.may_be_kept and len(self._idle) < self._most_idle:
+            connection.rest()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _request(self, method: str, target: bytes, headers: Sequence[Header], length: int) -> bytes:
+        lines = [b"%s %s HTTP/1.1" % (method.encode("ascii"), target), b"host: " + self._authority]
+        lines += [name + b": " + value for name, value in headers]
+        if length or method == "POST":
+            lines.append(b"content-length: %d" % length)
+        return b"\r\n".join([*lines, b"", b""])

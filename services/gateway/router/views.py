@@ -1,0 +1,81 @@
+"""What a router says of itself and its cells."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from services.gateway.openai_schema.errors import ErrorDetail, error_detail
+from services.gateway.router.parts import Router
+from shared.errors import Unavailable
+
+
+class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """``status`` is ``ready``, ``degraded`` when some cell is away, or ``not_ready``."""
+
+    status: str
+    cells: int
+    cells_open: int
+    error: ErrorDetail | UnsetType = UNSET
+
+
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    is_open: bool
+    in_flight: int
+
+
+class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell as the router sees it. ``summary_age_s`` is null while nothing was heard of its load."""
+
+    name: str
+    is_open: bool
+    gateways: list[GatewayReport]
+    in_flight: int
+    heads: int
+    workers: int = 0
+    running: int = 0
+    queued: int = 0
+    models: tuple[str, ...] = ()
+    summary_age_s: float | None = None
+
+
+class CellList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[CellRouting]
+
+
+def health_view(router: Router) -> RouterHealth:
+    """Whether a request would be answered now. Names and addresses are for who has the admin key."""
+    states = router.cells.by_name.values()
+    cells, cells_open = len(states), sum(cell.is_open for cell in states)
+    if router.is_draining or not cells_open:
+        why = "the router is shutting down" if router.is_draining else "no cell answers"
+        error = error_detail(Unavailable(f"not ready: {why}"))
+        return RouterHealth(status="not_ready", cells=cells, cells_open=cells_open, error=error)
+    return RouterHealth(status="ready" if cells == cells_open else "degraded", cells=cells, cells_open=cells_open)
+
+
+def cells_view(router: Router) -> CellList:
+    """Every cell with its gateways, load and heads."""
+    now_s = router.clock()
+    return CellList(
+        data=[
+            CellRouting(
+                name=cell.name,
+                is_open=cell.is_open,
+                gateways=[
+                    GatewayReport(url=gateway.url, is_open=gateway.is_open, in_flight=gateway.in_flight)
+                    for gateway in router.gateways[cell.name]
+                ],
+                in_flight=cell.own,
+                heads=router.cells.index.count(cell.name),
+                workers=cell.load.workers if cell.load else 0,
+                running=cell.load.running if cell.load else 0,
+                queued=cell.load.queued if cell.load else 0,
+                models=cell.load.models if cell.load else (),
+                summary_age_s=round(now_s - cell.load_s, 3) if cell.load else None,
+            )
+            for cell in router.cells.by_name.values()
+        ]
+    )

@@ -1,0 +1,111 @@
+"""Heads of prompts: what shares digests, and what does not."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.prompt_heads import FIRST_DEPTH_BYTES, Asked, asked_of, next_depth
+
+LONG = "the same words again " * 100
+
+
+def chat(*texts: str, **extra: Any) -> Asked:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return asked_of(json.dumps({"messages": messages, **extra}).encode())
+
+
+def shared(one: Asked, other: Asked) -> int:
+    """Bytes to which two heads agree."""
+    pairs = zip(one.head.digests, other.head.digests, one.head.depths, strict=False)
+    return max((depth for mine, theirs, depth in pairs if mine == theirs), default=0)
+
+
+def test_a_conversation_shares_what_was_said_before() -> None:
+    """The next turn has all digests of the turn before."""
+    first, second = chat(LONG), chat(LONG, "an answer", "and a question")
+
+    assert first.head.digests
+    assert second.head.digests[: len(first.head.digests)] == first.head.digests
+
+
+def test_other_text_shares_only_what_is_equal() -> None:
+    """Digests agree up to the last depth above the first difference, and nowhere below."""
+    one, other = chat(LONG + "x" + LONG), chat(LONG + "y" + LONG)
+    at = len(LONG)
+
+    assert at - 2 * FIRST_DEPTH_BYTES < shared(one, other) <= at + 100
+    assert one.head.digests[-1] != other.head.digests[-1]
+
+
+def test_what_keeps_kv_apart_keeps_heads_apart() -> None:
+    """Another model, salt or set of tools shares nothing."""
+    plain = chat(LONG, model="m")
+
+    assert shared(plain, chat(LONG, model="m")) > 0
+    assert shared(plain, chat(LONG, model="n")) == 0
+    assert shared(plain, chat(LONG, model="m", cache_salt="s")) == 0
+    assert shared(plain, chat(LONG, model="m", tools=[{"type": "function"}])) == 0
+
+
+def test_spaces_and_order_in_json_do_not_matter() -> None:
+    """The text counts, not how the body writes it."""
+    one = asked_of(json.dumps({"messages": [{"role": "user", "content": LONG}], "model": "m"}).encode())
+    other = asked_of(json.dumps({"model": "m", "messages": [{"content": LONG, "role": "user"}]}, indent=3).encode())
+    parts = asked_of(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}).encode()
+    )
+
+    assert one.head == other.head == parts.head
+
+
+def test_a_completion_has_a_head_by_its_text_or_its_tokens() -> None:
+    """A string, a list of strings, token ids, and lists of those."""
+    text = asked_of(json.dumps({"prompt": LONG}).encode())
+    listed = asked_of(json.dumps({"prompt": [LONG, "other"]}).encode())
+    tokens = asked_of(json.dumps({"prompt": list(range(500))}).encode())
+    nested = asked_of(json.dumps({"prompt": [list(range(500))]}).encode())
+
+    assert text.head == listed.head
+    assert tokens.head == nested.head
+    assert len(tokens.head.digests) > 0
+
+
+def test_a_body_says_what_a_router_asks_of_it() -> None:
+    """Model, conversation, and whether it streams; wrong types say nothing."""
+    asked = chat("x", model="m", prompt_cache_key="k", stream=True)
+    wrong = chat("x", model=3, prompt_cache_key=["k"], stream="yes")
+
+    assert (asked.model, asked.session, asked.is_stream) == ("m", "k", True)
+    assert (wrong.model, wrong.session, wrong.is_stream) == ("", "", False)
+
+
+@given(st.binary(max_size=400))
+def test_no_body_raises(body: bytes) -> None:
+    """Whatever the bytes are, there is an answer."""
+    assert asked_of(body).head.nbytes >= 0
+
+
+@given(st.text(max_size=3000), st.text(max_size=3000), st.text(max_size=3000))
+def test_heads_of_a_common_start_agree(start: str, one: str, other: str) -> None:
+    """No digest above the end of the common start differs."""
+    first, second = chat(start + one), chat(start + other)
+    common = len(start.encode("utf-8", "surrogatepass"))
+
+    for place, depth in enumerate(first.head.depths):
+        if depth <= common:
+            assert first.head.digests[place] == second.head.digests[place]
+
+
+def test_depths_grow_by_a_sixteenth() -> None:
+    """So a prompt of half a mebibyte has few heads, and none is far behind the end of what is shared."""
+    depths = [FIRST_DEPTH_BYTES]
+    while depths[-1] < 2**19:
+        depths.append(next_depth(depths[-1]))
+
+    assert len(depths) < 160
+    assert all(after - before <= max(FIRST_DEPTH_BYTES, before / 16) for before, after in pairwise(depths))

@@ -1,0 +1,96 @@
+"""Settings of a router, and how it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.gateway.router.__main__ import main
+from services.gateway.router.bootstrap import compose, run
+from services.gateway.router.config import RouterConfig
+from shared.config import from_command_line
+from shared.errors import ConfigError
+from shared.lifecycle import EXIT_REFUSED, Lifecycle
+from tests.unit.gateway.router.scripted_gateway import ScriptedGateway
+from thermocline.supervisor.ports import free_port
+
+
+def read(*argv: str) -> RouterConfig:
+    return from_command_line(RouterConfig, "router", argv, environ={})
+
+
+def test_cells_are_read_with_their_gateways() -> None:
+    """Names to URLs, several of one cell apart by a bar."""
+    config = read("--cells", "lisbon=http://a:1|http://b:2, porto=https://c")
+
+    assert config.urls == {"lisbon": ("http://a:1", "http://b:2"), "porto": ("https://c",)}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--cells", ""],
+        ["--cells", "http://a:1"],
+        ["--cells", "lisbon="],
+        ["--cells", "a.b=http://a:1"],
+        ["--cells", "a=ftp://a:1"],
+        ["--cells", "a=http://a:1/v1"],
+        ["--cells", "a=http://user:secret@a:1"],
+        ["--cells", "a=http://a:99999"],
+        ["--cells", "a=http://a:1,a=http://b:1"],
+        ["--cells", "a=http://a:1", "--admin-key", "short"],
+        ["--cells", "a=http://a:1", "--tls-cert", "x"],
+        ["--cells", "a=http://a:1", "--api-metrics", "admin"],
+        ["--cells", "a=http://a:1", "--tries", "0"],
+    ],
+)
+def test_wrong_settings_are_refused(argv: list[str]) -> None:
+    """With exit code 2, and no word of a secret."""
+    with pytest.raises(ConfigError) as error:
+        read(*argv)
+
+    assert "secret" not in error.value.message
+    assert main(argv) == EXIT_REFUSED
+
+
+def test_authorities_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    """Only where a gateway speaks HTTPS are they looked at."""
+    missing = str(tmp_path / "no.pem")
+
+    with pytest.raises(ConfigError, match="cell-ca"):
+        compose(read("--cells", "a=https://a", "--cell-ca", missing))
+
+
+async def test_a_router_starts_without_a_broker_and_without_cells() -> None:
+    """It says that it is not ready, and it ends when it is told to."""
+    port, life = free_port(), Lifecycle()
+    gateway = ScriptedGateway()
+    await gateway.start()
+    url = gateway.url
+    await gateway.stop()
+    config = RouterConfig(
+        cells=(f"a={url}",), port=port, nats=(f"nats://127.0.0.1:{free_port()}",), log_level="error", health_ms=10
+    )
+    running = asyncio.create_task(run(config, life))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client, asyncio.timeout(30):
+        while not await _answers(client, 503):
+            await asyncio.sleep(0.01)
+        await gateway.start()
+        while not await _answers(client, 200):
+            await asyncio.sleep(0.01)
+    await gateway.stop()
+    life.stop()
+    await running
+
+    assert life.exit_code == 0
+
+
+async def _answers(client: httpx.AsyncClient, status: int) -> bool:
+    try:
+        return (await client.get("/health/ready")).status_code == status
+    except httpx.HTTPError:
+        return False  # It does not listen yet.
