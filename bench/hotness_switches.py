@@ -14,7 +14,8 @@ A group of cases is
 - ``generated``: the families that policies are developed with (``bench/held_out.py``), eight in flight, with as much
   host memory as the device has and with four times as much;
 - ``trace``: the first requests of a trace (``--trace``), Llama-3.1-8B on one H100;
-- ``held-out``: families and seeds that nothing was chosen by. They are run last, for the report.
+- ``held-out``: families and seeds that nothing was chosen by, with as much host memory as the device has. They are run
+  last, for the report.
 
 ``python -m bench.hotness_switches GROUP [--trace FILE] [--requests 400] [--seed 1]``
 """
@@ -63,7 +64,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "both": SELECTIVE | PROMOTION,
     "no loads": ALL | NO_LOADS,
     "promotion, no loads": ALL | PROMOTION | NO_LOADS,
-    "hotprefix, both": HOTPREFIX | SELECTIVE | PROMOTION,
     "hotprefix, both, no loads": HOTPREFIX | SELECTIVE | PROMOTION | NO_LOADS,
 }
 """Settings by name of an arrangement; ``both`` is selective admission and promotion. The last is the paper's own."""
@@ -141,10 +141,10 @@ def generated(seed: int, requests: int, families: tuple[str, ...], group: str = 
         "documents": DocumentOptions(prompt_tokens=6000),
     }
     named = {f"few-shot {name}": ("few-shot", FewShotOptions(dataset=name)) for name in BATCH}  # type: ignore[arg-type]
-    for family in families:
-        chosen = named if family == "few-shot" else {family: (family, own.get(family) or WORKLOADS[family][0]())}
-        for label, (kind, options) in chosen.items():
-            for share in HOST_SHARES:
+    for share in HOST_SHARES if group == "generated" else HOST_SHARES[:1]:
+        for family in families:
+            chosen = named if family == "few-shot" else {family: (family, own.get(family) or WORKLOADS[family][0]())}
+            for label, (kind, options) in chosen.items():
                 asked = _made(kind, options, seed)
                 text = f"{label}, seed {seed}" if group == "held-out" else label
                 yield Case(group, text, a6000, llama, tokens, IN_FLIGHT, asked, share, requests)
@@ -196,9 +196,11 @@ def main() -> None:
     options = known.parse_args()
     if (options.group == "trace") != (options.trace is not None):
         known.error("--trace goes with the group trace")
-    rows = [measured(case, options.seed) for case in cases_of(options)]
+    results: dict[str, Any] = {"requests": options.requests, "rows": []}
     name = f"hotness_switches_{options.group.replace('-', '_')}"
-    print(results_file.write(name, {"requests": options.requests, "rows": rows}, seed=options.seed))
+    for case in cases_of(options):  # Each is kept as soon as it is over.
+        results["rows"].append(measured(case, options.seed))
+        print(results_file.write(name, results, seed=options.seed))
 
 
 def measured(case: Case, seed: int) -> dict[str, Any]:
