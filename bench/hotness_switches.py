@@ -8,16 +8,16 @@ paper (3.4).
 
 A group of cases is
 
-- ``papers``: the datasets of HotPrefix's Figures 8 to 16 on one A6000 with Llama-2-13B, one question in ten with the
-  paper's batches in flight, at what fits on the device and where half of the examples do, and with its machines
-  of 5.2.2 and Figure 12;
+- ``papers``: the datasets of HotPrefix's Figures 8 and 9 on one A6000 with Llama-2-13B, one question in ten with the
+  paper's batches in flight, at what fits on the device and where half of the examples do;
+- ``ablations``: those of its Figures 13 to 16, and MMLU on two machines of Figure 12;
 - ``generated``: the families that policies are developed with (``bench/held_out.py``), eight in flight, with as much
   host memory as the device has and with four times as much;
 - ``trace``: the first requests of a trace (``--trace``), Llama-3.1-8B on one H100;
 - ``held-out``: families and seeds that nothing was chosen by, with as much host memory as the device has. They are run
   last, for the report.
 
-``python -m bench.hotness_switches GROUP [--trace FILE] [--requests 400] [--seed 1]``
+``python -m bench.hotness_switches GROUP [--trace FILE] [--requests 250] [--seed 1]``
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ PART = 10
 
 IN_FLIGHT = 8
 TRACE_HARDWARE, TRACE_MODEL, TRACE_IN_FLIGHT = "h200-pcie5", "llama-3.1-8b", 16
-GROUPS = ("papers", "generated", "trace", "held-out")
+GROUPS = ("papers", "ablations", "generated", "trace", "held-out")
 HOST_SHARES = (1, 4)
 """Host memory over the device's part for KV."""
 
@@ -108,24 +108,26 @@ class Case:
 
 
 def papers(seed: int) -> Iterator[Case]:
-    """The workloads of HotPrefix's figures, as a cell would serve them: pages of 16 tokens and all of our defaults."""
+    """The workloads of HotPrefix's Figures 8 and 9, as a cell would serve them: all defaults, pages of 16 tokens."""
     scale, a6000, llama = Scale(PART, seed), load_hardware(HARDWARE), load_model(MODEL)
     fitting = device_kv_tokens(a6000, llama)
     for dataset, batch in BATCH.items():
-        asked = _datasets(dataset, scale)
+        half, asked = half_tokens(dataset, scale), _datasets(dataset, scale)
         yield Case("papers", f"{dataset}, {batch} in flight", a6000, llama, fitting, batch, asked)
-        half = half_tokens(dataset, scale)
         yield Case("papers", f"{dataset}, half fits", a6000, llama, half, batch, asked)
+
+
+def ablations(seed: int) -> Iterator[Case]:
+    """Those of its Figures 13 to 16, with smaller batches, and MMLU on the slowest and the fastest of Figure 12."""
+    scale, a6000, llama = Scale(PART, seed), load_hardware(HARDWARE), load_model(MODEL)
+    fitting = device_kv_tokens(a6000, llama)
     for dataset, batch in ABLATION_BATCH.items():
         asked = _datasets(dataset, scale)
-        yield Case("papers", f"{dataset}, {batch} in flight, ablation", a6000, llama, fitting, batch, asked)
-    half, batch = half_tokens("mmlu", scale), BATCH["mmlu"]
-    for name, hardware in devices().items():
-        asked = _datasets("mmlu", scale)
-        yield Case("papers", f"mmlu on {name}, Llama-3-8B", hardware, load_model("llama-3.1-8b"), half, batch, asked)
-    for dataset in ("mmlu", "hellaswag"):
-        half, batch, asked = half_tokens(dataset, scale), BATCH[dataset], _datasets(dataset, scale)
-        yield Case("papers", f"{dataset}, Gemma 9B, half fits", a6000, load_model("gemma-9b"), half, batch, asked)
+        yield Case("ablations", f"{dataset}, {batch} in flight", a6000, llama, fitting, batch, asked)
+    half, batch, asked = half_tokens("mmlu", scale), BATCH["mmlu"], _datasets("mmlu", scale)
+    for name in ("rtx-3090", "a100-40g-sxm4"):
+        label, model = f"mmlu, Llama-3-8B on {name}", load_model("llama-3.1-8b")
+        yield Case("ablations", label, devices()[name], model, half, batch, asked)
 
 
 def _datasets(dataset: str, scale: Scale) -> Callable[[], Workload]:
@@ -180,6 +182,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     families = tuple(family for family in WORKLOADS if family not in HELD_OUT_FAMILIES)
     if options.group == "papers":
         return list(papers(options.seed))
+    if options.group == "ablations":
+        return list(ablations(options.seed))
     if options.group == "generated":
         return list(generated(options.seed, options.requests, families))
     if options.group == "trace":
@@ -190,7 +194,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 def main() -> None:
     known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known.add_argument("group", choices=GROUPS)
-    known.add_argument("--requests", type=int, default=400, help="of each case but those of the papers")
+    known.add_argument("--requests", type=int, default=250, help="of each case but those of the papers")
     known.add_argument("--trace", type=Path, help="trace in the Mooncake format")
     known.add_argument("--seed", type=int, default=1)
     options = known.parse_args()
