@@ -50,7 +50,7 @@ from thermocline.supervisor.config import BUNDLED_MODEL, SupervisorConfig, bundl
 
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     name.replace(", ", "+"): SWITCHES[name]
-    for name in ("all", "measured", "admission", "promotion", "both", "no loads", "promotion, no loads")
+    for name in ("all", "admission", "promotion", "both", "no loads", "promotion, no loads")
 }
 DEVELOPED_WITH = ("mmlu", "chat", "agents", "retrieval", "scans", "shot-tree")
 MOST_TOKENS = 4_000

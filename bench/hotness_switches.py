@@ -1,10 +1,9 @@
 """HotPrefix's switches beside the default policy, simulated: selective admission, promotion and loads on demand.
 
-Every case is run with everything that is evicted copied to host memory (``all``), with what is measured to come back
-(``measured``), with each switch alone, with several and with all of them, and with the policy ``hotprefix`` in the
-place of the default one. ``loads`` is the way back from host memory on demand: a request hits a copy, and its batch
-waits for it layer by layer. ``no loads`` recomputes such hits, so that copies come back by promotion alone, as in the
-paper (3.4).
+Every case is run with everything that is evicted copied to host memory (``all``, as a cell does by default), with each
+switch alone, with several and with all of them, and with the policy ``hotprefix`` in the place of the default one.
+``loads`` is the way back from host memory on demand: a request hits a copy, and its batch waits for it layer by layer.
+``no loads`` recomputes such hits, so that copies come back by promotion alone, as in the paper (3.4).
 
 A group of cases is
 
@@ -52,13 +51,12 @@ from thermocline.simulate.workloads.agents import AgentOptions
 from thermocline.simulate.workloads.documents import DocumentOptions
 from thermocline.simulate.workloads.few_shot import FewShotOptions
 
-ALL, MEASURED = {"admission": "all"}, {"admission": "measured"}
+ALL = {"admission": "all"}
 SELECTIVE, PROMOTION = {"admission": "selective"}, {"promotion": "hotness"}
 NO_LOADS = {"min_host_load_tokens": NEVER_LOAD}
 HOTPREFIX = {"policy": "hotprefix"}
 SWITCHES: dict[str, dict[str, Any]] = {
     "all": ALL,
-    "measured": MEASURED,
     "admission": SELECTIVE,
     "promotion": ALL | PROMOTION,
     "both": SELECTIVE | PROMOTION,

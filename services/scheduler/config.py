@@ -47,8 +47,7 @@ class SchedulerConfig(BrokerSettings, frozen=True, kw_only=True):
         _CELL.aging_requests
     )
     admission: Annotated[
-        Literal["all", "selective", "none", "measured"],
-        Meta(description="evicted KV that is backed up to host memory"),
+        Literal["all", "selective", "none"], Meta(description="evicted KV that is backed up to host memory")
     ] = _CELL.admission
     admission_frequency: Annotated[int, Meta(description="least frequency that selective admission takes", ge=0)] = (
         _CELL.admission_frequency

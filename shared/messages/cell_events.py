@@ -6,7 +6,7 @@ from typing import Literal
 
 from shared.messages.base import Message
 
-Admission = Literal["all", "selective", "none", "measured"]
+Admission = Literal["all", "selective", "none"]
 Promotion = Literal["off", "hotness", "recency", "frequency", "depth"]
 Schedule = Literal["balanced", "lpm", "fcfs"]
 HostWrites = Literal["through", "selective", "on_evict"]

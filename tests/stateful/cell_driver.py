@@ -57,7 +57,7 @@ GATEWAYS = ("gateway-a", "gateway-b")
 
 VARIANTS: dict[str, Any] = {
     "policy": tuple(POLICIES),
-    "admission": ("all", "all", "measured", "measured", "selective", "selective", "none"),
+    "admission": ("all", "all", "all", "selective", "selective", "none"),
     "admission_frequency": (1, 2),
     "promotion": ("off", "hotness", "hotness", "recency", "frequency", "depth"),
     "promotion_tokens": (0, 16, 8192),

@@ -37,7 +37,7 @@ def walk(seed: int) -> dict[str, int]:
             max_batch_tokens=chance.choice([3, 24, 200]),
             max_running=chance.randint(1, 4),
             lease_tokens=chance.choice([1, 8]),
-            admission=chance.choice(["all", "measured", "selective", "none"]),
+            admission=chance.choice(["all", "all", "selective", "none"]),
             promotion=chance.choice(["off", "hotness"]),
             neighbour_loads=chance.random() < 0.7,
             disk_writes=chance.choice(["through", "on_evict", "off"]),

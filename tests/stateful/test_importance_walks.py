@@ -74,7 +74,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         max_running=chance.randint(1, 4),
         batches_ahead=chance.randint(1, 3),
         lease_tokens=chance.choice([8, 64]),
-        admission=chance.choice(["all", "measured", "selective"]),
+        admission=chance.choice(["all", "selective"]),
         admission_frequency=chance.choice([1, 2]),
         restoring=chance.choice(["planned", "planned", "planned", "planned", "kv"]),
         prefetch_wait=chance.choice(["best_effort", "deadline", "full"]),

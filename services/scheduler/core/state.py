@@ -21,7 +21,6 @@ from services.scheduler.core.request import LeaseWait, Request
 from services.scheduler.core.sparse.sparse_records import SparseTier
 from services.scheduler.core.speed_fit import PredictionErrors, Rate, SpeedFit
 from services.scheduler.core.step import Timer
-from services.scheduler.core.tiers.first_copies import CopyReturns
 from services.scheduler.core.tiers.under_way import DiskTier, Fetch, Fetching, LateRead, Moves, Save, Transfer, Work
 from services.scheduler.core.waiting.fair_share import Line
 from services.scheduler.core.waiting.transient import TransientTree
@@ -63,7 +62,6 @@ class Storage(msgspec.Struct):
     handle: PoolHandle | None = None
     pool: PagePool | None = None
     late_backups: int = 0  # Backups whose deadline passed and that it has not answered yet.
-    returns: CopyReturns = msgspec.field(default_factory=CopyReturns)
     disk: DiskTier = msgspec.field(default_factory=DiskTier)
     fetching: Fetching = msgspec.field(default_factory=Fetching)
     hidden: HiddenTier = msgspec.field(default_factory=HiddenTier)

@@ -33,7 +33,6 @@ from services.scheduler.core.sparse.sparse_prefixes import (
     sparse_order,
 )
 from services.scheduler.core.store_answers import StoreLacks
-from services.scheduler.core.tiers.first_copies import is_first_use
 from services.scheduler.core.tiers.making_room import make_room
 from services.scheduler.core.tiers.under_way import Load
 from services.scheduler.core.waiting.fair_share import serve
@@ -183,16 +182,13 @@ def _begin_loads(
     The locks of :func:`_hold` stay on what is read until the load is settled.
     """
     state = step.state
-    storage, storage_id = state.storage_of(worker), state.storage_id_of(worker)
-    is_measured = state.config.admission == "measured"
+    storage_id = state.storage_id_of(worker)
     offset = 0
     for source, nodes in found.loads:
         start = offset
         for node in nodes:
             size = page_count(state.tree, node) * PAGE_NUMBER_BYTES
             begin_loading(state, node, worker, fresh[offset : offset + size])
-            if is_measured and storage is not None and not source and is_first_use(state, node, uses_now=1):
-                storage.returns.note_load(node, size // PAGE_NUMBER_BYTES)
             builder.loading[node.id] = source
             offset += size
         order = PageLoad(

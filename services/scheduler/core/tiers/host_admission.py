@@ -21,7 +21,6 @@ from services.scheduler.core.cache.residency import (
     offer,
 )
 from services.scheduler.core.cache.victims import take_host_excess, take_host_victim, take_host_victim_of, trim
-from services.scheduler.core.tiers.first_copies import is_first_use, is_sampled
 from services.scheduler.core.tiers.saves import save_leaving
 from shared.errors import InvariantViolated
 
@@ -39,8 +38,7 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     """Host pages for a node that leaves a device, or None when it is to be dropped without a copy.
 
     "selective" asks for a frequency first, and then, when the pool is full, for as much hotness as each of the
-    coldest copies has that would have to leave for it (Figure 5). "measured" asks for that frequency only when the pool
-    is full, and only where copies of less were hardly ever loaded; what leaves is what the pool's policy names.
+    coldest copies has that would have to leave for it (Figure 5).
     """
     state = step.state
     config = state.config
@@ -48,8 +46,6 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
     pages = None
     if config.admission == "all" or is_wanted(state, storage, node):
         pages = take_host_pages(step, storage, size, node.owner)
-    elif config.admission == "measured":
-        pages = _take_if_it_pays(step, storage, node, size)
     elif config.admission == "selective":
         frequency, _ = state.hotness.lookup(node.digest)
         if frequency < config.admission_frequency:
@@ -59,19 +55,6 @@ def admit_to_host(step: Step, storage: Storage, node: Node) -> bytes | None:
             pages = displace_colder(step, storage, size, worth(state, node), way, node.owner)
     if pages is not None:
         state.count("host_admitted_pages", size)
-    return pages
-
-
-def _take_if_it_pays(step: Step, storage: Storage, node: Node, size: int) -> bytes | None:
-    """Host pages for a node unless the pool is full and such copies do not pay; see :mod:`first_copies`."""
-    pool, returns = host_pool(storage), storage.returns
-    is_first = is_first_use(step.state, node)
-    if is_first and pool.free < size and not is_sampled(node) and not returns.first_copies_pay():
-        step.state.count("host_refused_frequency_pages", size)
-        return None
-    pages = take_host_pages(step, storage, size, node.owner)
-    if pages is not None and is_first:
-        returns.note_copy(node, size, pool.total)
     return pages
 
 
