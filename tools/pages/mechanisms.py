@@ -120,15 +120,6 @@ HOTPREFIX = (
         figure=SWITCHES,
     ),
     Mechanism(
-        section="3.3.2",
-        what="the same threshold where it pays: the pool is full, and first copies were hardly ever loaded",
-        where=f"{CORE}/tiers/first_copies.py:CopyReturns",
-        setting="scheduler.admission",
-        is_on=lambda value: value == "measured",
-        differs="not in the paper: the cell measures whether the threshold helps; the pool's policy names what leaves",
-        figure=SWITCHES,
-    ),
-    Mechanism(
         section="3.4",
         what="hotness promotion: the hottest host copies take the places of the coldest leaves (Algorithm 2)",
         where=f"{CORE}/tiers/promotion.py:promote",
