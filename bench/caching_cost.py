@@ -171,22 +171,22 @@ async def one_turn(way: Way, load: Load, prompts: list[list[int]]) -> Turn:
         begun, begun_cpu = time.perf_counter(), cpu_by_process(way.cell)
         count = sum(await asyncio.gather(*(ask(prompt) for prompt in prompts)))
         took_s = time.perf_counter() - begun
-        await _settled(client)
+        await settled(client)
         cpu = {name: (used - begun_cpu[name]) / count for name, used in cpu_by_process(way.cell).items()}
         return Turn(count / took_s, cpu)
 
 
-async def _cell(client: httpx.AsyncClient) -> dict[str, Any]:
+async def cell_status(client: httpx.AsyncClient) -> dict[str, Any]:
     answer = await client.get("/v1/cell", headers={"x-admin-key": ADMIN_KEY})
     status: dict[str, Any] = answer.raise_for_status().json()
     return status
 
 
-async def _settled(client: httpx.AsyncClient) -> None:
+async def settled(client: httpx.AsyncClient) -> None:
     """Wait until nothing is being written any more, so that it takes no time from the next."""
     async with asyncio.timeout(SETTLED_WITHIN_S):
         while True:
-            status = await _cell(client)
+            status = await cell_status(client)
             counters = status["counters"]
             backups = counters.get("backups_started", 0) - sum(
                 counters.get(f"backups_{end}", 0) for end in ("done", "failed")
@@ -199,7 +199,7 @@ async def _settled(client: httpx.AsyncClient) -> None:
 async def moved(way: Way) -> dict[str, int]:
     """What the cell did for its cache in all."""
     async with httpx.AsyncClient(base_url=way.cell.base_url, timeout=60, trust_env=False) as client:
-        counters = (await _cell(client))["counters"]
+        counters = (await cell_status(client))["counters"]
     return {name: counters.get(name, 0) for name in MOVED}
 
 

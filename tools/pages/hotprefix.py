@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,3 +40,35 @@ def offload_over_others(datasets: Iterable[Mapping[str, Any]], others: Sequence[
         rows["hotprefix"]["offload_s"] / statistics.fmean(rows[other]["seconds"] for other in others)
         for rows in datasets
     ]
+
+
+def live_token_kib(model: str) -> float:
+    """KiB of KV that a token of a bundled model takes."""
+    return load_model(model).kv_token_bytes / 1024
+
+
+def over_everything(rows: Iterable[Mapping[str, Any]], name: str, figure: str) -> list[float]:
+    """Divide a figure of an arrangement by that with everything admitted, for each workload; see hotness_switches."""
+    return [row[name][figure] / row["all"][figure] for row in rows if row["all"][figure]]
+
+
+def summary(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Cells of a table: geometric means, extremes and counts of what an arrangement makes of hits, TTFT and copies.
+
+    A workload counts as better or worse where the mean TTFT differs by more than 1%.
+    """
+    hits, ttft = (over_everything(rows, name, figure) for figure in ("hit_ratio", "ttft_mean_ms"))
+    copies = over_everything(rows, name, "backed_up_tokens")
+    better, worse = (sum(ratio < 0.99 for ratio in ttft), sum(ratio > 1.01 for ratio in ttft))
+    return " | ".join(
+        (
+            *(f"{_mean(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f})" for ratios in (hits, ttft)),
+            f"{better} / {worse} of {len(ttft)}",
+            f"{_mean(copies):.2f}×",
+        )
+    )
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """Average ratios geometrically; those of nothing at all count as one in a thousand."""
+    return math.exp(statistics.fmean(math.log(max(ratio, 1e-3)) for ratio in ratios))

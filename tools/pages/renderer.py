@@ -22,6 +22,7 @@ from tools.pages import (
     importance,
     impress,
     line_chart,
+    mechanisms,
     papers,
     peers,
     ratios,
@@ -53,7 +54,7 @@ _FUNCTIONS = (
     *(formats.spread, line_chart.line_chart, rows.places, rows.aligned, rows.nested),
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
-_MODULES = (chart_lines, code_facts, metric_docs, peers, hcache, hotprefix, importance, impress, strata)
+_MODULES = (chart_lines, code_facts, metric_docs, mechanisms, peers, hcache, hotprefix, importance, impress, strata)
 
 
 def headings(folder: str) -> dict[str, str]:
